@@ -12,7 +12,8 @@
 //!   for three quarters of its hits.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds an hour's worth.
 //!   An admitted put is charged. An empty bucket admits nothing, so that over any span of time no
-//!   more is written than the budget plus one bucket.
+//!   more is written than the budget, one bucket and one page: the last admitted page may be longer
+//!   than the rest of the bucket.
 //! * **Auto** writes through without a budget. With one it writes through while the bucket is more
 //!   than a quarter full, and requires a second sight below that.
 //!
@@ -161,7 +162,8 @@ impl Bucket {
 }
 
 /// Two generations of hashes: the older generation is dropped when the younger is full. The list
-/// reaches back over half to all of its maximum length, and needs no order.
+/// therefore holds at least the last half of its maximum number of pages, without recording their
+/// order.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,
@@ -230,7 +232,8 @@ impl Admission {
                         bucket.level -= page_bytes as f64;
                     }
                 }
-                // Remembers the page for a second put, which a budget of zero never admits.
+                // Remembers the page for a second put. With a budget of zero no put is ever
+                // admitted, so no page is remembered.
                 Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
                     self.ghost.remember(page)
                 }

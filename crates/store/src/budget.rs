@@ -19,8 +19,8 @@ const REGISTRY_MAX: u64 = 32 << 20;
 const INDEX_SHARE: u64 = 32;
 /// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
-/// Growth stops when the file system would have less than this left, or a fiftieth of it if that is
-/// less.
+/// Growth stops when the file system would have less than this left, or less than 2 % of its size
+/// if that is smaller.
 const FLOOR: u64 = 1 << 30;
 
 /// The budget of a store, in allocated bytes.

@@ -52,7 +52,8 @@ pub struct Conversion {
 ///
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
-/// if the runs do not fit the new index; file-system errors. The store keeps its old index then.
+/// if the runs do not fit the new index; file-system errors. After an error the store keeps its old
+/// index.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -87,8 +88,8 @@ pub(crate) fn convert(
     }
     let (index, budget) =
         (directory.index(), Budget::divide(manifest.capacity, manifest.segment_bytes)?);
-    // Before files are removed: an interrupted conversion may have changed one of the two
-    // manifests.
+    // Both copies of the manifest name the index in use before files of other indexes are removed:
+    // an interrupted conversion may have changed one copy only.
     directory.write_manifest(manifest)?;
     remove_leftovers(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
@@ -99,7 +100,8 @@ pub(crate) fn convert(
     if from == to {
         return Ok(done);
     }
-    // A former owner may have died before its data was durable, and the new index will be durable.
+    // The segments are synced first: a former owner may have died before its data was durable, and
+    // the new index, which names that data, will be durable.
     let found = directory.volume_states(manifest);
     if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
@@ -121,7 +123,7 @@ pub(crate) fn convert(
     })();
     let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
     if let Err(error) = made {
-        // Files that cannot be removed now are removed by the next owner.
+        // If this fails, the next owner removes the files.
         let _ = backend(to).remove(medium.as_ref(), &index);
         return Err(error.with("from", from.word()).with("to", to.word()));
     }
@@ -180,7 +182,7 @@ fn copy_all(
     Ok(())
 }
 
-/// Removes the files of every index but `kept`, which an interrupted conversion left.
+/// Removes the files, left by an interrupted conversion, of every index except `kept`.
 pub(crate) fn remove_leftovers(
     medium: &dyn Medium,
     directory: &Directory,

@@ -5,7 +5,7 @@
 //! MANIFEST.copy   the same, written first
 //! SCOPES          the scope registry          appended, replaced when much of it is dead
 //! RESERVATIONS    space clients write to      appended, cut when nothing is outstanding
-//! policy.toml     permissions                 written by operators only, see `policy`
+//! policy.toml     permissions                 written by operators only, see `permissions`
 //! index/          the index backend's own
 //! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
 //! ```
@@ -57,7 +57,7 @@ const RESERVATIONS: &str = "RESERVATIONS";
 
 /// The volume of a store without `paths`.
 const SEGMENTS: &str = "segments";
-/// Maximum volumes, including those no longer used.
+/// Maximum volumes, including retired volumes.
 pub(crate) const VOLUMES_MAX: usize = 256;
 
 /// The files of one store.
@@ -271,8 +271,8 @@ impl Directory {
         Ok(manifest)
     }
 
-    /// Checks that `bytes` more fit into the volumes of a store that are in memory: each holds its
-    /// share of them.
+    /// Checks that the volumes of a store that are in memory have room for their shares of `bytes`
+    /// more.
     pub(crate) fn check_memory(&self, manifest: &Manifest, bytes: u64) -> Result<()> {
         let dirs = manifest.directories(&self.path);
         let share = bytes / (dirs.len() as u64).max(1);
@@ -381,7 +381,8 @@ impl Directory {
         let bytes = manifest.encode();
         self.replace(MANIFEST_COPY, &bytes)?;
         let Err(error) = self.replace(MANIFEST, &bytes) else { return Ok(()) };
-        // Without space or file handles the copy must not stay ahead of the manifest.
+        // If the change failed for lack of space or file handles, the copy is restored, because it
+        // must not stay ahead of the manifest.
         let restored = error.kind() != ErrorKind::Fatal
             && self
                 .read(MANIFEST)

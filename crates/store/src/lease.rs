@@ -5,8 +5,8 @@
 //! lock, the owner's, covers the lookup of runs, their pins and the free extents; it alone keeps a
 //! leased extent from being allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
-//! A reader that is slower than its lease reads the bytes of another run, and the checksums detect
-//! it: a lease makes hits certain, not bytes right.
+//! A reader that is slower than its lease may read the bytes of another run. The checksums detect
+//! this, so leases are needed for hits, not for correctness.
 //!
 //! No client holds more leases, or more pins, than are left for other clients (the dynamic
 //! threshold of Choudhury and Hahne, 1998): a single client has at most half of the leases, and a
@@ -16,8 +16,9 @@
 //! grant, the client's units are at most the store's units without counted leases. A run counts
 //! once per client that leases it, independent of the number of its leases, and once in the store's
 //! total, independent of the number of clients. Requests that share a prefix therefore share its
-//! units, and a client can lease what another has leased already. Leases of reads and of puts in
-//! progress do not count: the I/O in flight bounds them, and they end with it.
+//! units, and a client can lease runs that another client has leased already, even if no other
+//! space is left. Leases of reads and of puts in progress do not count: they end with their I/O,
+//! and the I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -141,8 +142,8 @@ impl LeaseTable {
     /// Leases `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) for `client`, without counting their
     /// units. Returns the lease's number, which is never zero.
     ///
-    /// The caller has found the runs in the index under the lock of this table, or looks them up
-    /// again afterwards.
+    /// The caller must have found the runs in the index under the lock of this table, or look them
+    /// up again afterwards: otherwise a run may have been removed before it is pinned.
     ///
     /// # Errors
     /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than

@@ -8,8 +8,9 @@
 //! process has a [`Store`], which moves payload between the caller's memory and the segment files,
 //! and calls a catalog, in its own process or in another.
 //!
-//! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason. A
-//! call waits until the caller's deadline, and for space at most a minute without one. The budget is never exceeded.
+//! **Promises.** A get returns the bytes that were put under the key (an approximation with the
+//! lossy codecs `int8` and `int4`), or a miss with a reason. A call waits until the caller's
+//! deadline, and for space at most a minute without one. The budget is never exceeded.
 //!
 //! **May not know** sockets, processes, inference engines.
 

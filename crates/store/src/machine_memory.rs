@@ -6,7 +6,7 @@ use ritornello_medium::{Room, TMPFS};
 use std::fs;
 use std::path::Path;
 
-/// Version 1 expresses "no limit" as a number near the largest possible.
+/// Control groups of version 1 express "no limit" as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Available bytes: the machine's, or the limit of the tightest control group above this process if

@@ -1,7 +1,8 @@
 //! The policy file of a store: permissions that are rarely given.
 //!
-//! A file rather than an option, because a permission belongs to the stored data, applies to every
-//! process that opens the store, and is given by users with write access to the store's directory.
+//! Permissions are in a file, not among the options, because they belong to the stored data, apply
+//! to every process that opens the store, and are given by users with write access to its
+//! directory.
 
 use crate::directory::{Directory, POLICY_FILE};
 use ritornello_format::{Error, Result};
@@ -47,8 +48,8 @@ pub struct StorePolicy {
     /// Keys may come from a hash for which collisions can be made. A user with control over prompts
     /// may then have the pages of one prompt found for another, as long as the store keeps them.
     pub allow_weak_hashes: bool,
-    /// Requests may set the retention of their pages. Retained pages take up to half of the store
-    /// from all others.
+    /// Requests may set the retention of their pages. Retained pages may take half of the store,
+    /// which other pages then cannot use.
     pub allow_request_retention: bool,
     /// Calls that the owner denies to other processes.
     pub deny_clients: BTreeSet<ClientCall>,

@@ -1,5 +1,8 @@
-//! The file of the scope registry: records are appended, and the file is replaced when most of its
-//! bytes are dead.
+//! The file of the scope registry.
+//!
+//! The file begins with a *head*: the complete registry at the time when the file was written.
+//! *Records* of later registrations and removals are appended to it. When most of the file's bytes
+//! are dead, it is replaced by a new file with a head only.
 
 use crate::budget::REGISTRY_DEAD_BYTES;
 use crate::directory::{Directory, SCOPES};
@@ -11,11 +14,11 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct RegistryFile {
     directory: Directory,
-    /// The file for appending records. `None` until this owner has replaced the file, and after an
-    /// append with unknown result on disk: the next change then replaces the file.
+    /// The file for appending records. `None` until this owner has replaced the file, and after a
+    /// failed append, whose result on disk is unknown: the next change then replaces the file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
-    /// Whether any record follows the head.
+    /// Whether the file has records after its head.
     appended: bool,
     /// Bytes of live scopes in the head and in records.
     live: u64,
@@ -45,8 +48,9 @@ impl RegistryFile {
     /// registry with the registration.
     ///
     /// # Errors
-    /// File-system errors, with advice: the next owner possibly finds the registration, under a
-    /// slot that no page has. `Fatal` if the next opening may read either registry.
+    /// File-system errors, with advice: the next owner may find the registration nevertheless,
+    /// which is harmless because no page has its slot. `Fatal` if the next opening may read either
+    /// registry.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {
@@ -67,8 +71,9 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Makes a removal of scopes of `freed` bytes durable: appends `record`, or replaces the file
-    /// by `changed`, the registry without them. `former` is the registry with them.
+    /// Makes a removal of scopes, whose records take `freed` bytes, durable: appends `record`, or
+    /// replaces the file by `changed`, the registry without these scopes. `former` is the registry
+    /// with them.
     ///
     /// # Errors
     /// File-system errors, with advice: `former` remains valid. `Fatal` if the next opening may
@@ -96,8 +101,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Replaces the file by `registry`, its own contents, if any record was appended: the next
-    /// owner then reads a head only, which earlier versions can read too.
+    /// Replaces the file by a head if it has records. `registry` is what the file says already.
+    /// Earlier versions can read a head, but no records.
     ///
     /// # Errors
     /// File-system errors: the contents are unchanged.
@@ -120,8 +125,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Takes the file for an append of `added` bytes, or `None` if it must be replaced. `live` is
-    /// the number of its live bytes afterwards.
+    /// Takes the file for an append of `added` bytes; `None` if the file must be replaced. `live`:
+    /// live bytes of the file after the append.
     fn appendable(&mut self, added: u64, live: u64) -> Option<Arc<dyn MediumFile>> {
         if self.length + added > 2 * live + REGISTRY_DEAD_BYTES {
             return None;

@@ -59,7 +59,8 @@ impl Rounds {
         if progress.ended {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
-        // A later request may have been written too late for this round.
+        // This round covers the requests made so far. The changes of a later request may not have
+        // been written in time for it.
         let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
         progress.covered = covers;

@@ -48,7 +48,7 @@ pub struct CatalogStats {
     pub free_extents: BTreeMap<u64, u64>,
     /// Mean extents of runs placed since open.
     pub extents_per_run: f64,
-    /// The eviction policy, and how others would have done.
+    /// The eviction policy, and the hits that other policies would have had.
     pub eviction: EvictionStats,
     /// State of the allocator.
     pub health: SpaceHealth,
@@ -147,7 +147,7 @@ pub struct IndexTuning {
 /// A decision about the shape. If the setting is unchanged, the alternative promised too little.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IndexDecision {
-    /// Operations counted before it.
+    /// Operations counted before the decision.
     pub at: u64,
     /// `first`, `shift` (of the mix) or `growth` (of the tree).
     pub reason: String,
@@ -220,8 +220,8 @@ impl From<TuningDecision> for IndexDecision {
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator has a choice.
     pub reserve_bytes: u64,
-    /// Bytes of padding between the ends of pages and the next 4 KiB. Excludes encoded pages, whose
-    /// padding is less than a unit beyond the longest page of the run.
+    /// Bytes of padding between the ends of pages and the next 4 KiB. Excludes encoded pages,
+    /// because only run headers have their lengths.
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
@@ -391,7 +391,7 @@ counters! {
     sync_micros,
     /// Bytes of committed pages.
     bytes_admitted,
-    /// Bytes written to segments for them, including headers, padding and abandoned runs.
+    /// Bytes written to segments by puts, including headers, padding and abandoned runs.
     bytes_written,
     /// Runs moved to a new place.
     runs_moved,

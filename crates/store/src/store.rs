@@ -269,8 +269,8 @@ impl Store {
         }
     }
 
-    /// Refuses a closed handle, and one from before a fork: the child has neither the threads nor
-    /// the locks that the handle relies on.
+    /// Refuses a closed handle, and a handle opened before a fork: the child has neither the
+    /// threads nor the file locks that the handle relies on.
     fn check_process(&self) -> Result<()> {
         if process_id() != self.process {
             return Err(Error::new(
@@ -330,7 +330,7 @@ impl Store {
         mut ask: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        // Read at the first failure only: a clock costs as much as a probe.
+        // The clock is read at the first failure only, because reading it costs as much as a probe.
         let (mut refused, mut attempts) = (None, 0);
         loop {
             match ask() {

@@ -64,7 +64,8 @@ impl CompletionQueue {
         signal(&self.event);
     }
 
-    /// Takes the completions since the last call. The caller reads the eventfd before.
+    /// Takes the completions since the last call. The caller reads the eventfd first, so that it
+    /// does not miss a later completion.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
         std::mem::take(&mut *self.completed.lock())

@@ -12,7 +12,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of a segment, and segments, that are searched for a run header of the store.
+/// A run header of the store is searched for in the first `SEARCH_BYTES` of each of
+/// [`SEARCH_SEGMENTS`] segments.
 const SEARCH_BYTES: usize = 8 << 20;
 const SEARCH_SEGMENTS: usize = 8;
 
@@ -195,8 +196,8 @@ impl Directory {
                 continue;
             }
             let dir = path.join(&volume.dir);
-            // A mount point, and a link to one, exists. A missing directory inside the main
-            // directory was removed.
+            // A mount point, or a link to one, exists even if nothing is mounted. A missing
+            // directory inside the main directory was therefore removed.
             let named = self.medium.list(&path).is_ok_and(|names| {
                 names.iter().any(|name| name.as_os_str() == volume.dir.as_str())
             });
@@ -255,8 +256,8 @@ impl Directory {
         }
     }
 
-    /// Refuses a directory that is not the main directory of the volumes it names: no named volume
-    /// is present, and some of the named directories hold other volumes.
+    /// Refuses a main directory whose manifest belongs to other volumes: no volume that the
+    /// manifest names is present, and some of the named directories hold other volumes.
     pub(crate) fn check_expected(&self, manifest: &Manifest, found: &[VolumeState]) -> Result<()> {
         let foreign = |at: &VolumeState| matches!(at, VolumeState::Foreign(_));
         let ours =
@@ -306,9 +307,9 @@ impl Directory {
     }
 }
 
-/// Whether only its marker identifies a volume that carried one: a build without markers may have
-/// written segments below the mount point. A directory inside the main directory is not a mount
-/// point.
+/// Whether a volume that carried a marker is recognised by its marker only, not by its segments: a
+/// build without markers may have written segments into the mount point while nothing was mounted.
+/// A directory inside the main directory is not a mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }

@@ -25,7 +25,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 
 #[test]
 fn only_its_client_ends_a_reservation() {
-    // No client is proven dead: reservations of a disconnected one stay withheld.
+    // No client is ever proven dead, so the reservations of a disconnected client stay withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
     let core =
         StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();

@@ -355,7 +355,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     open.close();
 }
 
-/// Shortens every slice by just enough to be kept.
+/// Shortens every slice just enough that the encoded page is stored instead of the raw page.
 struct Keeper;
 
 impl ritornello_volume::Pack for Keeper {

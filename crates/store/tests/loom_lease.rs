@@ -1,5 +1,5 @@
-//! Match against eviction, in every interleaving: while a lease is on a run, its space is not
-//! allocated to another.
+//! A lookup that leases a run, concurrent with its eviction or deletion, in every interleaving:
+//! while the lease exists, the run's space is not allocated to another run.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
 //!
@@ -65,7 +65,8 @@ impl Owner {
         granted.ok().map(|(lease, _)| lease)
     }
 
-    /// The other order that the table allows: found without the lock, looked up again once pinned.
+    /// Leases in the other order that the table allows: finds the run without the lock, pins it,
+    /// and looks it up again.
     fn lease_and_look_again(&self, client: ClientId) -> Option<u64> {
         self.index.read().unwrap().as_ref()?;
         let lease = self.state.lock().unwrap().leases.grant(&[RUN], Duration::MAX, client).unwrap();

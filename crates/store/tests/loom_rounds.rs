@@ -193,5 +193,5 @@ fn expired_caller_does_not_wait() {
         // A caller that gave up may try again.
         disk.put(0, never()).unwrap();
     });
-    assert!(LATE.load(Plain::Relaxed) > 0, "nobody was ever late");
+    assert!(LATE.load(Plain::Relaxed) > 0, "no caller ever timed out");
 }

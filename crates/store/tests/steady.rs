@@ -1,5 +1,5 @@
-//! A store that has been full for a while, without its bytes: puts are reserved and committed, and
-//! nothing is written. Measures the extents per run.
+//! A store that has been full for a while, without payload: puts are reserved and committed, but no
+//! page is written. Measures the extents per run.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,9 +18,9 @@ use std::time::Duration;
 const KIB: u64 = 1 << 10;
 /// An unencoded page, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
-/// Volume put into the full store, in capacities.
+/// Bytes put into the full store, as a multiple of its capacity.
 const TURNOVERS: u64 = 4;
-/// Uses of a few pages, of each kind, per put.
+/// Number of uses of a few pages for each kind, after each put.
 const GLANCES: u64 = 8;
 
 /// Sequences of one length.

@@ -2,8 +2,9 @@
 //!
 //! A catalog has one call with many requests, so that sockets and the failover to another owner carry
 //! a new request without a change. A new request is a variant of [`Request`] with its
-//! [rule](rule::CallRule), a method of [`Catalog`] that sends it, and a method of
-//! [`LocalCatalog`](crate::LocalCatalog) that answers it.
+//! [rule](rule::CallRule), a method of [`Catalog`] that sends it, a method of
+//! [`StoreCore`](crate::StoreCore) that answers it, and a match arm in `call` of
+//! [`LocalCatalog`](crate::LocalCatalog) that calls this method.
 
 mod keys;
 mod message;
@@ -45,7 +46,7 @@ pub trait Catalog: Send + Sync {
     /// Answers `request`, with the response that [`Response`] names for it.
     ///
     /// # Errors
-    /// As of the method with the request's name.
+    /// Every error of the method with the request's name.
     fn call(&self, request: &Request<'_>) -> Result<Response>;
 
     /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
@@ -137,8 +138,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::Abort { reservation }), Response::Done => ())
     }
 
-    /// Reports that page `key` of the run of `generation` failed verification. If the owner
-    /// confirms it, the page is removed and its space quarantined.
+    /// Reports that page `key` of the run with this generation failed verification. The owner reads
+    /// the page itself; if it fails again, the owner removes the page and quarantines its space.
     fn report_damage(
         &self,
         scope: ScopeRef,
@@ -193,7 +194,7 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::Clear), Response::Done => ())
     }
 
-    /// Makes everything committed before durable.
+    /// Makes all earlier commits durable.
     fn flush(&self) -> Result<()> {
         expect!(self.call(&Request::Flush), Response::Done => ())
     }

@@ -16,7 +16,7 @@ pub struct CallRule {
     pub wait: CallWait,
     /// The part of the request in the life of a reservation.
     pub reservation: Reservation,
-    /// The meaning of the response for pages that are not durable.
+    /// Whether the response acknowledges changes that are not durable yet, or makes them durable.
     pub effect: Effect,
     /// The result while the owner is silent or reopens the store.
     pub unanswered: Unanswered,
@@ -67,11 +67,12 @@ pub enum Effect {
 /// The result of a call while the owner is silent or reopens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
-    /// The error that says so.
+    /// The error [`OwnerSilent`](crate::OwnerSilent) or [`StoreReopening`](crate::StoreReopening).
     Error,
     /// Success: the call is made when the owner answers, and a reopened core has nothing to undo.
     Later(LaterCall),
-    /// The figures of the failed core, in the process that reopens the store; otherwise the error.
+    /// In the process that reopens the store: the statistics of the failed core. Elsewhere, as
+    /// `Error`.
     LastFigures,
 }
 
@@ -96,7 +97,10 @@ impl LaterCall {
 }
 
 impl CallRule {
-    /// Answered from memory, by any owner, and without effect on durability.
+    /// The rule of a request that any owner can answer, and that changes nothing durable that a
+    /// caller relies on. Most such requests are answered from memory. Three may wait for a disk,
+    /// and have no longer time limit for it: `Keys` reads run headers, `ReportDamage` reads the
+    /// page, and `Resolve` with `create` syncs the scope registry.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,

@@ -1,4 +1,4 @@
-//! What requests and responses carry.
+//! The contents of requests and responses.
 
 use ritornello_format::{Place, Scope, ScopeId, ScopeSlot};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,8 @@ pub struct ScopeRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
-/// Maximum pages leased by one call, counted in every scope; the call delays all others.
+/// Maximum pages leased by one call, counted in every scope. It is limited because such a call
+/// delays all other calls.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The longest reusable prefix, readable until its lease is released or expires.
@@ -84,7 +85,7 @@ pub struct KeyListing {
 pub struct ReservedRun {
     /// Place to write to; the caller computes `header_checksum`.
     pub place: Place,
-    /// Position of its first page in the given keys.
+    /// Position of the run's first page in the given keys.
     pub at: u32,
     /// Number of pages.
     pub pages: u32,
@@ -130,8 +131,8 @@ pub struct Reserved {
 pub struct Committed {
     /// Leading pages of the put that are stored.
     pub stored: usize,
-    /// Why written runs are not visible, if the index refused them. (Otherwise another put has
-    /// stored their pages, or the pages that they follow were removed.)
+    /// Set if the index refused written runs. Not set for runs that are invisible for another
+    /// reason: another put has stored their pages, or the pages that they follow were removed.
     pub refused: Option<Refusal>,
 }
 

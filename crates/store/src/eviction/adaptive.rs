@@ -1,4 +1,4 @@
-//! Follows the candidate that would have done best recently.
+//! Follows one of several candidate policies: the candidate that would have had most hits recently.
 
 use super::arc::AdaptiveReplacement;
 use super::density::Density;
@@ -26,31 +26,32 @@ const CANDIDATES: [Make; 5] = [
 ];
 const _: () = assert!(CANDIDATES.len() <= CANDIDATES_MAX);
 
-/// The maximum memory of the shadows is the index's, at [`INDEX_BYTES_PER_PAGE`], divided by this,
+/// The shadows take at most 1/`MEMORY_PART` of the index's memory, estimated as
+/// [`INDEX_BYTES_PER_PAGE`] for each page.
 const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
-/// or this number of bytes if that is more.
+/// Bytes of memory that the shadows may take even if the index is small.
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Memory of a page in one shadow, including ghosts and the slack of growing tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// The recent past, in demanded pages: a multiple of the pages that the store holds.
+/// Length of the recent past, in requested pages, as a multiple of the pages that the store holds.
 const WINDOW: f64 = 64.0;
-/// A candidate takes over if its hits exceed the followed candidate's by this share of all
-/// requested pages,
+/// A candidate takes over if its recent hits exceed the followed candidate's by more than a share
+/// of `MARGIN` of the requested pages, plus [`SIGMAS`] standard errors.
 const MARGIN: f64 = 0.005;
-/// and by this number of standard errors. Whole sequences hit or miss together, so the error
-/// follows from the differences between the two, demand by demand.
+/// Standard errors in the condition of [`MARGIN`]. Whole sequences hit or miss together, so the
+/// standard error of the difference of two candidates is computed from their differences in each
+/// requested sequence, not in each page.
 const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
 /// Follows the candidate whose shadow had most hits recently.
 ///
-/// A shadow is a miniature of the store: it runs a candidate's own code over the pages whose keys
-/// fall into a sample, at the same part of the capacity. Sampling turns a sequence into a shorter
-/// sequence in the same order, so a prefix stays a prefix. Waldspurger et al., "Cache Modeling and
-/// Optimization using Miniature Simulations", ATC '17, and "Efficient MRC Construction with
-/// SHARDS", FAST '15.
+/// A shadow is a miniature of the store: it runs a candidate's own code over a sample of the keys,
+/// with the same fraction of the capacity. Sampling turns a sequence into a shorter sequence in the
+/// same order, so a prefix stays a prefix. Waldspurger et al., "Cache Modeling and Optimization
+/// using Miniature Simulations", ATC '17, and "Efficient MRC Construction with SHARDS", FAST '15.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     tree: Tree,
@@ -60,8 +61,8 @@ pub(super) struct Adaptive {
     switches: u64,
     /// Sampled pages requested since the last decision.
     undecided: u64,
-    /// For any two shadows, the sum over demands of the squared difference of their hits. Decays as
-    /// hits do.
+    /// For any two shadows, the sum of the squared differences of their hits, over the requested
+    /// sequences. Decays as hits do.
     apart: [[f64; CANDIDATES_MAX]; CANDIDATES_MAX],
 }
 
@@ -84,7 +85,7 @@ impl Adaptive {
         }
     }
 
-    /// Lowers the sampling rate as the shadows grow.
+    /// Halves the sample until the shadows fit their maximum memory.
     fn bound_memory(&mut self) {
         let most = (self.tree.pages() * INDEX_BYTES_PER_PAGE / MEMORY_PART).max(MEMORY_FLOOR);
         let pages = most / (CANDIDATES.len() as u64 * SHADOW_BYTES_PER_PAGE);

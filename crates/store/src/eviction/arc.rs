@@ -4,14 +4,14 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// Two lists, of pages used once and of pages used more often; the space is divided between them
-/// according to which pages turn out to have been evicted too early.
+/// Two lists: pages that were not used since they were put, and all other pages. If a page is put
+/// again soon after its eviction, the target length of the list that it was evicted from grows.
 ///
 /// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; in units
 /// instead of pages.
 #[derive(Debug)]
 pub(super) struct AdaptiveReplacement {
-    /// Pages not used since they were put; then all other pages.
+    /// The list of pages not used since they were put, then the list of all other pages.
     lists: [List; 2],
     /// Keys evicted from either list.
     ghosts: [Ghosts; 2],

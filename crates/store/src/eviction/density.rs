@@ -22,7 +22,7 @@ pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
-    /// Number of keys to remember: one per piece.
+    /// Number of evicted keys to remember: one per piece.
     keys: usize,
     /// The current step, and the units used in it.
     now: u32,
@@ -31,14 +31,14 @@ pub(super) struct Density {
     due: u32,
     /// Units inherited from another policy.
     inherited: u64,
-    /// The list to evict from first, by kind and stamp, modulo ([`AGES`] for the oldest), and its
-    /// worth. Valid until a list of lower worth gets a piece.
+    /// The list to evict from first: its kind, its index in [`Kind::ages`] ([`AGES`] for
+    /// [`Kind::old`]), and its worth. Valid until a piece enters a list of lower worth.
     next: Option<(usize, usize, f32)>,
 }
 
 /// Ages that are distinguished, in steps.
 const AGES: usize = 128;
-/// Number of steps in which the used units equal the store's capacity.
+/// A step ends when 1/`STEPS` of the store's capacity was put or used.
 const STEPS: u64 = 16;
 /// Steps between recomputations of worths.
 const REVIEW: u32 = 4;
@@ -50,11 +50,11 @@ const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Bits of a ghost's note that hold its kind.
 const KIND_BITS: u32 = 3;
-/// Prior chance of use in a step, by kind, as a multiple of 1 / (4 + age): the chance of reuse
-/// without a time scale falls in this way.
+/// For each kind, the prior probability of use in a step is this number divided by (4 + age).
+/// Without a known time scale, the probability of reuse falls in proportion to 1/age.
 const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
-/// Weight of the prior, as a part of the capacity. High, because sequences are used as a whole: the
-/// uses of their pages are few independent observations.
+/// Weight of the prior, as a fraction of the capacity. It is high, because sequences are used as a
+/// whole: many uses of pages are few independent observations.
 const EXPECTED: f32 = 0.4;
 /// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
 const REMEMBERED: u64 = 2;
@@ -64,7 +64,7 @@ const REMEMBERED: u64 = 2;
 struct Kind {
     /// Pieces by step of last use, modulo [`AGES`].
     ages: Box<[List; AGES]>,
-    /// Bits of `ages`: lists whose bit is unset are empty.
+    /// One bit for each list in `ages`. A list whose bit is unset is empty.
     filled: u128,
     /// Pieces older than all pieces in `ages`.
     old: List,
@@ -89,20 +89,22 @@ impl Kind {
         }
     }
 
-    /// The oldest piece of a list by its stamp, modulo; [`AGES`] for the oldest list.
+    /// Returns the oldest piece of the list with index `at` in `ages`; of the list `old` if `at` is
+    /// [`AGES`].
     fn oldest(&self, at: usize) -> Option<u32> {
         self.ages.get(at).unwrap_or(&self.old).oldest()
     }
 
-    /// The list of pieces last used at `stamp`, to insert one.
+    /// Returns the list of pieces last used at `stamp`, for the insertion of a piece: marks the
+    /// list as filled.
     fn filling(&mut self, now: u32, stamp: u32) -> &mut List {
         self.filled |= 1 << (stamp as usize % AGES);
         self.list(now, stamp)
     }
 
-    /// The ages that may have pieces, as bits; the oldest is always set.
+    /// The ages that may have pieces, as bits. The bit of the oldest age is always set.
     fn ages_filled(&self, now: u32) -> u128 {
-        // The list of age `a` is `now - a`, modulo.
+        // Pieces of age `a` are in the list with index `(now - a) % AGES`.
         let ages = self.filled.reverse_bits().rotate_left((now + 1) % AGES as u32);
         ages | 1 << (AGES - 1)
     }
@@ -138,8 +140,9 @@ impl Kind {
     }
 }
 
-/// An interval of waiting, for one page that begins it: its mean hits and steps, and the chance of
-/// waiting on after it.
+/// An interval of ages. For a page that is unused at its beginning: the mean hits and the mean
+/// steps until a use or the end of the interval, and the probability that the page is still unused
+/// at the end.
 #[derive(Clone, Copy, Default)]
 struct Wait {
     hits: f32,
@@ -147,8 +150,8 @@ struct Wait {
     on: f32,
 }
 
-/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards` has,
-/// for every age, the share used within the step of the pages that reach it.
+/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards[age]`
+/// is the share of the pages reaching `age` unused that are used in the next step.
 ///
 /// Iterates from the last step backwards. An interval grows while growth raises its rate, so the
 /// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is
@@ -192,8 +195,8 @@ impl Density {
         self.kinds[usize::from(piece.queue) % KINDS].list(self.now, piece.stamp)
     }
 
-    /// Prepares the listing of a piece of a kind and age: its list becomes the next to evict from
-    /// if it is worth least.
+    /// Called before a piece of this kind and age is listed: the piece's list becomes the next to
+    /// evict from, if no list is worth less.
     fn listing(&mut self, kind: usize, age: u32) {
         let age = (age as usize).min(AGES - 1);
         let worth = self.kinds[kind].worth[age];
@@ -210,7 +213,7 @@ impl Density {
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // More units than the store holds make everything old, once.
+        // Bounds the loop: after [`AGES`] steps all pieces are in the lists of the oldest.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;
@@ -307,8 +310,9 @@ impl EvictionPolicy for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // Another policy's clock may have been ahead. A listed piece must never be ahead of this
-        // clock: it would change lists without being moved.
+        // Another policy's clock may have been ahead. A listed piece must not be ahead of this
+        // clock: the list that belongs to its stamp would change as the clock advances, without the
+        // piece being moved.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;
         }

@@ -8,7 +8,8 @@ use std::fmt::Debug;
 pub(super) enum Arrival {
     /// The piece was just put.
     New {
-        /// The policy remembers its eviction, by [`EvictionPolicy::recall`].
+        /// Whether the policy remembered an eviction of the piece's first page: see
+        /// [`EvictionPolicy::recall`].
         known: bool,
         /// Whether the pages before the piece were used, and no other piece follows them: a
         /// conversation continues.
@@ -19,9 +20,9 @@ pub(super) enum Arrival {
     Inherited,
 }
 
-/// An eviction policy's own part: it lists pieces and chooses the next victim. The tree decides
-/// which pieces may be evicted: it unlinks any other victim, and returns it by
-/// [`EvictionPolicy::relist`].
+/// The part in which eviction policies differ: it lists pieces and chooses the next victim. The
+/// tree decides which pieces may be evicted. It unlinks a victim that may not be evicted, and lists
+/// it again later ([`EvictionPolicy::relist`]).
 ///
 /// Every operation takes amortised constant time.
 pub(super) trait EvictionPolicy: Send + Debug {
@@ -33,7 +34,8 @@ pub(super) trait EvictionPolicy: Send + Debug {
         let _ = (units, keys);
     }
 
-    /// Removes the key from the remembered evictions. Returns whether the key was among them.
+    /// Removes `key` from the remembered evictions. Returns whether it was among them. `units`:
+    /// length of the page's piece.
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let _ = (key, units);
         false

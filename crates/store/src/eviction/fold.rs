@@ -1,11 +1,12 @@
-//! A hasher for numbers that are consecutive or hashes already.
+//! A fast hasher for 64-bit numbers that are consecutive, or that are hashes already.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Builds [`Fold`].
 pub(super) type Folding = BuildHasherDefault<Fold>;
 
-/// One folded multiplication: run ids are consecutive, keys are hashes.
+/// Hashes a number by one multiplication: the two halves of the 128-bit product are combined. This
+/// is enough for run ids, which are consecutive, and for keys, which are hashes.
 #[derive(Debug, Default)]
 pub(super) struct Fold(u64);
 

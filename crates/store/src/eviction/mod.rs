@@ -35,8 +35,9 @@ use std::fmt::Debug;
 pub struct Resident {
     /// The run's id.
     pub run: RunId,
-    /// Survives eviction and a later put under another id: the low half of the first page's hash.
-    /// Policies that remember evicted pages use it.
+    /// Identifies the run's first page, also when it is put again after an eviction, in a run with
+    /// another id: the low half of the page's hash. Policies that remember evicted pages use this
+    /// key.
     pub key: u64,
     /// The page that the run follows, if known: the parent run, and the page's index in the parent.
     pub parent: Option<(RunId, u32)>,
@@ -70,8 +71,7 @@ pub enum Demand {
 pub trait EvictionContext {
     /// Whether a run must stay complete: it is leased, being appended to, retained, or absent.
     fn is_protected(&self, run: RunId) -> bool;
-    /// The key of page `page` of a run, which survives eviction: see [`Resident::key`]. Zero if the
-    /// run has no page `page`.
+    /// The key of page `page` of a run: see [`Resident::key`]. Zero if the run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
@@ -163,12 +163,12 @@ pub trait Eviction: Send + Debug {
     /// Chooses runs to cut until `units` units become free, or no run can be cut. Protected runs
     /// stay complete, and so do the pages they follow.
     ///
-    /// The only work that grows is skipping protected runs when they become victims; the next call
-    /// does not repeat it.
+    /// The work does not grow with the number of runs, except for skipping protected runs when they
+    /// become victims; the next call does not skip them again.
     ///
     /// The store cuts the victims in the given order, and the policy relies on it: a victim is not
-    /// chosen again. For a victim unknown to the index, which removes no pages, no further call
-    /// follows.
+    /// chosen again. If the index does not know a victim, the store calls [`Eviction::remove`] for
+    /// it.
     fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim>;
 
     /// Number of known runs.

@@ -1,4 +1,4 @@
-//! LRU against a plain list, and the promises of every policy.
+//! Compares LRU with a plain list, and checks the promises of every policy.
 
 use super::adaptive::Adaptive;
 use super::arc::AdaptiveReplacement;
@@ -111,7 +111,7 @@ fn used_head_outlives_unused_tail() {
         policy.admit(&resident(2, None, 40));
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
-        // Less than both tails: with every policy neither victim is a head.
+        // Requests less than both tails: no policy may choose a page of a used head.
         let victims = policy.victims(4 * 60, UNPROTECTED);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);
@@ -119,7 +119,7 @@ fn used_head_outlives_unused_tail() {
     }
 }
 
-/// Hits of a loop over more one-page sequences than fit.
+/// Hits of a loop over one-page sequences, of which there are more than the store holds.
 fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
     const FITS: usize = 200;
     let (mut there, mut next, mut hits) = (BTreeMap::new(), 0, 0);
@@ -197,7 +197,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..150)
 }
 
-/// A model of the index: closed under truncation.
+/// A model of the index: if a page is removed, so are the runs that follow it.
 #[derive(Default)]
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
@@ -371,7 +371,7 @@ proptest! {
     }
 }
 
-/// Switches policies whenever possible.
+/// Switches to another policy whenever no switch is in progress.
 #[derive(Debug)]
 struct Restless {
     tree: Tree,

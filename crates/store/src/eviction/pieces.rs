@@ -7,8 +7,8 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The run of a removed piece that other pieces still follow.
 const NO_RUN: RunId = RunId(u64::MAX);
 
-/// Consecutive pages of a run that are evicted together: they were used alike, and only the last of
-/// them may have children.
+/// Consecutive pages of a run that were used alike. Only the last page may have children: pieces
+/// that follow it.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     /// The run.
@@ -21,8 +21,8 @@ pub(super) struct Piece {
     pub(super) pages: u32,
     /// Length of a page in units.
     pub(super) page_units: u32,
-    /// Pages cut off the end whose removal the store has yet to report; only for the last piece of
-    /// a run.
+    /// Number of pages that were cut off the end as victims, and whose removal the store has not
+    /// reported yet. Not zero only in the last piece of a run.
     pub(super) owed: u32,
     /// Number of pieces that follow the last page.
     pub(super) children: u32,
@@ -44,7 +44,7 @@ const LISTED: u8 = 1;
 const KNOWN: u8 = 2;
 /// Set while the piece is in the queue of protected pieces: see `tree::protected`.
 const PROTECTED: u8 = 4;
-/// The lowest bit of the generation of the piece's policy: see `tree`.
+/// The lowest of the bits that hold the generation of the piece's policy: see `tree`.
 const POLICY_GENERATION: u8 = 8;
 /// Generations of policies are counted modulo this number.
 pub(super) const POLICY_GENERATIONS: u8 = u8::MAX / POLICY_GENERATION + 1;
@@ -141,7 +141,7 @@ impl Pieces {
         slot
     }
 
-    /// Removes an unlisted piece. Its slot is reused once it has no children.
+    /// Removes an unlisted piece. Its slot is reused when no piece follows it any longer.
     pub(super) fn remove(&mut self, slot: u32) {
         let vacant = self.vacant;
         let piece = &mut self[slot];
@@ -235,7 +235,8 @@ impl List {
         self.join(pieces, slot, newer);
     }
 
-    /// Makes two slots neighbours; with [`NONE`], makes the other slot an end.
+    /// Makes two slots neighbours. If one of the two is [`NONE`], the other slot becomes an end of
+    /// the list.
     fn join(&mut self, pieces: &mut Pieces, older: u32, newer: u32) {
         match older {
             NONE => self.oldest = newer,

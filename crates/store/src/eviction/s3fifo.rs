@@ -8,8 +8,9 @@ use super::pieces::{List, Piece, Pieces};
 /// were used in the small queue; the main queue gives a page another round for each of its last
 /// three uses.
 ///
-/// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. One use suffices to
-/// move a page: a request that reads pages twice counts twice here.
+/// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
+/// one use suffices to move a page to the main queue. A request that reads pages twice counts as
+/// two uses.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     /// The small queue, then the main one.
@@ -21,7 +22,8 @@ pub(super) struct S3Fifo {
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Maximum uses that count. A piece's `stamp` is the number of rounds that it has left.
+/// Maximum uses that count. A piece's `stamp` is the number of rounds that it may still stay in the
+/// main queue.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {

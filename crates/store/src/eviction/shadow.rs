@@ -46,7 +46,8 @@ impl Sample {
         self.shift += 1;
     }
 
-    /// Whether a page is in the sample. Uses bits of the key that hash tables do not use first.
+    /// Whether a page is in the sample. Mixes the key first: if all sampled keys had equal low
+    /// bits, they would crowd into few buckets of the hash tables.
     pub(super) fn has(&self, key: u64) -> bool {
         let mixed = key.wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
@@ -95,7 +96,8 @@ impl Sample {
     }
 }
 
-/// A candidate's contents within the sample. Each page is a run named by the page's key.
+/// The contents that the store would have with a candidate, within the sample. Each page is a run
+/// whose id is the page's key.
 #[derive(Debug)]
 pub(super) struct Shadow {
     name: &'static str,
@@ -154,9 +156,9 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads the leading stored pages of a sequence and puts the missing pages. `alive`: the shadow
-    /// had all pages before the sequence. Multiplies earlier counts by `kept`. Returns the number
-    /// of hits.
+    /// Reads the leading stored pages of a sequence and puts the missing pages. `alive`: whether
+    /// the shadow had all pages before the sequence, without which none is a hit. Multiplies the
+    /// recent counts by `kept` first. Returns the number of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
@@ -181,7 +183,8 @@ impl Shadow {
         }
         let mut request = 0;
         for key in &keys[there..] {
-            // Remains from a time when its parent was not known to precede it.
+            // The page may be stored from a request in which it followed another page: it is then
+            // put again, after its present parent.
             self.tree.remove(RunId(*key));
             request += 1;
         }
@@ -189,7 +192,7 @@ impl Shadow {
         if excess > 0 {
             self.tree.victims(excess, &Protected(parent));
         }
-        // The store refuses pages that do not fit, and so does the shadow.
+        // As in the store, pages that do not fit are refused.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
         let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;

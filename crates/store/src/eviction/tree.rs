@@ -27,19 +27,19 @@ pub(super) const CHUNK_UNITS: u32 = 4096;
 const SPLIT_CHUNKS: u32 = 2;
 /// Pieces allowed beyond one per run.
 const SPLITS_SPARE: usize = 1024;
-/// Pieces that move to a new policy per call.
+/// Maximum pieces that one call moves to a new policy.
 const MOVED_PER_CALL: usize = 32;
 
 /// Pieces of runs as a tree, with the policy that orders them.
 ///
-/// A run is one piece at first. It is split where another run follows one of its middle pages, so
-/// that children always follow a piece's last page, and a piece without children may be evicted;
-/// and near the end of a use in its middle, so that only the head counts as used. Pieces that are
-/// used together again are merged.
+/// A run is one piece at first. It is split where another run follows one of its middle pages:
+/// children then always follow a piece's last page, and a piece without children may be evicted. It
+/// is also split near the end of a use that ends in its middle, so that only the pages before count
+/// as used. Pieces that are used together again are merged.
 ///
-/// [`Tree::follow`] switches to a different policy at any time. A few pieces move with every call,
-/// the warmest first, each becoming the oldest in the new policy, while victims are chosen among
-/// the pieces that have not moved: the order of use is kept, and no call takes long.
+/// [`Tree::follow`] switches to a different policy at any time. Every call moves a few pieces, the
+/// warmest first; each becomes the oldest in the new policy. Victims are chosen among the pieces
+/// that have not moved. The order of use is thus kept, and no call takes long.
 ///
 /// Invariants: between calls, a piece that is not listed has children or is protected; a listed
 /// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
@@ -115,7 +115,7 @@ impl Tree {
             + orders.iter().flatten().map(|policy| policy.memory_bytes()).sum::<usize>()
     }
 
-    /// Switches to another policy, unless a switch is in progress.
+    /// Begins to switch to another policy. No switch may be in progress.
     pub(super) fn follow(&mut self, mut policy: Box<dyn EvictionPolicy>) {
         debug_assert!(self.previous_policy.is_none());
         policy.set_capacity(self.capacity.units(), self.capacity.keys());
@@ -202,7 +202,7 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // A long put is known as a whole if its first page is known.
+            // All pieces of a long put count as known if its first piece is known.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -245,7 +245,8 @@ impl Tree {
         (piece.start > 0 && piece.up != NONE).then_some(piece.up)
     }
 
-    /// Returns the piece that ends with a page, after counting one more child of the piece.
+    /// Returns the piece that ends with a page, splitting a piece if need be. Counts one more child
+    /// of the returned piece.
     fn attach(&mut self, (run, page): (RunId, u32)) -> Option<u32> {
         let mut slot = *self.last.get(&run)?;
         while self.pieces[slot].start > page {
@@ -285,7 +286,7 @@ impl Tree {
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
-        // Policies do not distinguish more than two uses.
+        // For every policy, more than two uses equal two uses.
         let standing = |piece: &Piece| {
             (piece.queue, piece.stamp, piece.uses.min(2), piece.policy_generation())
         };

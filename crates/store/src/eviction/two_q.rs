@@ -4,12 +4,12 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// New pages go through a queue that uses do not reorder; pages requested again after they left it
-/// are kept in a list by last use.
+/// New pages enter a queue that uses do not reorder. Pages that are put again soon after they left
+/// the queue enter a list in order of last use.
 ///
 /// Johnson and Shasha, "2Q: A Low Overhead High Performance Buffer Management Replacement
-/// Algorithm", VLDB '94: the full version, with a queue of a quarter of the space and a memory of
-/// evicted pages of half of it.
+/// Algorithm", VLDB '94: the full version. The queue takes a quarter of the space; evicted pages
+/// are remembered up to half of the space.
 #[derive(Debug)]
 pub(super) struct TwoQ {
     /// The queue, then the list.

@@ -38,7 +38,7 @@ fn last_lease_frees_deferred_extents() {
     let (a, b) = (RunId(1), RunId(2));
     let first = table.grant(&[a, b], SECOND, ME).unwrap();
     let second = table.grant(&[a], SECOND, ClientId(2)).unwrap();
-    assert_eq!(table.defer(RunId(3), vec![extent(9)]), [extent(9)], "nobody leases it");
+    assert_eq!(table.defer(RunId(3), vec![extent(9)]), [extent(9)], "no lease is on it");
     assert!(table.defer(a, vec![extent(0)]).is_empty());
     assert!(table.defer(b, vec![extent(2)]).is_empty());
     assert!(table.defer(a, vec![extent(4)]).is_empty());
@@ -112,9 +112,17 @@ fn counted_leases_are_within_the_share() {
     let refused = grant(&runs[5..], ME).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
-    assert_eq!(grant(&runs[..7], ME).unwrap().1, 5, "its own runs cost it nothing");
-    assert_eq!(grant(&runs[..5], other).unwrap().1, 5, "shared runs cost the others nothing");
-    assert!(grant(&runs[5..], other).is_err(), "and count in full for each");
+    assert_eq!(
+        grant(&runs[..7], ME).unwrap().1,
+        5,
+        "runs that the client has leased already cost nothing"
+    );
+    assert_eq!(
+        grant(&runs[..5], other).unwrap().1,
+        5,
+        "runs that another client has leased do not reduce the share"
+    );
+    assert!(grant(&runs[5..], other).is_err(), "shared runs count in full for each client");
     assert_eq!(grant(&runs[5..], ClientId(9)).unwrap().1, 2, "half of the rest");
     assert_eq!(table.leased_units(), 70);
     table.release(all);
@@ -134,7 +142,7 @@ fn uncounted_leases_pin_beyond_the_share() {
     let (lease, taken) = table.grant_leading(&runs, |_| 1, 4, SECOND, ME).unwrap();
     assert_eq!((taken, table.leased_units()), (2, 2));
     assert!(table.defer(RunId(0), vec![extent(0)]).is_empty());
-    assert!(table.release(lease).is_empty(), "the read is not over");
+    assert!(table.release(lease).is_empty(), "the read has not ended");
     assert_eq!((table.leased_units(), table.leased_runs()), (0, 4));
     assert_eq!(table.release(read), [extent(0)]);
 }

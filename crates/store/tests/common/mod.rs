@@ -56,7 +56,8 @@ impl Open {
     }
 }
 
-/// Segments of 1 MiB; no background sync within an hour, so that tests decide.
+/// Segments of 1 MiB; no background sync within an hour, so that tests decide when data becomes
+/// durable.
 pub fn options(dir: &Path, mib: u64) -> Options {
     Options {
         capacity: Some(mib * MIB),

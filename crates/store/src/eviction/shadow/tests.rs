@@ -1,4 +1,4 @@
-//! A shadow that samples every page behaves like a store with its policy.
+//! Checks that a shadow that samples every page behaves like a store with the same policy.
 
 use super::super::arc::AdaptiveReplacement;
 use super::super::density::Density;
@@ -35,7 +35,7 @@ impl EvictionContext for ProtectedByPut<'_> {
 
 impl Store {
     fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
-        // A chunk is not longer than a page.
+        // One unit: no chunk has more than one page.
         Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
@@ -104,7 +104,8 @@ fn full_shadow_behaves_like_the_store() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.request(sequence);
-            // The core reports the pages read first, then the pages put.
+            // Like the core, which reports first the pages that were read, then the pages that were
+            // put.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

@@ -5,11 +5,12 @@ use super::super::pieces::Pieces;
 use ritornello_index::RunId;
 use std::collections::VecDeque;
 
-/// Pieces that are in no list because they were protected when they became victims, after many
-/// other protected pieces.
+/// Pieces that were protected when they became victims, beyond the number that one call skips
+/// (`EXAMINED_MAX` in `victims`). They are in no list of a policy.
 ///
 /// The end of a protection is not reported, so each eviction re-examines some of these pieces, the
-/// longest-waiting first. A piece protected for long is thus skipped once, not by every call.
+/// longest-waiting first. A piece that is protected for a long time is thus skipped once, not by
+/// every call.
 #[derive(Debug, Default)]
 pub(super) struct ProtectedPieces {
     queue: VecDeque<(u32, RunId)>,

@@ -69,7 +69,7 @@ fn late_parent_precedes_its_child() {
     assert!(tree.orphans.is_empty());
 }
 
-/// Protects the runs before a number, and counts the queries.
+/// Protects the runs with ids below a number, and counts the queries.
 struct ProtectedBefore(Cell<u64>, Cell<u64>);
 
 impl EvictionContext for ProtectedBefore {

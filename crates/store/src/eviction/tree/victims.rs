@@ -81,7 +81,7 @@ impl Tree {
         if keep * page < chunk.max(requested) {
             keep = 0;
         }
-        // At most `pages`, so it fits.
+        // `keep` is at most `pages`, a `u32`.
         let keep = keep as u32;
         let removed = pages - keep;
         let ours = self.pieces[slot].policy_generation() == self.policy_generation;
