@@ -16,9 +16,9 @@
 //! grant, the client's units are at most the store's units without counted leases. A run counts
 //! once per client that leases it, independent of the number of its leases, and once in the store's
 //! total, independent of the number of clients. Requests that share a prefix therefore share its
-//! units, and a client can lease runs that another client has leased already, even if no other
-//! space is left. Leases of reads and of puts in progress do not count: they end with their I/O,
-//! and the I/O in flight is bounded.
+//! units, and a lease on runs that another client has leased does not reduce the shares of other
+//! clients. Leases of reads and of puts in progress do not count: they end with their I/O, and the
+//! I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};

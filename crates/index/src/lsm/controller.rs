@@ -1,8 +1,8 @@
 //! Watches the operations on the index, and selects the size ratio and the number of runs per level
 //! that suit them.
 //!
-//! **Off by default**, like the backend: the cargo feature `lsm` compiles it, and a store whose index
-//! is `lsm` runs it. [`Mode::Static`] turns it off.
+//! **Off by default**, like the backend: the cargo feature `lsm` compiles it, and a store whose
+//! index is `lsm` runs it. [`Mode::Static`] turns it off.
 //!
 //! Counting is a relaxed addition. Decisions are made in [`Controller::decide`], which the writer
 //! and the maintenance thread call, never by readers. A new target is not applied immediately:

@@ -25,8 +25,8 @@
 //!
 //! **Durable form.** RocksDB's write-ahead log. A method returns when its batch is in the log's
 //! buffer. [`PrefixIndex::sync_after`] first makes the data of the runs durable, then syncs the
-//! log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a repair
-//! renumbers the runs.
+//! log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a
+//! repair renumbers the runs.
 //!
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
 //! become durable before the data that it names: when full memtables are flushed, when the kernel

@@ -10,10 +10,10 @@
 //! because a process that was killed may have left them in the page cache.
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
-//! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even undamaged files may
-//! have been read from pages that a failed sync dropped: they are in the page cache but not on the
-//! disk, and no sync writes them again. In both cases, and when runs got new names, the recovered
-//! state is written into new files before the index is used:
+//! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
+//! undamaged may have been read from the page cache only: after a failed sync, the kernel keeps
+//! bytes there that are not on the disk, and no later sync writes them. In both cases, and when
+//! runs got new names, the recovered state is written into new files before the index is used:
 //!
 //! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.

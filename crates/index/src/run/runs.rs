@@ -180,7 +180,7 @@ impl Runs {
         Some(run)
     }
 
-    /// Frees the record of a removed run without slots.
+    /// Frees the record of a removed run whose slots are removed already.
     pub(crate) fn release(&mut self, run: Number) {
         if self.cold(run).reuse == u32::MAX {
             return;
@@ -380,7 +380,7 @@ impl Runs {
     }
 
     /// Removes page `page` from the middle of a run that keeps at least one other page. Returns the
-    /// page's hash and extents; `None` if the page was already removed or is the last page.
+    /// page's hash and extents; `None` if the page was already removed or is the only page left.
     pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
         let hash = *self.hot(run).pages().get(usize::from(page))?;
         if hash == PageHash::NONE || self.cold(run).live <= 1 {

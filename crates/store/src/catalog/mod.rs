@@ -1,7 +1,7 @@
 //! The calls that the owner of a store answers. Payload never passes through here.
 //!
-//! A catalog has one call with many requests, so that sockets and the failover to another owner carry
-//! a new request without a change. A new request is a variant of [`Request`] with its
+//! A catalog has one call with many requests, so that sockets and the failover to another owner
+//! carry a new request without a change. A new request is a variant of [`Request`] with its
 //! [rule](rule::CallRule), a method of [`Catalog`] that sends it, a method of
 //! [`StoreCore`](crate::StoreCore) that answers it, and a match arm in `call` of
 //! [`LocalCatalog`](crate::LocalCatalog) that calls this method.

@@ -2,7 +2,8 @@
 //! its clients.
 //!
 //! This is the only such table: sockets and the failover read a request's rule. A request whose
-//! reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the call.
+//! reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the
+//! call.
 
 use super::message::Request;
 use super::types::LeaseNumber;
@@ -42,14 +43,15 @@ pub enum CallWait {
 pub enum Reservation {
     /// Concerns no reservation.
     Unrelated,
-    /// Begins a reservation. A repeated request strands space under the name of a dropped client; the space
-    /// is freed with the name.
+    /// Begins a reservation. If the request is repeated, an earlier owner or connection may have
+    /// granted it too: that space stays withheld under the client name of that connection, until
+    /// the lock of this name is released.
     Begins,
-    /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has died, the
-    /// pages are not stored and may be put again.
+    /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
+    /// died, the pages are not stored and may be put again.
     Commits(u64),
-    /// Aborts the reservation: sent to the issuer if it is alive, otherwise to the next owner, which found the
-    /// reservation in the log.
+    /// Aborts the reservation: sent to the issuer if it is alive, otherwise to the next owner,
+    /// which found the reservation in the log.
     Aborts(u64),
 }
 

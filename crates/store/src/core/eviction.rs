@@ -30,8 +30,8 @@ impl StoreCore {
         any
     }
 
-    /// Evicts about `units`, at most [`STEP_UNITS`], from a scope with a quota, leaves first. Returns
-    /// whether any page was evicted.
+    /// Evicts about `units`, at most [`STEP_UNITS`], from a scope with a quota, leaves first.
+    /// Returns whether any page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let victims = self.victims(state, Some(slot), units);
         self.remove_victims(state, Some(slot), &victims)

@@ -1,7 +1,7 @@
 //! The life of a core: open, perhaps poisoned by a failed write or sync, closed.
 //!
-//! A poisoned store refuses changes and still serves lookups and reads, and its owner reopens it when
-//! the disks accept writes.
+//! A poisoned store refuses changes and still serves lookups and reads, and its owner reopens it
+//! when the disks accept writes.
 
 use super::StoreCore;
 use crate::client_id::ClientId;

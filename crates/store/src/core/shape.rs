@@ -1,5 +1,5 @@
-//! The shape of a store: its capacity and directories, as the manifest records them, and the numbers
-//! that the manifest makes unique across owners.
+//! The shape of a store: its capacity and directories, as the manifest records them, and the
+//! numbers that the manifest makes unique across owners.
 
 use crate::budget::Budget;
 use crate::directory::Directory;

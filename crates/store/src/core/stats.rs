@@ -1,4 +1,5 @@
-//! Statistics of the owner: of the store, and of the allocator (padding, fragmentation, bytes written).
+//! Statistics of the owner: of the store, and of the allocator (padding, fragmentation, bytes
+//! written).
 
 use super::StoreCore;
 use super::state::State;

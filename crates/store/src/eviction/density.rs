@@ -4,8 +4,8 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// Learns, for each kind of page, the time from a use to the next, and evicts the pages whose next
-/// use is least likely in the time that waiting for it would take.
+/// Learns, for each kind of page, the distribution of the time between two uses, and evicts the
+/// pages from which waiting would bring the fewest hits per unit of time.
 ///
 /// A page of age `a` is worth the best rate of hits that waiting can bring: the maximum over `t` of
 /// P(used within `t`) / E(time until the use, at most `t`), both given that the page was not used
@@ -151,7 +151,7 @@ struct Wait {
 }
 
 /// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards[age]`
-/// is the share of the pages reaching `age` unused that are used in the next step.
+/// is, of the pages that reach `age` unused, the share used within the step of this age.
 ///
 /// Iterates from the last step backwards. An interval grows while growth raises its rate, so the
 /// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is

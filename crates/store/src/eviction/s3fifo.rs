@@ -5,8 +5,8 @@ use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// New pages enter a small queue, a tenth of the space, and move to the main queue only if they
-/// were used in the small queue; the main queue gives a page another round for each of its last
-/// three uses.
+/// were used in the small queue; the main queue gives a page one more round for each use, at most
+/// three.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A request that reads pages twice counts as

@@ -46,8 +46,8 @@ impl Sample {
         self.shift += 1;
     }
 
-    /// Whether a page is in the sample. Mixes the key first: if all sampled keys had equal low
-    /// bits, they would crowd into few buckets of the hash tables.
+    /// Whether a page is in the sample. Mixes the key differently from the hash tables, so that the
+    /// sampled keys spread over all buckets.
     pub(super) fn has(&self, key: u64) -> bool {
         let mixed = key.wrapping_mul(0xD6E8_FEB8_6659_FD93);
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0

@@ -25,7 +25,7 @@ pub(super) const CHUNK_UNITS: u32 = 4096;
 /// `runs_take_few_extents`). The price is that unused pages, up to this length, are kept with the
 /// used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
-/// Pieces allowed beyond one per run.
+/// Uses split runs only while there are fewer pieces than two per run and this number.
 const SPLITS_SPARE: usize = 1024;
 /// Maximum pieces that one call moves to a new policy.
 const MOVED_PER_CALL: usize = 32;
@@ -335,9 +335,9 @@ impl Tree {
         }
     }
 
-    /// The page where a use that ended before page `pages` of a run splits `piece`: a multiple of
-    /// [`SPLIT_CHUNKS`] after which at least [`SPLIT_CHUNKS`] remain, or the piece's end for no
-    /// split.
+    /// The page at which to split `piece` after a use that ended before page `pages` of its run: a
+    /// multiple of the length of [`SPLIT_CHUNKS`] chunks in pages, with at least this length left
+    /// in the piece after it. The piece's end if the piece is not to be split.
     fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
         let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
         let end = pages.div_ceil(least).saturating_mul(least);

@@ -23,8 +23,8 @@ pub(super) struct LowerTiers {
 }
 
 impl LowerTiers {
-    /// `policies` gives the write policy of each tier; at most `max_bytes` wait to be written to one
-    /// tier.
+    /// `policies` gives the write policy of each tier; at most `max_bytes` wait to be written to
+    /// one tier.
     pub(super) fn new(
         tiers: &Arc<TierSet>,
         policies: &[(Tier, WritePolicy)],
@@ -105,8 +105,8 @@ impl LowerTiers {
         }
     }
 
-    /// Records the tiers on which a lookup found the leading pages, and writes pages that were found
-    /// often enough.
+    /// Records the tiers on which a lookup found the leading pages, and writes pages that were
+    /// found often enough.
     pub(super) fn found(&self, pages: &PromptPages, spans: &[TierSpan]) {
         let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::WriteBack);
         if !self.writers.iter().any(|writer| by_use(writer.policy)) {

@@ -97,8 +97,8 @@ impl Prefetcher {
         Some(prefetch)
     }
 
-    /// Cancels the prefetch of a prompt; releases the leases of a complete prefetch. Returns whether
-    /// it was queued or running. The thread of a running prefetch counts the cancellation.
+    /// Cancels the prefetch of a prompt; releases the leases of a complete prefetch. Returns
+    /// whether it was queued or running. The thread of a running prefetch counts the cancellation.
     pub(super) fn cancel(&self, name: PageHash) -> bool {
         let mut known = self.known.lock();
         let Some(found) = known.get(&name).cloned() else { return false };
@@ -214,7 +214,8 @@ impl Prefetcher {
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.usage_beside(&job.pages);
         let mut queued = self.tiers.pending_load_bytes();
-        // The estimate counts the bytes of this prompt already, in all its objects.
+        // The gate counts the bytes of this prompt as bytes to load, in all its objects, so they
+        // are not counted as queued too.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
         let (page_bytes, gate) = (job.pages.page_bytes, &self.tiers.gate);

@@ -61,8 +61,8 @@ struct Shared {
     counts: Counters,
 }
 
-/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they hold only
-/// the backend.
+/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they hold
+/// only the backend.
 #[derive(Debug)]
 pub(super) struct CallExecutor {
     shared: Arc<Shared>,

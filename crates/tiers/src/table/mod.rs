@@ -187,8 +187,8 @@ impl PageTable {
         }
     }
 
-    /// Evicts at least `requested` pages from `tier`, or all that are not locked: least recently used
-    /// first, and the end of a prompt before its beginning.
+    /// Evicts at least `requested` pages from `tier`, or all that are not locked: least recently
+    /// used first, and the end of a prompt before its beginning.
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);

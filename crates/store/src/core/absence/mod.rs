@@ -71,7 +71,7 @@ impl Absence {
         self.volumes.insert(volume, why);
     }
 
-    /// Removes a volume that is in use.
+    /// Removes a volume that is no longer absent.
     pub(crate) fn remove_volume(&mut self, volume: u8) {
         self.volumes.remove(&volume);
     }

@@ -32,8 +32,8 @@ impl Default for Scrub {
 
 impl StoreCore {
     /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
-    /// puts, so the run verified longest ago comes first; after a restart it begins anywhere.
-    /// Returns how long to wait.
+    /// puts, so the run verified longest ago comes first. The first pass after a restart begins at
+    /// any run. Returns how long to wait until the next call.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {

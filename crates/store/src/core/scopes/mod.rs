@@ -131,9 +131,9 @@ impl Scopes {
         Ok(Some(*reference))
     }
 
-    /// Registers `scope` durably unless it is registered. If the registry is full, drops scopes
-    /// that are empty according to `state`, least recently used first. Returns the reference and
-    /// the number of dropped scopes.
+    /// Registers `scope` durably unless it is registered already. If the registry is full, drops
+    /// scopes that are empty according to `state`, least recently used first. Returns the reference
+    /// and the number of dropped scopes.
     ///
     /// # Errors
     /// `Miss` if the registry is full of scopes in use; file-system errors.

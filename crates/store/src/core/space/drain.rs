@@ -214,7 +214,7 @@ impl StoreCore {
         }
     }
 
-    /// Waits until no space is withheld, at most until `until`.
+    /// Waits until no space is withheld or the running drain ends, at most until `until`.
     pub(crate) fn finish_drain(self: &Arc<Self>, until: Instant) {
         self.start_drain();
         while self.await_drain(until) {}

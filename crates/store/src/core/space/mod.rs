@@ -2,8 +2,8 @@
 //!
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
 //! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
-//! that, but a probe would have promised a hit. Until then the space is in *limbo*. Space whose bytes
-//! failed verification is *quarantined*, and space to which a dead process may be writing is
+//! that, but a probe would have promised a hit. Until then the space is in *limbo*. Space whose
+//! bytes failed verification is *quarantined*, and space to which a dead process may be writing is
 //! *withheld*.
 
 pub(crate) mod capacity;

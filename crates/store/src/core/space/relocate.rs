@@ -155,7 +155,8 @@ impl StoreCore {
         };
         let free = state.leases.defer(*run, gone.extents);
         state.space.add_to_limbo(free);
-        // No record names the space of removed pages, so it is freed immediately.
+        // The copy has space for removed pages too. No record names that space, so it is freed
+        // immediately.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)
             .filter(|(_, page)| **page == PageHash::NONE)

@@ -64,9 +64,10 @@ impl Tree {
         unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts a piece without children by about `units` units of the `requested`. A remainder shorter
-    /// than a chunk, or than `requested`, is cut too: the next call would take the remainder, and
-    /// would leave a hole too short for a run of that length.
+    /// Cuts about `units` units off the end of a piece without children; `units` is the rest of the
+    /// `requested` units of this eviction. If less than a chunk, or less than `requested`, would
+    /// remain of the piece, cuts it completely: the next call would take the remainder, and leave a
+    /// hole too short for a run of the requested length.
     fn cut(
         &mut self,
         slot: u32,
