@@ -4,7 +4,7 @@
 //! MANIFEST        the store's description     replaced completely at every open and clean close
 //! MANIFEST.copy   the same, written first
 //! SCOPES          the scope registry          appended, replaced when much of it is dead
-//! RESERVATIONS    space clients write to      appended, cut when nothing is outstanding
+//! RESERVATIONS    space clients write to      appended, replaced when mostly ended
 //! policy.toml     permissions                 written by operators only, see `permissions`
 //! index/          the index backend's own
 //! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
@@ -145,8 +145,9 @@ impl Directory {
         })
     }
 
-    /// Chooses the manifest if MANIFEST is missing and its copy exists. A process that creates the
-    /// store writes the copy first, and MANIFEST, in epoch 0, before the copy of a later epoch.
+    /// Chooses the manifest if MANIFEST was missing and its copy exists. Reads MANIFEST again,
+    /// because another process may be creating the store: that process writes the copy, then
+    /// MANIFEST, both in epoch 0, before it writes the copy of a later epoch.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
             let decoded = Manifest::decode(&bytes);
@@ -213,7 +214,7 @@ impl Directory {
         Ok(differences)
     }
 
-    /// Like [`Self::differences`], for an owner.
+    /// Like [`Self::differences`], for an owner, which applies another capacity or index.
     fn lasting_differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
@@ -432,8 +433,8 @@ impl Directory {
 
     /// Replaces the reservation log by `records`. Returns the renamed file for appending: opening
     /// it again by its name could fail and leave the caller with a file that no next owner reads.
-    /// For the same reason the directory is not synced. The sync is not needed either, because a
-    /// power loss ends the clients too.
+    /// The directory is not synced, because a failed sync would have the same effect, and a power
+    /// loss ends the clients too.
     ///
     /// # Errors
     /// File-system errors, with advice: the old log remains in place.

@@ -38,11 +38,11 @@ pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
 
 impl Encoder {
     /// Returns the encoder of a scope, or `None` if its pages are stored unencoded: because raw was
-    /// chosen, the layout of their numbers is unknown, or the owner is a newer version with a codec
-    /// that this version lacks.
+    /// chosen, the dtype is unknown, or the owner is a newer version with a codec that this version
+    /// lacks.
     ///
     /// # Errors
-    /// `Invalid` if a lossy codec was chosen for numbers of unknown layout.
+    /// `Invalid` if a lossy codec was chosen for numbers of unknown dtype or layout.
     pub(crate) fn of(scope: &Scope, codec: u8, page_bytes: u64) -> Result<Option<Self>> {
         let Some(codec) = Codec::from_number(codec).filter(|codec| *codec != Codec::Raw) else {
             return Ok(None);

@@ -25,9 +25,9 @@ const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: UNITS as 
 const CAPACITY: u64 = 2 * UNITS;
 
 #[derive(Debug)]
-struct Still;
+struct StoppedClock;
 
-impl Clock for Still {
+impl Clock for StoppedClock {
     fn now(&self) -> Duration {
         Duration::from_secs(1)
     }
@@ -48,7 +48,7 @@ struct State {
 
 impl Owner {
     fn new() -> Arc<Self> {
-        let leases = LeaseTable::with_clock(Box::new(Still));
+        let leases = LeaseTable::with_clock(Box::new(StoppedClock));
         Arc::new(Self {
             state: Mutex::new(State { leases, free: Vec::new() }),
             index: RwLock::new(Some(PLACE)),

@@ -91,8 +91,8 @@ fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
     read
 }
 
-/// An object, parsed into its parts, as a writer without the key can do.
-struct Apart {
+/// An object, parsed into its parts, which a writer without the key can do too.
+struct ParsedObject {
     object: Vec<u8>,
     header: RunHeader,
     /// Offsets of the run header and the pages.
@@ -100,7 +100,7 @@ struct Apart {
     begin: usize,
 }
 
-impl Apart {
+impl ParsedObject {
     fn new(object: Vec<u8>) -> Self {
         let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
         let (header, _) = RunHeader::decode(&object[at..]).unwrap();
@@ -136,9 +136,9 @@ impl Apart {
 
 /// Replaces page 5 of the first object.
 fn forge(remote: &TestRemote, name: &str) {
-    let mut apart = Apart::new(remote.value(name));
-    apart.replace(5, &[66; PAGE]);
-    remote.backend.set(name, &apart.assemble()).unwrap();
+    let mut parsed = ParsedObject::new(remote.value(name));
+    parsed.replace(5, &[66; PAGE]);
+    remote.backend.set(name, &parsed.assemble()).unwrap();
 }
 
 #[test]
@@ -209,21 +209,21 @@ fn swapped_pages_are_rejected() {
         let good = remote.value(&name);
 
         // Two pages of one object, with their lengths.
-        let mut apart = Apart::new(good.clone());
-        let (two, three) = (apart.stored_range(2), apart.stored_range(3));
+        let mut parsed = ParsedObject::new(good.clone());
+        let (two, three) = (parsed.stored_range(2), parsed.stored_range(3));
         let swapped = [&good[three.clone()], &good[two.clone()]].concat();
-        apart.object[two.start..three.end].copy_from_slice(&swapped);
-        apart.header.slices.swap(2, 3);
-        assert_eq!(rejected(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
+        parsed.object[two.start..three.end].copy_from_slice(&swapped);
+        parsed.header.slices.swap(2, 3);
+        assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.assemble()), WRONG_TAG);
 
         // Two pages with their tags and keys.
-        let mut apart = Apart::new(good.clone());
-        apart.object[two.start..three.end].copy_from_slice(&swapped);
-        apart.header.slices.swap(2, 3);
-        apart.header.keys.swap(2, 3);
-        let (encoded, _) = apart.header.encode().unwrap();
-        let tags = apart.at + encoded.len();
-        let mut object = apart.assemble();
+        let mut parsed = ParsedObject::new(good.clone());
+        parsed.object[two.start..three.end].copy_from_slice(&swapped);
+        parsed.header.slices.swap(2, 3);
+        parsed.header.keys.swap(2, 3);
+        let (encoded, _) = parsed.header.encode().unwrap();
+        let tags = parsed.at + encoded.len();
+        let mut object = parsed.assemble();
         let (before, after) = object.split_at_mut(tags + 3 * 32);
         before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
         assert_eq!(rejected(&remote, &SCOPE, &name, &object), WRONG_TAG);
@@ -233,21 +233,21 @@ fn swapped_pages_are_rejected() {
         assert_eq!(rejected(&remote, &SCOPE, &name, &longer).damaged, 1);
         let other = remote.value(&remote.name(&OTHER, 16));
         assert_eq!(rejected(&remote, &SCOPE, &name, &other), WRONG_TAG);
-        let mut apart = Apart::new(other.clone());
-        apart.header.scope = SCOPE;
-        assert_eq!(rejected(&remote, &SCOPE, &name, &apart.assemble()), WRONG_TAG);
+        let mut parsed = ParsedObject::new(other.clone());
+        parsed.header.scope = SCOPE;
+        assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.assemble()), WRONG_TAG);
 
         // The pages of another scope after the valid header.
-        let (theirs, mut apart) = (Apart::new(other), Apart::new(good.clone()));
-        if theirs.stored_range(4).len() == apart.stored_range(4).len() {
-            apart.replace(4, &theirs.object[theirs.stored_range(4)]);
-            assert_eq!(rejected(&remote, &SCOPE, &name, &apart.object), WRONG_TAG);
+        let (theirs, mut parsed) = (ParsedObject::new(other), ParsedObject::new(good.clone()));
+        if theirs.stored_range(4).len() == parsed.stored_range(4).len() {
+            parsed.replace(4, &theirs.object[theirs.stored_range(4)]);
+            assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.object), WRONG_TAG);
         }
 
         // Stored bytes with another codec: the tag covers the codec too.
-        let mut apart = Apart::new(good);
-        apart.header.slices[0].codec ^= 128;
-        let form = rejected(&remote, &SCOPE, &name, &apart.assemble());
+        let mut parsed = ParsedObject::new(good);
+        parsed.header.slices[0].codec ^= 128;
+        let form = rejected(&remote, &SCOPE, &name, &parsed.assemble());
         assert_eq!(form, WRONG_TAG);
     }
 }
@@ -258,7 +258,7 @@ fn flipped_byte_of_sealed_object_is_rejected() {
     put(&remote.tier("a"), &SCOPE);
     let name = remote.name(&SCOPE, 4);
     let good = remote.value(&name);
-    let header = Apart::new(good.clone());
+    let header = ParsedObject::new(good.clone());
     for at in (0..header.at + 600).chain((header.begin..good.len()).step_by(5)) {
         let mut bad = good.clone();
         bad[at] ^= 1 << (at % 8);
@@ -379,9 +379,9 @@ fn forged_page_does_not_enter_local_tiers() {
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     assert!(inventory.objects.iter().all(|object| object.form == Form::Sealed));
     for object in &inventory.objects {
-        let mut apart = Apart::new(backend.get(&object.name, None).unwrap().unwrap());
-        apart.replace(0, &[66; common::PAGE]);
-        backend.set(&object.name, &apart.assemble()).unwrap();
+        let mut parsed = ParsedObject::new(backend.get(&object.name, None).unwrap().unwrap());
+        parsed.replace(0, &[66; common::PAGE]);
+        backend.set(&object.name, &parsed.assemble()).unwrap();
     }
     let cache = over(&second);
     assert_eq!(find(&cache, &prompt).local, 0);

@@ -12,7 +12,7 @@
 use crate::tuning::{Mix, Prices, Setting, TreeSize};
 
 impl Setting {
-    /// The largest size ratio considered. Beyond it the number of levels hardly decreases.
+    /// The largest size ratio considered. With larger ratios the number of levels hardly decreases.
     pub const RATIO_MAX: u32 = 12;
     /// The setting of a new index: the cheapest setting, or nearly, in measured workloads.
     pub const DEFAULT: Self = Self { ratio: 8, runs: 7 };
@@ -74,9 +74,9 @@ impl Mix {
 /// the last level is seldom full. This constant and the next two are fitted to a replay of
 /// RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
-/// Rewrites of a run per possible absorption of smaller runs.
+/// Mean rewrites of a run for each of the `(T - 1) / K` merges in which it can absorb smaller runs.
 const ABSORBED: f64 = 0.7;
-/// Rewrites of a run when it is merged from other runs.
+/// Mean rewrites of a run by the merge that makes it from other runs.
 const MADE: f64 = 0.5;
 
 impl TreeSize {
@@ -124,7 +124,7 @@ impl Prices {
         let check = self.filter + self.false_positive * self.block;
         let write = self.rewrite * tree.rewrites(setting);
         let empty = runs * check;
-        // A key is in one run; on average, half of the other runs are checked before.
+        // A key is in one run; on average, half of the other runs are checked before that run.
         let found = if runs > 0.0 { self.filter + self.block } else { 0.0 };
         let hit = (runs - 1.0).max(0.0) / 2.0 * check + found;
         let range = runs * self.seek;

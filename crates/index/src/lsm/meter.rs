@@ -5,8 +5,9 @@
 //! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
 //! rewrites that the model predicts for the bytes flushed in the same time. The model is therefore
 //! right on average about the setting in force, and its errors about compactions (entries that are
-//! moved and not rewritten) are part of the price. The prices of a filter and of a seek are also
-//! per predicted run; the real number of runs may differ.
+//! moved and not rewritten) are part of the price. The prices of a filter and of a seek are scaled
+//! by the real number of runs over the predicted number, because the model multiplies them by the
+//! predicted number.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -56,12 +57,12 @@ struct Written {
     flushes: u64,
     /// Predicted rewrites.
     foreseen: f64,
-    /// Sorted runs after each flush, and the predicted number.
+    /// Sums over all flushes of the number of sorted runs afterwards, and of its prediction.
     runs: f64,
     runs_foreseen: f64,
 }
 
-/// A running mean, as bits. One of two concurrent additions may be lost.
+/// A running mean, stored as the bits of an `f64`. One of two concurrent additions may be lost.
 #[derive(Debug)]
 struct Mean(AtomicU64);
 
@@ -81,8 +82,8 @@ impl Mean {
     }
 }
 
-/// The time per unit as the slope of a line, without the time that does not depend on the number.
-/// Weighted means with decay.
+/// Fits a line to pairs of a number (of filters) and a time. Its slope is the time per unit,
+/// without the constant part of the time. The fields are weighted means with decay.
 #[derive(Debug, Default)]
 struct Slope {
     samples: u64,
@@ -105,7 +106,8 @@ impl Slope {
         blend(&mut self.product, number * time);
     }
 
-    /// The slope; `None` without samples. If the number hardly varied, its share of the whole time.
+    /// The slope; `None` without samples. If the number hardly varied, returns the mean time
+    /// divided by the mean number.
     fn get(&self) -> Option<f64> {
         if self.samples == 0 {
             return None;

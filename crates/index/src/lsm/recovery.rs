@@ -9,10 +9,10 @@
 //! ```
 //!
 //! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if it does
-//! not open, or its open would not end, or its manifest has become shorter, or damage was found in
-//! it. RocksDB repairs as many files as possible. Every run that passes the checks is then inserted
-//! into a new database, which takes the name of the old database. If no run can be read, the index
-//! is empty.
+//! not open, or opening it would never end, or its manifest has become shorter, or damage was found
+//! in it. RocksDB repairs as many files as possible. Every run that passes the checks is then
+//! inserted into a new database, which takes the name of the old database. If no run can be read,
+//! the index is empty.
 
 use super::LsmIndex;
 use super::claim::Claim;
@@ -292,7 +292,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     let place = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| refused(to, error));
     place(path, &names.old).or_else(|error| if path.exists() { Err(error) } else { Ok(()) })?;
     place(&names.new, path)?;
-    // Later syncs of the new database cover it.
+    // Makes the new name durable. Syncs inside the new database do not.
     sync_directory(path).map_err(|error| refused(path, error))?;
     finish_interrupted_save(names).map_err(|error| refused(path, error))?;
     let _ = fs::remove_file(&names.marker);
@@ -398,7 +398,8 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
 
 enum Saved {
     As(RunId),
-    /// The run was inserted under this name, without its parent, which is inserted later.
+    /// The run's name in the new database, and the old name and the page of its parent. The run was
+    /// inserted without its parent, which is inserted later.
     Later(RunId, RunId, u16),
     Not,
 }

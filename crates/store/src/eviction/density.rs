@@ -5,7 +5,7 @@ use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
 /// Learns, for each kind of page, the distribution of the time between two uses, and evicts the
-/// pages from which waiting would bring the fewest hits per unit of time.
+/// pages with the fewest expected hits per unit of time.
 ///
 /// A page of age `a` is worth the best rate of hits that waiting can bring: the maximum over `t` of
 /// P(used within `t`) / E(time until the use, at most `t`), both given that the page was not used
