@@ -34,7 +34,7 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// A client lives as long as its owner: after a failover the process connects as a new client under
 /// a new name. The old client remains while it holds reservations (see
-/// [`crate::pending_reservations`]). When it is dropped its name is released, and all space that
+/// [`crate::failover_catalog`]). When it is dropped its name is released, and all space that
 /// the former owner had granted under it, known to the client or not, returns to the store.
 #[derive(Debug)]
 pub(crate) struct Client {

@@ -1,20 +1,20 @@
 //! The catalog of a process that has the store open. Calls go to the core while this process owns
 //! the store, otherwise to the owning process. The catalog fails over when the owner dies.
 
+use crate::current_membership::CurrentMembership;
 use crate::membership::{Membership, closed};
 use crate::open_context::OpenContext;
 use crate::owner_epoch::{FlushMark, Unflushed};
 use crate::owner_lost::is_owner_lost;
-use crate::pending_reservations::PendingReservations;
 use crate::process::Process;
 use crate::protocol::RESERVE_TIMEOUT_MAX;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::rule::{CallRule, CallWait, Effect, Reservation, Unanswered};
 use ritornello_store::{Catalog, OwnerSilent, Request, Response, StoreReopening};
-use ritornello_volume::Segments;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum duration of a call through a client, including a takeover.
@@ -23,96 +23,32 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Maximum time that opening waits for an owner that reopens the store.
-const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Retries without a pause; an owner that closes the connection more often is retried after
 /// [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
 /// The pause before each further retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
-/// Shortest pause after a search that found no owner; calls during the pause fail immediately.
-const SEARCH_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause after a search that found no owner.
-const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// See the module documentation.
 pub(crate) struct FailoverCatalog {
     process: Process,
-    pub(crate) opening: OpenContext,
-    pub(crate) store: [u8; 16],
-    pub(crate) membership: RwLock<Arc<Membership>>,
-    /// Held by the call that searches for a new owner. Other calls wait for it and use its result,
-    /// unless the last search failed.
-    pub(crate) changing: Mutex<Option<FailedSearch>>,
-    /// The last search failed, because the owner reopens the store or the store cannot be opened.
-    is_reopening: AtomicBool,
-    pub(crate) reservations: PendingReservations<Arc<Membership>>,
+    pub(crate) membership: CurrentMembership,
+    pub(crate) reservations: PendingReservations,
     unflushed: Unflushed,
-    /// The segments that calls of this process read and write.
-    pub(crate) segments: OnceLock<Weak<Segments>>,
-    /// Number of times that this process has reopened the store.
-    pub(crate) reopenings: AtomicU64,
-    /// Whether calls fail with `Closed` because the store's path no longer leads to it.
-    pub(crate) leaving: AtomicBool,
-    /// Whether another store has replaced this store at the path, and this store is closed.
-    pub(crate) replaced: AtomicBool,
-}
-
-/// A search for an owner that failed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FailedSearch {
-    at: Instant,
-    /// Time until the next search.
-    pause: Duration,
-    /// Whether the owner reopens the store; otherwise it is silent.
-    reopening: bool,
 }
 
 impl FailoverCatalog {
     /// Becomes owner or client.
     ///
     /// # Errors
-    /// Any error of [`Membership::join`].
-    pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
-        let membership = Membership::join(&opening, until, REOPENING_TIMEOUT, false)
-            .inspect_err(|_| opening.directory.lock.close())?;
-        // A later takeover opens the store with its settings at that time: it may have been
-        // resized.
-        opening.options.capacity = None;
-        opening.options.paths.clear();
-        opening.options.index = None;
+    /// Any error of [`CurrentMembership::open`].
+    pub(crate) fn open(opening: OpenContext, until: Instant) -> Result<Self> {
         Ok(Self {
             process: Process::current(),
-            opening,
-            store: membership.epoch().map(|epoch| epoch.store).unwrap_or_default(),
-            membership: RwLock::new(Arc::new(membership)),
-            changing: Mutex::new(None),
-            is_reopening: AtomicBool::new(false),
-            reservations: PendingReservations::new(),
+            membership: CurrentMembership::open(opening, until)?,
+            reservations: PendingReservations::default(),
             unflushed: Unflushed::default(),
-            segments: OnceLock::new(),
-            reopenings: AtomicU64::new(0),
-            leaving: AtomicBool::new(false),
-            replaced: AtomicBool::new(false),
         })
-    }
-
-    /// Returns the current membership of this process.
-    pub(crate) fn membership(&self) -> Arc<Membership> {
-        Arc::clone(&self.membership.read())
-    }
-
-    /// Returns whether this process owns the store and no thread waits to change that: a call then
-    /// waits for no process and no lock of the membership. Never waits.
-    pub(crate) fn answers_at_once(&self) -> bool {
-        // A waiting writer blocks new readers until the calls in progress end.
-        let membership = self.membership.try_read();
-        membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
-    }
-
-    /// Identity of the store.
-    pub(crate) fn store(&self) -> [u8; 16] {
-        self.store
     }
 
     /// Waits for writes and calls in progress, ends the membership and closes the lock file.
@@ -123,22 +59,18 @@ impl FailoverCatalog {
     /// is closed.
     pub(crate) fn close(&self) -> Result<()> {
         let until = Instant::now() + CLOSE_TIMEOUT;
-        let directory = &self.opening.directory;
+        let opening = &self.membership.opening;
         let busy = || {
             Error::retry("calls are still in progress: close again later")
-                .with("dir", directory.path().display())
+                .with("dir", opening.directory.path().display())
         };
-        self.opening.closing.store(true, Ordering::Release);
-        self.opening.heal_signal.stop();
+        opening.closing.store(true, Ordering::Release);
+        opening.heal_signal.stop();
         if !self.reservations.close(until) {
             return Err(busy());
         }
-        let _turn = self.changing.try_lock_until(until).ok_or_else(&busy)?;
-        let mut membership = self.membership.try_write_until(until).ok_or_else(&busy)?;
-        let closed = membership.close()?;
-        *membership = Arc::new(Membership::Closed);
-        directory.lock.close();
-        closed
+        let turn = self.membership.turn(until).ok_or_else(busy)?;
+        turn.try_close(until).ok_or_else(busy)??
     }
 
     /// Sends `request` to the owner, and to the next owner if the owner dies. Returns the response
@@ -151,14 +83,14 @@ impl FailoverCatalog {
         let mut until = None;
         let mut losses = 0;
         loop {
-            if self.is_leaving() {
+            if self.membership.is_leaving() {
                 return Err(closed());
             }
             let held = self.membership.read();
             // The guard is held during a call of the local core, so that closing waits for the
             // call.
             if let Membership::Owner(owner) = &**held {
-                return owner.catalog().call(request).map(|response| (response, Arc::clone(&held)));
+                return owner.catalog.call(request).map(|response| (response, Arc::clone(&held)));
             }
             let membership = Arc::clone(&held);
             drop(held);
@@ -185,7 +117,7 @@ impl FailoverCatalog {
             if losses > QUICK_RETRIES {
                 std::thread::sleep(RETRY_PAUSE);
             }
-            self.change(&membership, until)?;
+            self.membership.fail_over(&membership, until)?;
         }
     }
 
@@ -196,10 +128,10 @@ impl FailoverCatalog {
     /// left; any error of [`Membership::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         self.process.check()?;
-        if self.is_leaving() {
+        if self.membership.is_leaving() {
             return Err(closed());
         }
-        let membership = self.membership();
+        let membership = self.membership.get();
         let client = match &*membership {
             Membership::Owner(_) | Membership::Reopening(_) => return Ok(()),
             Membership::Client(client) => client,
@@ -207,127 +139,23 @@ impl FailoverCatalog {
         };
         match client.check_responsive() {
             Err(error) if is_owner_lost(&error) => {
-                self.change(&membership, Instant::now() + CALL_TIMEOUT)
+                self.membership.fail_over(&membership, Instant::now() + CALL_TIMEOUT)
             }
             responsive => responsive,
-        }
-    }
-
-    /// Returns why no space can be reserved now: the store is closed, or about to be reopened.
-    fn refusal(&self) -> Error {
-        let is_open = !self.opening.closing.load(Ordering::Acquire) && !self.is_leaving();
-        match &*self.membership() {
-            Membership::Reopening(reopening) => reopening.error(),
-            Membership::Owner(owner) if is_open => {
-                StoreReopening::error(&owner.core().poisoned().unwrap_or_default())
-            }
-            _ => closed(),
         }
     }
 
     /// Returns the problem that prevents full use of the store, if any: the owner's last write or
     /// sync failed and the store is not reopened yet, or the owner does not answer.
     pub(crate) fn problem(&self) -> Option<String> {
-        match &*self.membership() {
-            Membership::Owner(_) | Membership::Reopening(_) => self.failure(),
+        match &*self.membership.get() {
+            Membership::Owner(_) | Membership::Reopening(_) => self.membership.failure(),
             Membership::Client(_) => match self.stats() {
                 Ok(stats) => stats.poisoned,
                 Err(error) => Some(error.to_string()),
             },
             Membership::Leaving(_) | Membership::Closed => Some(closed().to_string()),
         }
-    }
-
-    /// Returns the failure in this process while it owns the store and has not reopened it.
-    pub(crate) fn failure(&self) -> Option<String> {
-        match &*self.membership() {
-            Membership::Owner(owner) => owner.core().poisoned(),
-            Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
-            Membership::Client(_) | Membership::Leaving(_) | Membership::Closed => None,
-        }
-    }
-
-    /// Closes the membership and the lock permanently, so that the process can open the store that
-    /// is now in the directory while old handles still exist. Returns the error for calls on the
-    /// replaced store. The caller holds `changing`.
-    pub(crate) fn close_as_replaced(&self) -> Error {
-        *self.membership.write() = Arc::new(Membership::Closed);
-        self.opening.directory.lock.close();
-        self.replaced.store(true, Ordering::Release);
-        Error::fatal("another store has replaced this store: open it again")
-            .with("dir", self.opening.directory.path().display())
-    }
-
-    /// Closes this process's segment files before a new owner is used. The former owner may have
-    /// removed segments, or failed to create them, whose numbers the new owner reuses; and a fault
-    /// may have ended in a new mount. Earlier reservations can no longer be committed.
-    pub(crate) fn close_segments(&self) {
-        if let Some(segments) = self.segments.get().and_then(Weak::upgrade) {
-            segments.close_all();
-        }
-    }
-
-    /// Returns whether calls are refused because the store's path no longer leads to it.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
-    }
-
-    /// Returns whether another store has replaced this store. Never waits.
-    pub(crate) fn is_replaced(&self) -> bool {
-        self.replaced.load(Ordering::Acquire)
-    }
-
-    /// Replaces the membership `lost`, unless another call has replaced it.
-    ///
-    /// # Errors
-    /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
-    /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
-    /// store.
-    fn change(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
-        let silent = || {
-            OwnerSilent::error(
-                self.opening.directory.lock.holder().ok().flatten().map_or(0, |h| h.0),
-            )
-        };
-        let refused = || StoreReopening::error("its owner's log says more");
-        let mut failed_search = if self.is_reopening.load(Ordering::Acquire) {
-            self.changing.try_lock().ok_or_else(refused)?
-        } else {
-            self.changing.try_lock_until(until).ok_or_else(silent)?
-        };
-        if !Arc::ptr_eq(&self.membership.read(), lost) {
-            return Ok(());
-        }
-        let until = match *failed_search {
-            Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
-                return Err(if reopening { refused() } else { silent() });
-            }
-            Some(_) => Instant::now(),
-            None => until,
-        };
-        let began = Instant::now();
-        let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
-        let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
-        let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // A store that takes long to fail to open is tried less often, so that it delays few calls.
-        let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
-        let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
-        *failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
-        self.is_reopening.store(reopening, Ordering::Release);
-        let membership = taken?;
-        if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
-            let _ = membership.close();
-            return Err(self.close_as_replaced());
-        }
-        let role = membership.role().word();
-        let dir = self.opening.directory.path().display();
-        tracing::info!(role, %dir, "the store's owner has ended");
-        self.close_segments();
-        let old = std::mem::replace(&mut *self.membership.write(), Arc::new(membership));
-        drop(old);
-        // The core may have been poisoned before this membership was visible to the heal thread.
-        self.opening.heal_signal.notify();
-        Ok(())
     }
 }
 
@@ -347,7 +175,7 @@ impl Catalog for FailoverCatalog {
         };
         let (response, issuer) = match (called, rule.unanswered) {
             (Err(error), Unanswered::Later(call)) if OwnerSilent::caused(&error) => {
-                if let Membership::Client(client) = &*self.membership() {
+                if let Membership::Client(client) = &*self.membership.get() {
                     client.call_later(call);
                 }
                 return Ok(Response::Done);
@@ -400,7 +228,7 @@ impl FailoverCatalog {
         rule: &CallRule,
     ) -> Result<(Response, Arc<Membership>)> {
         if !self.reservations.begin() {
-            return Err(self.refusal());
+            return Err(self.membership.refusal());
         }
         let called = self.call_owner(request, rule);
         let granted = match &called {
@@ -425,7 +253,7 @@ impl FailoverCatalog {
                 .with("reservation", reservation)
         })?;
         let committed = match &*issuer {
-            Membership::Owner(owner) => owner.catalog().call(request),
+            Membership::Owner(owner) => owner.catalog.call(request),
             Membership::Client(client) => client.call(request, Instant::now() + timeout_of(rule)),
             Membership::Reopening(reopening) => Err(reopening.error()),
             Membership::Leaving(_) | Membership::Closed => Err(closed()),
@@ -449,5 +277,105 @@ impl FailoverCatalog {
             "the owner died or a write failed since the last flush; puts and deletes since then \
              may be lost: repeat them",
         ))
+    }
+}
+
+/// Reservations that this process may be writing to, by number, each with the owner that issued it.
+///
+/// An issuer that is no longer in use, the client of a former owner, is kept as long as one of its
+/// reservations is pending: its name stays locked, so that the space stays withheld from others.
+#[derive(Default)]
+pub(crate) struct PendingReservations {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    open: HashMap<u64, Arc<Membership>>,
+    /// Calls of `reserve` that have not returned.
+    in_flight: usize,
+    closed: bool,
+}
+
+impl PendingReservations {
+    /// Begins a call of `reserve`. Returns `false` if reservations are closed.
+    fn begin(&self) -> bool {
+        let mut state = self.state.lock();
+        state.in_flight += usize::from(!state.closed);
+        !state.closed
+    }
+
+    /// Ends a call of `reserve` and adds its reservation, if any.
+    fn complete(&self, reserved: Option<(u64, Arc<Membership>)>) {
+        let mut state = self.state.lock();
+        state.in_flight -= 1;
+        state.open.extend(reserved);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Returns the issuer of a pending reservation.
+    fn issuer(&self, reservation: u64) -> Option<Arc<Membership>> {
+        self.state.lock().open.get(&reservation).cloned()
+    }
+
+    /// Removes a reservation that is no longer written to. Returns its issuer.
+    fn remove(&self, reservation: u64) -> Option<Arc<Membership>> {
+        let issuer = self.state.lock().open.remove(&reservation);
+        self.changed.notify_all();
+        issuer
+    }
+
+    /// Accepts reservations again, unless `closing` is set.
+    pub(crate) fn reopen(&self, closing: &AtomicBool) {
+        let mut state = self.state.lock();
+        state.closed = closing.load(Ordering::Acquire);
+    }
+
+    /// Refuses new reservations and waits until no reservation is pending. Returns `false` on
+    /// timeout.
+    pub(crate) fn close(&self, until: Instant) -> bool {
+        let mut state = self.state.lock();
+        state.closed = true;
+        while state.in_flight > 0 || !state.open.is_empty() {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                return state.in_flight == 0 && state.open.is_empty();
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn close_waits_for_pending_reservations() {
+        let reservations = PendingReservations::default();
+        let owner = Arc::new(Membership::Closed);
+        let is_owner = |issuer: Option<Arc<Membership>>| {
+            issuer.is_some_and(|found| Arc::ptr_eq(&found, &owner))
+        };
+        let soon = || Instant::now() + Duration::from_millis(20);
+        assert!(reservations.begin() && reservations.begin());
+        assert!(!reservations.close(soon()));
+        assert!(!reservations.begin(), "closed");
+        reservations.complete(None);
+        reservations.complete(Some((7, Arc::clone(&owner))));
+        assert!(!reservations.close(soon()));
+        assert!(is_owner(reservations.issuer(7)));
+        std::thread::scope(|scope| {
+            let closing =
+                scope.spawn(|| reservations.close(Instant::now() + Duration::from_secs(30)));
+            assert!(is_owner(reservations.remove(7)));
+            assert!(closing.join().unwrap());
+        });
+        assert!(reservations.remove(7).is_none());
+        reservations.reopen(&AtomicBool::new(true));
+        assert!(!reservations.begin(), "closed permanently");
+        reservations.reopen(&AtomicBool::new(false));
+        assert!(reservations.begin());
     }
 }

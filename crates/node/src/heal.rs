@@ -21,6 +21,7 @@ use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;
 use crate::membership::Membership;
 use crate::node_directory::Departure;
+use crate::open_context::OpenContext;
 use crate::owner::Owner;
 use crate::reopening::Reopening;
 use ritornello_format::{Error, Result};
@@ -85,7 +86,7 @@ impl LogThrottle {
 /// `Retry` if the thread cannot be created.
 pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
     let (heal_signal, catalog) =
-        (Arc::clone(&catalog.opening.heal_signal), Arc::downgrade(catalog));
+        (Arc::clone(&catalog.membership.opening.heal_signal), Arc::downgrade(catalog));
     std::thread::Builder::new()
         .name("ritornello-heal".to_owned())
         .spawn(move || run(&catalog, &heal_signal))
@@ -96,13 +97,15 @@ pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
 fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
     let mut backoff = Backoff::default();
     let mut throttle = LogThrottle::default();
+    let mut reopenings = 0;
     while heal_signal.wait(PATH_PERIOD) {
         let failed = Instant::now();
         let Some(owner) = catalog.upgrade() else { return };
         if let Some(departure) = owner.departure() {
             return owner.leave(departure, heal_signal);
         }
-        let (cause, dir) = (owner.failure(), owner.opening.directory.path().to_owned());
+        let membership = &owner.membership;
+        let (cause, dir) = (membership.failure(), membership.opening.directory.path().to_owned());
         drop(owner);
         let Some(cause) = cause else { continue };
         let dir = dir.display();
@@ -122,8 +125,9 @@ fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
             if let Some(departure) = catalog.departure() {
                 return catalog.leave(departure, heal_signal);
             }
-            match catalog.reopen() {
+            match catalog.reopen(reopenings + 1) {
                 Ok(reopened) => {
+                    reopenings += u64::from(reopened);
                     let seconds = failed.elapsed().as_secs_f64();
                     if reopened && told {
                         tracing::warn!(%dir, seconds, "the store is reopened and takes writes again");
@@ -147,17 +151,18 @@ impl FailoverCatalog {
     ///
     /// [`NodeDirectory::superseded`]: crate::node_directory::NodeDirectory::superseded
     fn departure(&self) -> Option<Departure> {
-        let directory = &self.opening.directory;
-        let failed = || self.failure().and_then(|_| directory.missing());
-        directory.superseded(self.store).or_else(failed)
+        let membership = &self.membership;
+        let directory = &membership.opening.directory;
+        let failed = || membership.failure().and_then(|_| directory.missing());
+        directory.superseded(membership.store).or_else(failed)
     }
 
     /// Closes the store, so that the process may open the path again. All later calls fail with
     /// `Closed`. Returns when the store is closed, or the last handle closes it.
     fn leave(&self, departure: Departure, heal_signal: &HealSignal) {
-        self.leaving.store(true, Ordering::Release);
-        let directory = &self.opening.directory;
-        let stored = Directory::new(Arc::clone(&self.opening.medium), directory.path()).manifest();
+        self.membership.begin_leaving();
+        let OpenContext { directory, medium, .. } = &self.membership.opening;
+        let stored = Directory::new(Arc::clone(medium), directory.path()).manifest();
         let volumes: Vec<String> = stored.ok().flatten().map_or_else(Vec::new, |stored| {
             let outside = stored.volumes.into_iter().map(|volume| volume.dir);
             outside.filter(|dir| Path::new(dir).is_absolute()).collect()
@@ -177,19 +182,18 @@ impl FailoverCatalog {
         if !self.reservations.close(until) {
             return false;
         }
-        let Some(_turn) = self.changing.try_lock_until(until) else { return false };
-        if self.opening.closing.load(Ordering::Acquire) {
+        let membership = &self.membership;
+        let Some(turn) = membership.turn(until) else { return false };
+        if membership.opening.closing.load(Ordering::Acquire) {
             return false;
         }
-        if !matches!(&*self.membership(), Membership::Leaving(_)) {
-            let Some(mut membership) = self.membership.try_write_for(CALLS_TIMEOUT) else {
-                return false;
-            };
-            *membership = Arc::new(Membership::Leaving(Arc::clone(&membership)));
+        if !matches!(&*membership.get(), Membership::Leaving(_))
+            && !turn.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former)))
+        {
+            return false;
         }
-        let directory = &self.opening.directory;
-        let dir = directory.path().display();
-        match self.membership().close() {
+        let dir = membership.opening.directory.path().display();
+        match membership.get().close() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(%error, %dir, "the store was left without a clean close")
@@ -199,28 +203,25 @@ impl FailoverCatalog {
                 return false;
             }
         }
-        *self.membership.write() = Arc::new(Membership::Closed);
-        directory.lock.close();
-        self.replaced.store(true, Ordering::Release);
+        turn.give_up();
         true
     }
 
-    /// Reopens the store if this process owns it and it is poisoned. Returns whether it was
-    /// reopened.
+    /// Reopens the store, for the `number`th time, if this process owns it and it is poisoned.
+    /// Returns whether it was reopened.
     ///
     /// # Errors
     /// If the disks reject writes or a write of this process is in progress. The poisoned core then
     /// keeps serving; if it is closed already, calls return misses.
-    fn reopen(&self) -> Result<bool> {
+    fn reopen(&self, number: u64) -> Result<bool> {
         let busy = || Error::retry("calls of this process still use the failed store");
-        let turn = self.changing.try_lock_until(Instant::now() + WRITES_TIMEOUT);
-        let _turn = turn.ok_or_else(busy)?;
-        let directory = &self.opening.directory;
-        if self.opening.closing.load(Ordering::Acquire) {
+        let opening = &self.membership.opening;
+        let turn = self.membership.turn(Instant::now() + WRITES_TIMEOUT).ok_or_else(busy)?;
+        if opening.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
-        if let Membership::Owner(owner) = &*self.membership() {
-            let core = owner.core();
+        if let Membership::Owner(owner) = &*self.membership.get() {
+            let core = &owner.core;
             let Some(cause) = core.poisoned() else { return Ok(false) };
             core.check_disks_writable()?;
             // No space is reserved after this, so that no reserved space is in use when the next
@@ -230,26 +231,27 @@ impl FailoverCatalog {
             }
             let stats = core.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
-            let reopening = Arc::new(Membership::Reopening(Reopening::new(owner, stats)));
-            *self.membership.try_write_for(CALLS_TIMEOUT).ok_or_else(busy)? = reopening;
+            let reopening = Membership::Reopening(Reopening::new(owner, stats));
+            if !turn.try_replace(CALLS_TIMEOUT, |_| reopening) {
+                return Err(busy());
+            }
         }
-        let membership = self.membership();
+        let membership = self.membership.get();
         let Membership::Reopening(reopening) = &*membership else { return Ok(false) };
-        reopening.end_former(directory)?;
-        if !directory.try_own()? {
+        reopening.end_former(&opening.directory)?;
+        if !opening.directory.try_own()? {
             return Err(Error::retry("another process owns the store")
-                .with("dir", directory.path().display()));
+                .with("dir", opening.directory.path().display()));
         }
-        let owner = Owner::reopen(&self.opening)?;
-        if owner.epoch().store != self.store {
+        let owner = Owner::reopen(opening)?;
+        if owner.epoch.store != self.membership.store {
             let _ = owner.close();
             reopening.stop_refusing();
-            return Err(self.close_as_replaced());
+            return Err(turn.close_as_replaced());
         }
-        self.close_segments();
-        owner.core().note_reopenings(self.reopenings.fetch_add(1, Ordering::AcqRel) + 1);
-        self.reservations.reopen(&self.opening.closing);
-        *self.membership.write() = Arc::new(Membership::Owner(Arc::new(owner)));
+        owner.core.note_reopenings(number);
+        self.reservations.reopen(&opening.closing);
+        turn.use_owner(Membership::Owner(Arc::new(owner)));
         reopening.stop_refusing();
         Ok(true)
     }

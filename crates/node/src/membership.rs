@@ -113,7 +113,7 @@ impl Membership {
     /// Returns the owner's epoch if the process is owner or client.
     pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
-            Self::Owner(owner) => Some(owner.epoch()),
+            Self::Owner(owner) => Some(&owner.epoch),
             Self::Client(client) => Some(client.epoch()),
             Self::Reopening(_) | Self::Leaving(_) | Self::Closed => None,
         }
@@ -129,7 +129,7 @@ impl Membership {
 
     /// Returns the store's core if this process owns the store.
     pub(crate) fn core(&self) -> Option<&Arc<StoreCore>> {
-        if let Self::Owner(owner) = self { Some(owner.core()) } else { None }
+        if let Self::Owner(owner) = self { Some(&owner.core) } else { None }
     }
 
     /// Ends an ownership that other processes may wait for; see [`Owner::close`].

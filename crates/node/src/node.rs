@@ -135,20 +135,20 @@ impl Node {
     /// The store. Calls fail with `Closed` once it is closed, and in a forked child.
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
-        self.shared.store()
+        &self.shared.store
     }
 
     /// The current role of this process.
     #[must_use]
     pub fn role(&self) -> Role {
-        self.shared.catalog().membership().role()
+        self.shared.catalog.membership.get().role()
     }
 
     /// Returns whether this process owns the store, and a call that needs no disk waits for nothing:
     /// the store is not being reopened or closed. Never waits.
     #[must_use]
     pub fn answers_at_once(&self) -> bool {
-        self.shared.catalog().answers_at_once()
+        self.shared.catalog.membership.answers_at_once()
     }
 
     /// Takes over if the owner has died, as any other call would, and returns the resulting role.
@@ -158,7 +158,7 @@ impl Node {
     /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
     /// if the store is closed, or left because its path no longer leads to it.
     pub fn ensure_owner(&self) -> Result<Role> {
-        self.shared.catalog().ensure_owner()?;
+        self.shared.catalog.ensure_owner()?;
         Ok(self.role())
     }
 
@@ -166,7 +166,7 @@ impl Node {
     /// again finds the new store. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
-        self.shared.catalog().is_replaced()
+        self.shared.catalog.membership.is_replaced()
     }
 
     /// Returns the problem that prevents full use of the store, if any: its owner's last write or
@@ -174,7 +174,7 @@ impl Node {
     /// its owner.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
-        self.shared.catalog().problem()
+        self.shared.catalog.problem()
     }
 
     /// The store's core, while this process owns the store: for operations of the owner only, such
@@ -182,13 +182,13 @@ impl Node {
     /// reopened before all references are dropped.
     #[must_use]
     pub fn core(&self) -> Option<Arc<StoreCore>> {
-        self.shared.catalog().membership().core().cloned()
+        self.shared.catalog.membership.get().core().cloned()
     }
 
     /// The canonical path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.shared.path()
+        self.shared.catalog.membership.opening.directory.path()
     }
 
     /// Closes this handle, and with the last handle the store: running tickets finish, an owner

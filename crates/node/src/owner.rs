@@ -16,9 +16,11 @@ use std::sync::Arc;
 
 /// The core, this process's catalog on it, and the server for client processes.
 pub(crate) struct Owner {
-    core: Arc<StoreCore>,
-    catalog: LocalCatalog,
-    epoch: OwnerEpoch,
+    pub(crate) core: Arc<StoreCore>,
+    /// This process's own catalog.
+    pub(crate) catalog: LocalCatalog,
+    /// The epoch of this ownership.
+    pub(crate) epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
 }
 
@@ -72,21 +74,6 @@ impl Owner {
                 Err(error)
             }
         }
-    }
-
-    /// The store's core.
-    pub(crate) fn core(&self) -> &Arc<StoreCore> {
-        &self.core
-    }
-
-    /// The epoch of this ownership.
-    pub(crate) fn epoch(&self) -> &OwnerEpoch {
-        &self.epoch
-    }
-
-    /// This process's own catalog.
-    pub(crate) fn catalog(&self) -> &LocalCatalog {
-        &self.catalog
     }
 
     /// Closes all client connections, so that clients fail over, and closes the core. The inner

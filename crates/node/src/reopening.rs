@@ -43,7 +43,7 @@ impl Reopening {
     /// Replaces `former`, whose core is poisoned. No reservation of this process is pending.
     pub(crate) fn new(former: &Arc<Owner>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
-        let core = Arc::downgrade(former.core());
+        let core = Arc::downgrade(&former.core);
         let former = Mutex::new(Some(Arc::clone(former)));
         Self { cause, stats: Box::new(stats), former, core, refusing: Mutex::new(None) }
     }
@@ -91,7 +91,7 @@ impl Reopening {
         }
         let authority = Arc::new(RefusingAuthority(self.cause.clone()));
         // Permissions do not matter, because no client is admitted.
-        match Server::start(directory, authority, &Arc::default(), *former.epoch()) {
+        match Server::start(directory, authority, &Arc::default(), former.epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
                 tracing::debug!(%error, "no server reports to clients that the store is reopened")

@@ -11,7 +11,6 @@ use ritornello_format::{Error, Result};
 use ritornello_medium::Medium;
 use ritornello_store::{Catalog, Directory, Options, Store, StorePolicy, open_segments};
 use ritornello_volume::staging::Staging;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -22,10 +21,8 @@ const STAGING_BYTES: usize = 256 << 20;
 
 /// An open store.
 pub(crate) struct Shared {
-    directory: Arc<NodeDirectory>,
-    medium: Arc<dyn Medium>,
-    catalog: Arc<FailoverCatalog>,
-    store: Arc<Store>,
+    pub(crate) catalog: Arc<FailoverCatalog>,
+    pub(crate) store: Arc<Store>,
     phase: Mutex<Phase>,
 }
 
@@ -51,10 +48,9 @@ impl Shared {
         let anchored = directory.anchor(medium);
         let medium = anchored.map_err(|error| unusable(directory.path(), error))?;
         let policy = Directory::new(Arc::clone(&medium), directory.path()).policy()?;
-        let directory = Arc::new(directory);
         let opening = OpenContext {
-            directory: Arc::clone(&directory),
-            medium: Arc::clone(&medium),
+            directory: Arc::new(directory),
+            medium,
             options: options.clone(),
             permissions: Arc::new(ClientPermissions::new(policy.clone())),
             closing: AtomicBool::new(false),
@@ -65,10 +61,8 @@ impl Shared {
             let _ = catalog.close();
             return Err(error);
         }
-        let opened = store_over(catalog, &medium, options);
-        let (catalog, store) = opened?;
-        let phase = Mutex::new(Phase::Open(1));
-        Ok((Self { directory, medium, catalog, store, phase }, policy))
+        let store = store_over(&catalog, options).inspect_err(|_| drop(catalog.close()))?;
+        Ok((Self { catalog, store, phase: Mutex::new(Phase::Open(1)) }, policy))
     }
 
     /// Adds a handle and returns the store's permissions. Returns `None` if the last handle was
@@ -80,16 +74,18 @@ impl Shared {
     pub(crate) fn add_handle(&self, options: &Options) -> Result<Option<StorePolicy>> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(None) };
-        if self.catalog.is_replaced() {
+        let membership = &self.catalog.membership;
+        if membership.is_replaced() {
             return Ok(None);
         }
-        if self.catalog.is_leaving() {
+        if membership.is_leaving() {
             return Err(Error::retry(
                 "this process is closing the store, because its path no longer leads to it: \
                  open it again",
             ));
         }
-        let directory = Directory::new(Arc::clone(&self.medium), self.directory.path());
+        let OpenContext { directory, medium, .. } = &membership.opening;
+        let directory = Directory::new(Arc::clone(medium), directory.path());
         directory.manifest_for(options)?;
         let policy = directory.policy()?;
         *handles += 1;
@@ -117,7 +113,7 @@ impl Shared {
         }
         self.store.close();
         let closed = self.catalog.close();
-        if matches!(&*self.catalog.membership(), Membership::Closed) {
+        if matches!(&*self.catalog.membership.get(), Membership::Closed) {
             *self.phase.lock() = Phase::Closed;
         }
         closed
@@ -132,50 +128,24 @@ impl Shared {
     pub(crate) fn is_closed(&self) -> bool {
         *self.phase.lock() == Phase::Closed
     }
-
-    pub(crate) fn store(&self) -> &Arc<Store> {
-        &self.store
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    pub(crate) fn catalog(&self) -> &FailoverCatalog {
-        &self.catalog
-    }
 }
 
-/// Creates the payload half of the store over a catalog; closes the catalog on failure.
-fn store_over(
-    catalog: Arc<FailoverCatalog>,
-    medium: &Arc<dyn Medium>,
-    options: &Options,
-) -> Result<(Arc<FailoverCatalog>, Arc<Store>)> {
-    let made = (|| {
-        let segments = match catalog.membership().core() {
-            Some(core) => core.segments(),
-            None => {
-                Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
-                let (manifest, segments) =
-                    open_segments(Arc::clone(medium), &options.dir, options.io)?;
-                if manifest.uuid != catalog.store() {
-                    return Err(Error::retry(
-                        "the directory was replaced during the open: open again",
-                    ));
-                }
-                segments
+/// Creates the payload half of the store over a catalog.
+fn store_over(catalog: &Arc<FailoverCatalog>, options: &Options) -> Result<Arc<Store>> {
+    let membership = &catalog.membership;
+    let medium = &membership.opening.medium;
+    let segments = match membership.get().core() {
+        Some(core) => core.segments(),
+        None => {
+            Directory::new(Arc::clone(medium), &options.dir).manifest_for(options)?;
+            let (manifest, segments) = open_segments(Arc::clone(medium), &options.dir, options.io)?;
+            if manifest.uuid != membership.store {
+                return Err(Error::retry("the directory was replaced during the open: open again"));
             }
-        };
-        let _ = catalog.segments.set(Arc::downgrade(&segments));
-        let catalog: Arc<dyn Catalog> = Arc::clone(&catalog) as _;
-        Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
-    })();
-    match made {
-        Ok(store) => Ok((catalog, store)),
-        Err(error) => {
-            let _ = catalog.close();
-            Err(error)
+            segments
         }
-    }
+    };
+    membership.set_segments(&segments);
+    let catalog: Arc<dyn Catalog> = Arc::clone(catalog) as _;
+    Ok(Store::new(catalog, segments, Staging::new(STAGING_BYTES)?))
 }

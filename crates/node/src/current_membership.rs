@@ -1,0 +1,254 @@
+//! The current membership of this process in an open store, and the only way to change it.
+
+use crate::membership::{Membership, closed};
+use crate::open_context::OpenContext;
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
+use ritornello_format::{Error, Result};
+use ritornello_store::{OwnerSilent, StoreReopening};
+use ritornello_volume::Segments;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+/// Maximum time that opening waits for an owner that reopens the store.
+const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Shortest pause after a search that found no owner; calls during the pause fail immediately.
+const SEARCH_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause after a search that found no owner.
+const SEARCH_PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// See the module documentation.
+pub(crate) struct CurrentMembership {
+    pub(crate) opening: OpenContext,
+    /// Identity of the store.
+    pub(crate) store: [u8; 16],
+    /// Held for reading during a call of the local core.
+    membership: RwLock<Arc<Membership>>,
+    /// Held by a [`Turn`], and taken before `membership`.
+    changing: Mutex<Option<FailedSearch>>,
+    /// The last search failed, because the owner reopens the store or the store cannot be opened.
+    is_reopening: AtomicBool,
+    /// The segments that calls of this process read and write.
+    segments: OnceLock<Weak<Segments>>,
+    /// Whether calls fail with `Closed` because the store's path no longer leads to it.
+    leaving: AtomicBool,
+    /// Whether another store has replaced this store at the path, and this store is closed.
+    replaced: AtomicBool,
+}
+
+/// A search for an owner that failed.
+#[derive(Clone, Copy, Debug)]
+struct FailedSearch {
+    at: Instant,
+    /// Time until the next search.
+    pause: Duration,
+    /// Whether the owner reopens the store; otherwise it is silent.
+    reopening: bool,
+}
+
+/// The right to change the membership, of one thread at a time. A call that searches for a new owner
+/// holds it; other calls wait for it and use the result, unless the last search failed.
+pub(crate) struct Turn<'a> {
+    current: &'a CurrentMembership,
+    failed_search: MutexGuard<'a, Option<FailedSearch>>,
+}
+
+impl CurrentMembership {
+    /// Becomes owner or client.
+    ///
+    /// # Errors
+    /// Any error of [`Membership::join`].
+    pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
+        let membership = Membership::join(&opening, until, REOPENING_TIMEOUT, false)
+            .inspect_err(|_| opening.directory.lock.close())?;
+        // A later takeover opens the store with its settings at that time: it may have been
+        // resized.
+        opening.options.capacity = None;
+        opening.options.paths.clear();
+        opening.options.index = None;
+        Ok(Self {
+            opening,
+            store: membership.epoch().map(|epoch| epoch.store).unwrap_or_default(),
+            membership: RwLock::new(Arc::new(membership)),
+            changing: Mutex::new(None),
+            is_reopening: AtomicBool::new(false),
+            segments: OnceLock::new(),
+            leaving: AtomicBool::new(false),
+            replaced: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the current membership.
+    pub(crate) fn get(&self) -> Arc<Membership> {
+        Arc::clone(&self.read())
+    }
+
+    /// Returns the current membership, which does not change before the guard is dropped.
+    pub(crate) fn read(&self) -> RwLockReadGuard<'_, Arc<Membership>> {
+        self.membership.read()
+    }
+
+    /// Returns whether this process owns the store and no thread waits to change that: a call then
+    /// waits for no process and no lock of the membership. Never waits.
+    pub(crate) fn answers_at_once(&self) -> bool {
+        // A waiting writer blocks new readers until the calls in progress end.
+        let membership = self.membership.try_read();
+        membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
+    }
+
+    /// Returns the failure in this process while it owns the store and has not reopened it.
+    pub(crate) fn failure(&self) -> Option<String> {
+        match &*self.get() {
+            Membership::Owner(owner) => owner.core.poisoned(),
+            Membership::Reopening(reopening) => Some(reopening.cause().to_owned()),
+            Membership::Client(_) | Membership::Leaving(_) | Membership::Closed => None,
+        }
+    }
+
+    /// Returns why no space can be reserved now: the store is closed, or about to be reopened.
+    pub(crate) fn refusal(&self) -> Error {
+        let is_open = !self.opening.closing.load(Ordering::Acquire) && !self.is_leaving();
+        match &*self.get() {
+            Membership::Reopening(reopening) => reopening.error(),
+            Membership::Owner(owner) if is_open => {
+                StoreReopening::error(&owner.core.poisoned().unwrap_or_default())
+            }
+            _ => closed(),
+        }
+    }
+
+    /// Refuses all later calls with `Closed`.
+    pub(crate) fn begin_leaving(&self) {
+        self.leaving.store(true, Ordering::Release);
+    }
+
+    /// Returns whether calls are refused because the store's path no longer leads to it.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Acquire)
+    }
+
+    /// Returns whether another store has replaced this store. Never waits.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Acquire)
+    }
+
+    /// Closes the files of `segments` whenever a new owner is used.
+    pub(crate) fn set_segments(&self, segments: &Arc<Segments>) {
+        let _ = self.segments.set(Arc::downgrade(segments));
+    }
+
+    /// Waits for the right to change the membership. Returns `None` on timeout.
+    pub(crate) fn turn(&self, until: Instant) -> Option<Turn<'_>> {
+        let failed_search = self.changing.try_lock_until(until)?;
+        Some(Turn { current: self, failed_search })
+    }
+
+    /// Replaces the membership `lost`, unless another call has replaced it.
+    ///
+    /// # Errors
+    /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
+    /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
+    /// store.
+    pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
+        let directory = &self.opening.directory;
+        let silent =
+            || OwnerSilent::error(directory.lock.holder().ok().flatten().map_or(0, |h| h.0));
+        let refused = || StoreReopening::error("its owner's log says more");
+        let mut turn = if self.is_reopening.load(Ordering::Acquire) {
+            self.turn(Instant::now()).ok_or_else(refused)?
+        } else {
+            self.turn(until).ok_or_else(silent)?
+        };
+        if !Arc::ptr_eq(&self.read(), lost) {
+            return Ok(());
+        }
+        let until = match *turn.failed_search {
+            Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
+                return Err(if reopening { refused() } else { silent() });
+            }
+            Some(_) => Instant::now(),
+            None => until,
+        };
+        let began = Instant::now();
+        let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
+        let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
+        let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
+        // A store that takes long to fail to open is tried less often, so that it delays few calls.
+        let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
+        let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
+        *turn.failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
+        self.is_reopening.store(reopening, Ordering::Release);
+        let membership = taken?;
+        if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
+            let _ = membership.close();
+            return Err(turn.close_as_replaced());
+        }
+        let (role, dir) = (membership.role().word(), directory.path().display());
+        tracing::info!(role, %dir, "the store's owner has ended");
+        turn.use_owner(membership);
+        // The core may have been poisoned before this membership was visible to the heal thread.
+        self.opening.heal_signal.notify();
+        Ok(())
+    }
+}
+
+impl Turn<'_> {
+    /// Replaces the membership by one with a new owner.
+    ///
+    /// Closes this process's segment files first. The former owner may have removed segments, or
+    /// failed to create them, whose numbers the new owner reuses; and a fault may have ended in a
+    /// new mount. Earlier reservations can no longer be committed.
+    pub(crate) fn use_owner(&self, membership: Membership) {
+        if let Some(segments) = self.current.segments.get().and_then(Weak::upgrade) {
+            segments.close_all();
+        }
+        self.replace(membership);
+    }
+
+    /// Replaces the membership when no call of the local core is in progress; new calls wait until
+    /// then. Returns `false` on timeout.
+    pub(crate) fn try_replace(
+        &self,
+        timeout: Duration,
+        next: impl FnOnce(&Arc<Membership>) -> Membership,
+    ) -> bool {
+        let Some(mut membership) = self.current.membership.try_write_for(timeout) else {
+            return false;
+        };
+        *membership = Arc::new(next(&membership));
+        true
+    }
+
+    /// Closes the membership when no call of the local core is in progress, and the lock file.
+    /// Returns `None` on timeout, otherwise the result of [`Membership::close`].
+    pub(crate) fn try_close(&self, until: Instant) -> Option<Result<Result<()>>> {
+        let mut membership = self.current.membership.try_write_until(until)?;
+        let closed = membership.close();
+        if closed.is_ok() {
+            *membership = Arc::new(Membership::Closed);
+            self.current.opening.directory.lock.close();
+        }
+        Some(closed)
+    }
+
+    /// Gives up the store permanently, so that the process can open the store that is now in the
+    /// directory while old handles still exist.
+    pub(crate) fn give_up(&self) {
+        self.replace(Membership::Closed);
+        self.current.opening.directory.lock.close();
+        self.current.replaced.store(true, Ordering::Release);
+    }
+
+    /// Gives up the store. Returns the error for calls on the replaced store.
+    pub(crate) fn close_as_replaced(&self) -> Error {
+        self.give_up();
+        Error::fatal("another store has replaced this store: open it again")
+            .with("dir", self.current.opening.directory.path().display())
+    }
+
+    fn replace(&self, membership: Membership) {
+        let old = std::mem::replace(&mut *self.current.membership.write(), Arc::new(membership));
+        // After the lock is released.
+        drop(old);
+    }
+}
