@@ -7,7 +7,6 @@ use ritornello_format::{Error, Result};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -220,11 +219,6 @@ pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     }
 }
 
-/// Reads a message that owns its data.
-pub(crate) fn decode_owned<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    decode(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -253,7 +247,7 @@ mod tests {
                 far.send(&mut |_| Ok(())).unwrap();
             });
             let bytes = near.receive(&mut |_| Ok(())).unwrap().unwrap();
-            assert_eq!(decode_owned::<Vec<u8>>(bytes).unwrap(), message);
+            assert_eq!(decode::<Vec<u8>>(bytes).unwrap(), message);
             sender.join().unwrap();
             assert!(near.receive(&mut |_| Ok(())).unwrap().is_none(), "closed in turn");
         }

@@ -1,6 +1,6 @@
 //! A client of one owner: a name, and a small pool of connections.
 
-use crate::channel::{Channel, decode_owned};
+use crate::channel::{Channel, decode};
 use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
 use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
@@ -43,7 +43,8 @@ pub(crate) struct Client {
     owner: LockHolder,
     /// The protocol version of this connection.
     version: u32,
-    epoch: OwnerEpoch,
+    /// The owner's epoch.
+    pub(crate) epoch: OwnerEpoch,
     liveness: OwnerLiveness,
     pool: Mutex<Pool>,
     returned: Condvar,
@@ -94,11 +95,6 @@ impl Client {
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
             returned: Condvar::new(),
         }))
-    }
-
-    /// The owner's epoch.
-    pub(crate) fn epoch(&self) -> &OwnerEpoch {
-        &self.epoch
     }
 
     /// Sends a request, and waits for its response if it has one.
@@ -336,7 +332,7 @@ fn replaced() -> Error {
 }
 
 fn response(bytes: &[u8]) -> Result<Response> {
-    decode_owned(bytes).map_err(|error| unexpected().because(error))
+    decode(bytes).map_err(|error| unexpected().because(error))
 }
 
 fn unexpected() -> Error {

@@ -1,6 +1,7 @@
 //! The current membership of this process in an open store, and the only way to change it.
 
-use crate::membership::{Membership, closed};
+use crate::lock::closed;
+use crate::membership::Membership;
 use crate::open_context::OpenContext;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use ritornello_format::{Error, Result};

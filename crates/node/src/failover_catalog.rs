@@ -2,7 +2,8 @@
 //! the store, otherwise to the owning process. The catalog fails over when the owner dies.
 
 use crate::current_membership::CurrentMembership;
-use crate::membership::{Membership, closed};
+use crate::lock::closed;
+use crate::membership::Membership;
 use crate::open_context::OpenContext;
 use crate::owner_epoch::{FlushMark, Unflushed};
 use crate::owner_lost::is_owner_lost;

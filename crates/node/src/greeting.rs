@@ -98,12 +98,8 @@ impl OtherVersion {
         (newest >= self.oldest.max(OLDEST)).then_some(newest)
     }
 
-    /// The error for an owner with these versions.
-    pub(crate) fn of_owner(self) -> Error {
-        self.error(OWNER)
-    }
-
-    fn error(self, peer: &'static str) -> Error {
+    /// The error for a peer with these versions.
+    pub(crate) fn error(self, peer: &'static str) -> Error {
         let advice = if self.newest > NEWEST {
             "is a newer version of Ritornello: restart this process with that version"
         } else {

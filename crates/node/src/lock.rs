@@ -34,7 +34,7 @@ impl DirectoryLock {
     pub(crate) fn try_acquire(&self, dir: BorrowedFd<'_>) -> Result<bool> {
         let mut slot = self.file.lock();
         for _ in 0..REPLACED_MAX {
-            let file = slot.as_ref().ok_or_else(released)?;
+            let file = slot.as_ref().ok_or_else(closed)?;
             if !record_lock::try_lock(file).map_err(unlockable)? {
                 return Ok(false);
             }
@@ -51,7 +51,7 @@ impl DirectoryLock {
     /// The other process that owns the store, if any.
     pub(crate) fn holder(&self) -> Result<Option<LockHolder>> {
         let slot = self.file.lock();
-        record_lock::holder(slot.as_ref().ok_or_else(released)?).map_err(unlockable)
+        record_lock::holder(slot.as_ref().ok_or_else(closed)?).map_err(unlockable)
     }
 
     /// Releases the lock; it may be taken again.
@@ -104,7 +104,8 @@ fn unlockable(error: io::Error) -> Error {
         .because(error)
 }
 
-fn released() -> Error {
+/// Returns the error for calls on a closed store.
+pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }
 

@@ -1,12 +1,13 @@
 //! The role of this process: owner, client, reopening, leaving or closed.
 
 use crate::client::Client;
+use crate::lock::closed;
 use crate::open_context::OpenContext;
 use crate::owner::Owner;
 use crate::owner_epoch::OwnerEpoch;
 use crate::owner_lost::is_owner_lost;
 use crate::reopening::Reopening;
-use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_format::{ErrorKind, Result};
 use ritornello_store::{OwnerSilent, StoreCore, StoreReopening};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -114,7 +115,7 @@ impl Membership {
     pub(crate) fn epoch(&self) -> Option<&OwnerEpoch> {
         match self {
             Self::Owner(owner) => Some(&owner.epoch),
-            Self::Client(client) => Some(client.epoch()),
+            Self::Client(client) => Some(&client.epoch),
             Self::Reopening(_) | Self::Leaving(_) | Self::Closed => None,
         }
     }
@@ -144,9 +145,4 @@ impl Membership {
             Self::Client(_) | Self::Closed => Ok(Ok(())),
         }
     }
-}
-
-/// Returns the error for calls on a closed store.
-pub(crate) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the store is closed: open it again")
 }

@@ -1,7 +1,7 @@
 //! Limits handshakes with an owner that has no protocol version in common with this build to one
 //! per second.
 
-use crate::greeting::OtherVersion;
+use crate::greeting::{OWNER, OtherVersion};
 use crate::record_lock::LockHolder;
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
@@ -20,7 +20,7 @@ impl OwnerMismatch {
     pub(crate) fn check(&self, owner: LockHolder) -> Result<()> {
         match *self.0.lock() {
             Some((noted, at, versions)) if noted == owner && at.elapsed() < PAUSE => {
-                Err(versions.of_owner())
+                Err(versions.error(OWNER))
             }
             _ => Ok(()),
         }
