@@ -3,6 +3,7 @@
 use crate::lock::closed;
 use crate::membership::Membership;
 use crate::open_context::OpenContext;
+use crate::owner_lost::is_owner_lost;
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use ritornello_format::{Error, Result};
 use ritornello_store::{OwnerSilent, StoreReopening};
@@ -11,6 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+/// Maximum duration of a call through a client, including a takeover.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Shortest pause after a search that found no owner; calls during the pause fail immediately.
@@ -142,6 +145,29 @@ impl CurrentMembership {
     pub(crate) fn turn(&self, until: Instant) -> Option<Turn<'_>> {
         let failed_search = self.changing.try_lock_until(until)?;
         Some(Turn { current: self, failed_search })
+    }
+
+    /// Takes over from an owner that died, as any call does.
+    ///
+    /// # Errors
+    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being
+    /// left; any error of [`Membership::join`].
+    pub(crate) fn ensure_owner(&self) -> Result<()> {
+        if self.is_leaving() {
+            return Err(closed());
+        }
+        let membership = self.get();
+        let client = match &*membership {
+            Membership::Owner(_) | Membership::Reopening(_) => return Ok(()),
+            Membership::Client(client) => client,
+            Membership::Leaving(_) | Membership::Closed => return Err(closed()),
+        };
+        match client.check_responsive() {
+            Err(error) if is_owner_lost(&error) => {
+                self.fail_over(&membership, Instant::now() + CALL_TIMEOUT)
+            }
+            responsive => responsive,
+        }
     }
 
     /// Replaces the membership `lost`, unless another call has replaced it.

@@ -1,14 +1,13 @@
 //! The catalog of a process that has the store open. Calls go to the core while this process owns
 //! the store, otherwise to the owning process. The catalog fails over when the owner dies.
 
-use crate::current_membership::CurrentMembership;
+use crate::current_membership::{CALL_TIMEOUT, CurrentMembership};
 use crate::lock::closed;
 use crate::membership::Membership;
 use crate::open_context::OpenContext;
-use crate::owner_epoch::{FlushMark, Unflushed};
 use crate::owner_lost::is_owner_lost;
 use crate::process::Process;
-use crate::protocol::RESERVE_TIMEOUT_MAX;
+use crate::protocol::{OwnerEpoch, RESERVE_TIMEOUT_MAX};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 use ritornello_store::rule::{CallRule, CallWait, Effect, Reservation, Unanswered};
@@ -18,8 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a call through a client, including a takeover.
-const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum duration of a call that waits for a disk: a commit in `durable` mode, `flush`, `clear`.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes in progress when closing.
@@ -119,30 +116,6 @@ impl FailoverCatalog {
                 std::thread::sleep(RETRY_PAUSE);
             }
             self.membership.fail_over(&membership, until)?;
-        }
-    }
-
-    /// Takes over from an owner that died, as any call would.
-    ///
-    /// # Errors
-    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being
-    /// left; any error of [`Membership::join`].
-    pub(crate) fn ensure_owner(&self) -> Result<()> {
-        self.process.check()?;
-        if self.membership.is_leaving() {
-            return Err(closed());
-        }
-        let membership = self.membership.get();
-        let client = match &*membership {
-            Membership::Owner(_) | Membership::Reopening(_) => return Ok(()),
-            Membership::Client(client) => client,
-            Membership::Leaving(_) | Membership::Closed => return Err(closed()),
-        };
-        match client.check_responsive() {
-            Err(error) if is_owner_lost(&error) => {
-                self.membership.fail_over(&membership, Instant::now() + CALL_TIMEOUT)
-            }
-            responsive => responsive,
         }
     }
 
@@ -348,6 +321,45 @@ impl PendingReservations {
     }
 }
 
+/// Puts and deletes that an owner acknowledged and that no flush has covered. An owner that dies
+/// loses those since its last sync, and a flush in the next epoch must report the loss.
+#[derive(Debug, Default)]
+struct Unflushed(Mutex<FlushMark>);
+
+/// The acknowledgements that a flush covers if it succeeds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FlushMark {
+    /// The earliest epoch with an uncovered acknowledgement.
+    owner: Option<u32>,
+    /// Counts acknowledgements, so that a flush does not cover acknowledgements that came after it
+    /// began.
+    changes: u64,
+}
+
+impl Unflushed {
+    /// Records an acknowledged put or delete.
+    fn note(&self, epoch: &OwnerEpoch) {
+        if !epoch.durable {
+            let mut mark = self.0.lock();
+            mark.changes += 1;
+            mark.owner = Some(mark.owner.map_or(epoch.owner, |owner| owner.min(epoch.owner)));
+        }
+    }
+
+    /// Returns the mark of a flush that begins now.
+    fn mark(&self) -> FlushMark {
+        *self.0.lock()
+    }
+
+    /// Records that everything up to `mark` is durable, or was reported as lost.
+    fn complete_flush(&self, mark: FlushMark) {
+        let mut now = self.0.lock();
+        if *now == mark {
+            now.owner = None;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,5 +390,23 @@ mod tests {
         assert!(!reservations.begin(), "closed permanently");
         reservations.reopen(&AtomicBool::new(false));
         assert!(reservations.begin());
+    }
+
+    #[test]
+    fn flush_covers_earlier_acknowledgements() {
+        let epoch = |owner, durable| OwnerEpoch { store: [0; 16], owner, clean: true, durable };
+        let unflushed = Unflushed::default();
+        assert_eq!(unflushed.mark().owner, None);
+        unflushed.note(&epoch(1, true));
+        assert_eq!(unflushed.mark().owner, None);
+        unflushed.note(&epoch(2, false));
+        unflushed.note(&epoch(3, false));
+        let early = unflushed.mark();
+        assert_eq!(early.owner, Some(2));
+        unflushed.note(&epoch(3, false));
+        unflushed.complete_flush(early);
+        assert_eq!(unflushed.mark().owner, Some(2), "a put was acknowledged after the mark");
+        unflushed.complete_flush(unflushed.mark());
+        assert_eq!(unflushed.mark().owner, None);
     }
 }

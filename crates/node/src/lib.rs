@@ -68,7 +68,6 @@ mod node_directory;
 mod open_context;
 mod open_stores;
 mod owner;
-mod owner_epoch;
 mod owner_lost;
 mod permissions;
 mod presence;

@@ -158,7 +158,8 @@ impl Node {
     /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
     /// if the store is closed, or left because its path no longer leads to it.
     pub fn ensure_owner(&self) -> Result<Role> {
-        self.shared.catalog.ensure_owner()?;
+        self.process.check()?;
+        self.shared.catalog.membership.ensure_owner()?;
         Ok(self.role())
     }
 

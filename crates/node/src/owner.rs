@@ -5,8 +5,8 @@
 
 use crate::authority::Authority;
 use crate::open_context::OpenContext;
-use crate::owner_epoch::OwnerEpoch;
 use crate::presence;
+use crate::protocol::OwnerEpoch;
 use crate::server::Server;
 use crate::socket;
 use parking_lot::Mutex;

@@ -4,7 +4,6 @@
 //! The first message in each direction follows a [`crate::greeting`]. All messages are the same in
 //! the versions that this build speaks. Payload never passes through the socket.
 
-use crate::owner_epoch::OwnerEpoch;
 use ritornello_format::FORMAT_VERSION;
 use ritornello_store::WireError;
 use serde::{Deserialize, Serialize};
@@ -32,6 +31,26 @@ impl Hello {
     /// The hello of a client with this name.
     pub(crate) fn new(name: &str, first: bool) -> Self {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
+    }
+}
+
+/// An owner's epoch, as sent to its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OwnerEpoch {
+    /// Identity of the store.
+    pub(crate) store: [u8; 16],
+    /// Number of the epoch, counted since the store was created.
+    pub(crate) owner: u32,
+    /// Whether the previous owner closed the store, and so lost nothing.
+    pub(crate) clean: bool,
+    /// Whether a put or a delete is durable when it is acknowledged.
+    pub(crate) durable: bool,
+}
+
+impl OwnerEpoch {
+    /// Returns whether every write that was acknowledged in epoch `owner` still exists.
+    pub(crate) fn preserves(&self, owner: u32) -> bool {
+        owner == self.owner || (self.clean && owner.checked_add(1) == Some(self.owner))
     }
 }
 
@@ -105,5 +124,14 @@ mod tests {
         let text = error.to_string();
         let back = Error::from(WireError::from(error));
         assert_eq!((back.kind(), back.to_string()), (ErrorKind::Fatal, text));
+    }
+
+    #[test]
+    fn same_epoch_or_clean_successor_preserves_puts() {
+        let epoch = |owner, clean| OwnerEpoch { store: [0; 16], owner, clean, durable: false };
+        assert!(epoch(4, false).preserves(4));
+        assert!(epoch(5, true).preserves(4));
+        assert!(!epoch(5, false).preserves(4));
+        assert!(!epoch(6, true).preserves(4));
     }
 }
