@@ -87,6 +87,11 @@ impl CurrentMembership {
         Arc::clone(&self.read())
     }
 
+    /// Returns the current membership, or `None` while it is being changed. Never waits.
+    pub(crate) fn try_get(&self) -> Option<Arc<Membership>> {
+        self.membership.try_read().map(|membership| Arc::clone(&membership))
+    }
+
     /// Returns the current membership, which does not change before the guard is dropped.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, Arc<Membership>> {
         self.membership.read()
@@ -121,7 +126,8 @@ impl CurrentMembership {
         }
     }
 
-    /// Refuses all later calls with `Closed`.
+    /// Refuses all later calls with `Closed`; the last figures of a failed core stay available until
+    /// the store is closed.
     pub(crate) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);
     }

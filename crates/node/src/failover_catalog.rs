@@ -82,7 +82,8 @@ impl FailoverCatalog {
         let mut losses = 0;
         loop {
             if self.membership.is_leaving() {
-                return Err(closed());
+                let held = self.membership.try_get();
+                return held.and_then(|held| last_figures(rule, &held)).ok_or_else(closed);
             }
             let held = self.membership.read();
             // The guard is held during a call of the local core, so that closing waits for the
@@ -94,11 +95,9 @@ impl FailoverCatalog {
             drop(held);
             let client = match &*membership {
                 Membership::Client(client) => client,
-                Membership::Reopening(reopening) if rule.unanswered == Unanswered::LastFigures => {
-                    let stats = Response::Stats(Box::new(reopening.stats()));
-                    return Ok((stats, membership));
+                Membership::Reopening(reopening) => {
+                    return last_figures(rule, &membership).ok_or_else(|| reopening.error());
                 }
-                Membership::Reopening(reopening) => return Err(reopening.error()),
                 Membership::Owner(_) | Membership::Leaving(_) | Membership::Closed => {
                     return Err(closed());
                 }
@@ -180,6 +179,18 @@ fn timeout_of(rule: &CallRule) -> Duration {
         CallWait::Disk => DISK_CALL_TIMEOUT,
         CallWait::Space(timeout) => CALL_TIMEOUT + timeout.min(RESERVE_TIMEOUT_MAX),
     }
+}
+
+/// Returns the last figures of a failed core for a request that they answer.
+fn last_figures(
+    rule: &CallRule,
+    membership: &Arc<Membership>,
+) -> Option<(Response, Arc<Membership>)> {
+    if rule.unanswered != Unanswered::LastFigures {
+        return None;
+    }
+    let stats = Response::Stats(Box::new(membership.last_figures()?));
+    Some((stats, Arc::clone(membership)))
 }
 
 /// Whether the response to a request that may acknowledge pages does so.

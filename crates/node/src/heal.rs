@@ -260,6 +260,11 @@ impl FailoverCatalog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node_directory::NodeDirectory;
+    use ritornello_format::{ErrorKind, Scope};
+    use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+    use ritornello_store::{Catalog, Options, ReserveRequest};
+    use std::sync::atomic::AtomicBool;
 
     #[test]
     fn back_off_grows_and_resets() {
@@ -282,5 +287,42 @@ mod tests {
         let (mut throttle, now) = (LogThrottle::default(), Instant::now());
         assert!(throttle.is_due(now) && !throttle.is_due(now + Duration::from_secs(59)));
         assert!(throttle.is_due(now + LOG_PERIOD));
+    }
+
+    #[test]
+    fn stats_of_failed_store_remain_until_it_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let schedule = Schedule::new();
+        let options = Options {
+            capacity: Some(64 << 20),
+            segment_bytes: Some(1 << 20),
+            ..Options::new(dir.path())
+        };
+        let opening = OpenContext {
+            directory: Arc::new(NodeDirectory::open(dir.path()).unwrap()),
+            medium: Arc::new(Faulty::new(Arc::new(Host), schedule.clone())),
+            options,
+            permissions: Arc::default(),
+            closing: AtomicBool::new(false),
+            heal_signal: Arc::default(),
+        };
+        let catalog = FailoverCatalog::open(opening, Instant::now()).unwrap();
+        let scope = catalog.resolve(&Scope::opaque("a", 4096, true), true).unwrap().unwrap();
+        let reserved = catalog.reserve(scope, &[&[1; 16]], None, &ReserveRequest::default());
+        assert_eq!(catalog.commit(reserved.unwrap().id, &[Some(0)]).unwrap().stored, 1);
+        schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/index/"));
+        assert!(catalog.flush().is_err());
+        assert!(catalog.reopen(1).is_err(), "the index cannot be opened");
+        let kind = |result: Result<()>| result.unwrap_err().kind();
+        let is_poisoned = || catalog.stats().unwrap().poisoned.is_some();
+        assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Retry));
+        catalog.membership.begin_leaving();
+        assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Closed));
+        let turn = catalog.membership.turn(Instant::now()).unwrap();
+        assert!(turn.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former))));
+        drop(turn);
+        assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Closed));
+        assert!(catalog.try_leave());
+        assert_eq!(kind(catalog.stats().map(drop)), ErrorKind::Closed);
     }
 }

@@ -8,7 +8,7 @@ use crate::owner_lost::is_owner_lost;
 use crate::protocol::OwnerEpoch;
 use crate::reopening::Reopening;
 use ritornello_format::{ErrorKind, Result};
-use ritornello_store::{OwnerSilent, StoreCore, StoreReopening};
+use ritornello_store::{CatalogStats, OwnerSilent, StoreCore, StoreReopening};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -131,6 +131,15 @@ impl Membership {
     /// Returns the store's core if this process owns the store.
     pub(crate) fn core(&self) -> Option<&Arc<StoreCore>> {
         if let Self::Owner(owner) = self { Some(&owner.core) } else { None }
+    }
+
+    /// Returns the last figures of the failed core that this process reopens or leaves.
+    pub(crate) fn last_figures(&self) -> Option<CatalogStats> {
+        match self {
+            Self::Reopening(reopening) => Some(reopening.stats()),
+            Self::Leaving(former) => former.last_figures(),
+            Self::Owner(_) | Self::Client(_) | Self::Closed => None,
+        }
     }
 
     /// Ends an ownership that other processes may wait for; see [`Owner::close`].

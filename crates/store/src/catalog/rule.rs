@@ -73,8 +73,8 @@ pub enum Unanswered {
     Error,
     /// Success: the call is made when the owner answers, and a reopened core has nothing to undo.
     Later(LaterCall),
-    /// In the process that reopens the store: the statistics of the failed core. Elsewhere, as
-    /// `Error`.
+    /// In the process that reopens or leaves the store: the statistics of the failed core.
+    /// Elsewhere, as `Error`.
     LastFigures,
 }
 
