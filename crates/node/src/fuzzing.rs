@@ -14,7 +14,7 @@ use crate::protocol::{Hello, HelloReply};
 use crate::server::answer;
 use generator::Generator;
 use ritornello_format::Scope;
-use ritornello_store::{Catalog, Keys, Request, Response, ScopeRef};
+use ritornello_store::{Catalog, Keys, Request, ReserveRequest, Response, ScopeRef};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
@@ -101,11 +101,17 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
 /// Never: all of them can be encoded.
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
-    let keys: [&[&[u8]]; 2] = [&[&[1; 16], &[2; 16], &[3; 16]], &[&[1; 8], &[2; 64]]];
+    let keys: [&[&[u8]]; 2] = [&[&[1; 16], &[2; 16], &[3; 16]], &[&[1; 8], &[2; 64], &[3; 64]]];
+    // A core accepts an empty list of units, or a number per key up to the units of a raw page.
+    // Timeouts are zero, so requests do not wait for space.
+    let raw = ReserveRequest::default();
+    let (page_units, retain_until) = (vec![1; 3], 1 << 33);
+    let encoded = ReserveRequest { page_units, slices_per_page: 2, retain_until, ..raw.clone() };
     let known = [
         ("Scope", vec![written(scope)]),
         ("ScopeRef", vec![written(&known)]),
         ("PackedKeys", keys.iter().map(|keys| written(&Keys::Listed(keys))).collect()),
+        ("ReserveRequest", vec![written(&raw), written(&encoded)]),
     ];
     let mut messages = Vec::new();
     let mut add = |kind: u8, message: Vec<u8>| messages.push([vec![kind], message].concat());
@@ -137,7 +143,11 @@ fn written(message: &impl Serialize) -> Vec<u8> {
 mod tests {
     use super::*;
     use ritornello_format::{ScopeId, ScopeSlot};
+    use ritornello_medium::SimDisk;
+    use ritornello_store::{ClientId, Options, StoreCore};
     use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::sync::Arc;
 
     fn all() -> Vec<Vec<u8>> {
         let (id, slot) = (ScopeId([3; 16]), ScopeSlot(1));
@@ -156,6 +166,37 @@ mod tests {
             written(&Response::Failed(ritornello_format::Error::miss("").into()))[0];
         assert_eq!(made(REQUEST), (0..=last_request).collect());
         assert_eq!(made(RESPONSE), (0..=last_response).collect());
+    }
+
+    #[test]
+    fn core_grants_space_to_every_reserve() {
+        const MIB: u64 = 1 << 20;
+        let options = Options {
+            capacity: Some(8 * MIB),
+            segment_bytes: Some(MIB),
+            background_threads: false,
+            ..Options::new(Path::new("/store"))
+        };
+        let core = StoreCore::open(Arc::new(SimDisk::new(64 * MIB)), &options, Arc::new(|_| true));
+        let catalog = core.unwrap().catalog_for(ClientId(1), "0123456789abcdef");
+        let scope = Scope::opaque("a", 70_000, true);
+        let known = catalog.resolve(&scope, true).unwrap().unwrap();
+        let messages = messages(&scope, known);
+        let is_request = |message: &&[u8]| message[0] == REQUEST;
+        let mut granted = 0;
+        for bytes in messages.iter().map(Vec::as_slice).filter(is_request) {
+            let request: Request<'_> = decode(&bytes[1..]).unwrap();
+            let Request::Reserve { .. } = request else { continue };
+            let asked = request.clone();
+            match answer(&catalog, &ClientPermissions::default(), request) {
+                Some(Response::Reserved(reserved)) if !reserved.runs.is_empty() => {
+                    catalog.abort(reserved.id).unwrap();
+                }
+                refused => panic!("{asked:?}: {refused:?}"),
+            }
+            granted += 1;
+        }
+        assert_eq!(granted, EACH);
     }
 
     #[test]

@@ -12,8 +12,8 @@ type Result<T> = std::result::Result<T, Error>;
 
 /// Numbers that a fuzzer does not reach by small mutations of small numbers, among small ones.
 const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
-/// Lengths of bytes.
-const LENGTHS: [usize; 5] = [0, 8, 16, 16, 64];
+/// Lengths of bytes, all of them lengths of keys.
+const LENGTHS: [usize; 4] = [8, 16, 16, 64];
 /// Attempts to make the values of a variant.
 const ATTEMPTS: usize = 1000;
 /// Maximum length of a list.
