@@ -53,64 +53,12 @@ impl Run {
 }
 
 impl State {
-    fn insert(&mut self, new: &NewRun<'_>) -> Result<RunId> {
-        let distinct: BTreeSet<_> = new.pages.iter().collect();
-        let malformed = new.pages.is_empty()
-            || new.pages.len() > usize::from(u16::MAX)
-            || distinct.len() < new.pages.len()
-            || distinct.contains(&PageHash::NONE);
-        let misplaced = !new.place.extents.is_empty()
-            && new.place.check(new.pages.len() as u32, u32::MAX).is_err();
-        if malformed || misplaced {
-            return Err(Error::invalid("the run is malformed"));
-        }
-        if new.pages.iter().any(|page| self.pages.contains_key(&(new.scope, *page))) {
-            return Err(Error::invalid(
-                "a page is in the index already: insert only missing pages",
-            ));
-        }
-        let parent = new.parent.map(|page| self.pages.get(&(new.scope, page)).copied());
-        if parent == Some(None) {
-            return Err(Error::invalid(
-                "the parent is not in the index: insert it first, or leave it out",
-            ));
-        }
-        self.last += 1;
-        let run = RunId(self.last);
-        for (at, page) in new.pages.iter().enumerate() {
-            self.pages.insert((new.scope, *page), (run, at as u32));
-        }
-        let view = RunView {
-            scope: new.scope,
-            chained: new.chained,
-            parent: None,
-            pages: new.pages.to_vec(),
-            place: new.place.clone(),
-            recency: new.recency,
-            retain_until: 0,
-        };
-        self.runs.insert(run, Run { view, children: BTreeSet::new() });
-        if let Some((parent, page)) = parent.flatten().filter(|_| new.chained) {
-            self.attach(run, parent, page);
-        }
-        Ok(run)
-    }
-
     fn attach(&mut self, child: RunId, parent: RunId, page: u32) {
         if let Some(run) = self.runs.get_mut(&child) {
             run.view.parent = Some((parent, page));
         }
         if let Some(run) = self.runs.get_mut(&parent) {
             run.children.insert(child);
-        }
-    }
-
-    fn link(&mut self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
-        let Some(&(child, 0)) = self.pages.get(&(scope, child)) else { return };
-        let Some(&(parent, page)) = self.pages.get(&(scope, parent)) else { return };
-        let free = |run: &Run| run.view.chained && run.parent().is_none();
-        if child != parent && self.runs.get(&child).is_some_and(free) {
-            self.attach(child, parent, page);
         }
     }
 
@@ -171,28 +119,61 @@ impl State {
         self.pages.remove(&(scope, page));
         vec![Removed { run: id, scope, pages: 1, whole: false, extents }]
     }
-
-    fn relocate(&mut self, id: RunId, place: &Place) -> Option<Removed> {
-        let run = self.runs.get_mut(&id)?;
-        let pages = run.view.pages.len() as u32;
-        if !place.extents.is_empty() && place.check(pages, u32::MAX).is_err() {
-            return None;
-        }
-        let mut extents = run.view.place.header();
-        extents.extend(run.held(0));
-        run.view.place = place.clone();
-        let scope = run.view.scope;
-        Some(Removed { run: id, scope, pages: 0, whole: false, extents: join(extents) })
-    }
 }
 
 impl PrefixIndex for MemoryIndex {
-    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
-        self.0.lock().insert(run)
+    fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
+        let distinct: BTreeSet<_> = new.pages.iter().collect();
+        let malformed = new.pages.is_empty()
+            || new.pages.len() > usize::from(u16::MAX)
+            || distinct.len() < new.pages.len()
+            || distinct.contains(&PageHash::NONE);
+        let misplaced = !new.place.extents.is_empty()
+            && new.place.check(new.pages.len() as u32, u32::MAX).is_err();
+        if malformed || misplaced {
+            return Err(Error::invalid("the run is malformed"));
+        }
+        let mut state = self.0.lock();
+        if new.pages.iter().any(|page| state.pages.contains_key(&(new.scope, *page))) {
+            return Err(Error::invalid(
+                "a page is in the index already: insert only missing pages",
+            ));
+        }
+        let parent = new.parent.map(|page| state.pages.get(&(new.scope, page)).copied());
+        if parent == Some(None) {
+            return Err(Error::invalid(
+                "the parent is not in the index: insert it first, or leave it out",
+            ));
+        }
+        state.last += 1;
+        let run = RunId(state.last);
+        for (at, page) in new.pages.iter().enumerate() {
+            state.pages.insert((new.scope, *page), (run, at as u32));
+        }
+        let view = RunView {
+            scope: new.scope,
+            chained: new.chained,
+            parent: None,
+            pages: new.pages.to_vec(),
+            place: new.place.clone(),
+            recency: new.recency,
+            retain_until: 0,
+        };
+        state.runs.insert(run, Run { view, children: BTreeSet::new() });
+        if let Some((parent, page)) = parent.flatten().filter(|_| new.chained) {
+            state.attach(run, parent, page);
+        }
+        Ok(run)
     }
 
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
-        self.0.lock().link(scope, parent, child);
+        let mut state = self.0.lock();
+        let Some(&(child, 0)) = state.pages.get(&(scope, child)) else { return };
+        let Some(&(parent, page)) = state.pages.get(&(scope, parent)) else { return };
+        let free = |run: &Run| run.view.chained && run.parent().is_none();
+        if child != parent && state.runs.get(&child).is_some_and(free) {
+            state.attach(child, parent, page);
+        }
     }
 
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
@@ -211,8 +192,18 @@ impl PrefixIndex for MemoryIndex {
         runs.into_iter().flat_map(|run| state.truncate(run, 0)).collect()
     }
 
-    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
-        self.0.lock().relocate(run, place)
+    fn relocate(&self, id: RunId, place: &Place) -> Option<Removed> {
+        let mut state = self.0.lock();
+        let run = state.runs.get_mut(&id)?;
+        let pages = run.view.pages.len() as u32;
+        if !place.extents.is_empty() && place.check(pages, u32::MAX).is_err() {
+            return None;
+        }
+        let mut extents = run.view.place.header();
+        extents.extend(run.held(0));
+        run.view.place = place.clone();
+        let scope = run.view.scope;
+        Some(Removed { run: id, scope, pages: 0, whole: false, extents: join(extents) })
     }
 
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {

@@ -8,8 +8,9 @@
 //! | `key` | keys and their order |
 //! | `record` | values, and their checksums |
 //! | `tree` | the calls of Holt that are used |
+//! | `index` | changes and lookups: the implementation of [`crate::PrefixIndex`] |
 //! | `read` | reads of the tree |
-//! | `write` | changes of the tree |
+//! | `write` | batches of changes, and removals |
 //! | `recovery` | opens and verifies the index |
 //!
 //! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
@@ -23,7 +24,7 @@
 //!
 //! * *No sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
-//!   of 512 KiB. [`PrefixIndex::sync`] writes a checkpoint, which is durable, but expensive.
+//!   of 512 KiB. [`crate::PrefixIndex::sync`] writes a checkpoint, which is durable, but expensive.
 //! * *Records cannot be held back until their data is durable.* The log gets an inserted run
 //!   immediately, so the run may exist without its pages after a power loss; their checksums make
 //!   them misses. The backend `run` withholds records until their data is durable.
@@ -39,11 +40,12 @@
 //!   checkpoint; entries that the list has lost are not written again. After a failed sync the
 //!   index is safe until the next power loss: remove it, or convert it.
 //!   [`crate::OpenOptions::clean`] has no effect.
-//! * *Writes are not reported.* [`IndexStats::written_bytes`] counts keys and values, once.
+//! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts keys and values, once.
 //! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
 //! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
 //!   refused (`Invalid`).
 
+mod index;
 mod key;
 mod read;
 mod record;
@@ -53,9 +55,9 @@ mod tests;
 mod tree;
 mod write;
 
-use crate::{IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData};
+use crate::RunId;
 use parking_lot::Mutex;
-use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
+use ritornello_format::Result;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,8 +69,8 @@ use write::Numbers;
 pub struct ArtOptions {
     /// Bytes of memory that cache frames which are not dirty.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns. [`PrefixIndex::sync`] then writes only the
-    /// recency from [`PrefixIndex::touch`].
+    /// Every change is durable when the call returns. [`crate::PrefixIndex::sync`] then writes only
+    /// the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
     /// Check every run at open. Otherwise a damaged run is found when it is used, and its
     /// descendants stay.
@@ -81,7 +83,7 @@ impl Default for ArtOptions {
     }
 }
 
-/// See the [module](self) and `trait` [`PrefixIndex`].
+/// See the [module](self) and `trait` [`crate::PrefixIndex`].
 #[derive(Debug)]
 pub struct ArtIndex {
     tree: Holt,
@@ -163,144 +165,5 @@ impl ArtIndex {
                 }
             })
             .ok()
-    }
-}
-
-impl PrefixIndex for ArtIndex {
-    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
-        self.insert_run(run)
-    }
-
-    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
-        self.link_run(scope, parent, child);
-    }
-
-    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
-        let _writer = self.numbers.lock();
-        self.cut(run, keep)
-    }
-
-    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
-        let _writer = self.numbers.lock();
-        (0..pages.len()).flat_map(|at| self.remove_page(scope, pages.at(at))).collect()
-    }
-
-    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
-        self.remove_runs_of(scope)
-    }
-
-    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
-        self.move_run(run, place)
-    }
-
-    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        self.along(scope, pages, true, |_, _| ())
-    }
-
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
-        let mut matched = Vec::new();
-        self.along(scope, pages, true, |(run, page, count), at| {
-            matched.push(MatchedRun {
-                run,
-                first: u32::from(page),
-                pages: count as u32,
-                at: at as u32,
-            });
-        });
-        matched
-    }
-
-    fn probe_methods(&self) -> &'static [&'static str] {
-        &["walk", "range"]
-    }
-
-    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        self.along(scope, pages, method != "range", |_, _| ())
-    }
-
-    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
-        (0..pages.len()).map(|at| self.locate(scope, pages.at(at)).is_some()).collect()
-    }
-
-    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
-        let (run, page, _) = self.or_miss(self.find(scope, page)).flatten()?;
-        Some((run, u32::from(page)))
-    }
-
-    fn place(&self, run: RunId) -> Option<Place> {
-        self.or_miss(self.record(run)).flatten().map(|record| record.place)
-    }
-
-    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
-        let record = self.or_miss(self.record(run)).flatten()?;
-        let at = usize::try_from(at).ok().filter(|at| *at < usize::from(record.pages))?;
-        let chunk = self.or_miss(self.chunk(record.scope, run, at))?;
-        chunk.get(at % key::CHUNK).copied().filter(|page| *page != PageHash::NONE)
-    }
-
-    fn run(&self, run: RunId) -> Option<RunView> {
-        self.or_miss(self.view(run)).flatten()
-    }
-
-    fn has_children(&self, run: RunId) -> bool {
-        self.or_miss(self.tree.any(&key::children(run))).unwrap_or_default()
-    }
-
-    fn touch(&self, run: RunId, recency: u64) {
-        let record = self.or_miss(self.record(run)).flatten();
-        if record.is_some_and(|record| record.recency < recency) {
-            self.touched.lock().insert(run, recency);
-        }
-    }
-
-    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
-        self.retain_runs(runs, clock);
-    }
-
-    fn clock(&self) -> u64 {
-        self.retained.lock().clock
-    }
-
-    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        let mut from = 0;
-        loop {
-            let batch = self.or_miss(self.runs_from(from)).unwrap_or_default();
-            let Some(last) = batch.last() else { return };
-            from = last.0;
-            for run in batch {
-                if let Some(view) = self.run(run) {
-                    visit(run, view);
-                }
-            }
-        }
-    }
-
-    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
-        sync_data()?;
-        self.sync_all()
-    }
-
-    fn stats(&self) -> IndexStats {
-        let get = |gauge: &AtomicU64| gauge.load(Ordering::Relaxed);
-        let (mut disk_bytes, mut files) = (0, 0);
-        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
-            use std::os::unix::fs::MetadataExt;
-            if let Ok(metadata) = entry.metadata() {
-                disk_bytes += metadata.blocks() * 512;
-                files += 1;
-            }
-        }
-        IndexStats {
-            runs: get(&self.gauges.runs),
-            pages: get(&self.gauges.pages),
-            memory_bytes: self.options.cache_bytes,
-            memory_bytes_max: 0,
-            memory_percent: 0,
-            disk_bytes,
-            written_bytes: get(&self.gauges.written),
-            checkpoints: get(&self.gauges.checkpoints),
-            pending_bytes: get(&self.gauges.pending),
-            files,
-        }
     }
 }

@@ -1,12 +1,12 @@
-//! Changes of the tree. Writers are serialised.
+//! Batches of changes, and removals. Writers are serialised.
 
 use super::ArtIndex;
 use super::key::{self, CHUNK};
 use super::record::{self, Record};
 use super::tree::{Batch, OPS};
 use crate::live_extents::held;
-use crate::{NewRun, Removed, RunId, run};
-use ritornello_format::{Error, PageHash, Place, Result, ScopeSlot};
+use crate::{Removed, RunId};
+use ritornello_format::{Error, PageHash, Result, ScopeSlot};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,71 +22,9 @@ pub(super) struct Numbers {
 }
 
 impl ArtIndex {
-    pub(super) fn insert_run(&self, new: &NewRun<'_>) -> Result<RunId> {
-        run::check(new)?;
-        let mut numbers = self.numbers.lock();
-        self.check_not_poisoned()?;
-        for (at, page) in new.pages.iter().enumerate() {
-            if self.find(new.scope, *page)?.is_some() {
-                return Err(Error::invalid(
-                    "a page is in the index already: insert only missing pages",
-                )
-                .with("page", at));
-            }
-        }
-        let parent = match new.parent {
-            None => None,
-            Some(hash) => match self.find(new.scope, hash)? {
-                Some((run, page, _)) => Some((run, u32::from(page))).filter(|_| new.chained),
-                None => {
-                    return Err(Error::invalid(
-                        "the parent is not in the index: insert it first, or leave it out",
-                    ));
-                }
-            },
-        };
-        let run = self.number(&mut numbers)?;
-        let pages = new.pages.len() as u16;
-        let record = Record {
-            scope: new.scope,
-            chained: new.chained,
-            pages,
-            live: pages,
-            last: new.pages.last().copied().unwrap_or_default(),
-            recency: new.recency,
-            parent,
-            place: new.place.clone(),
-        };
-        let value = record.encode(run)?;
-        let mut batch = Batch::default();
-        let mut done = Vec::new();
-        for (at, chunk) in new.pages.chunks(CHUNK).enumerate() {
-            if batch.len() + CHUNK + 3 > OPS {
-                self.apply_or_undo(&batch, &done)?;
-                done.push(std::mem::take(&mut batch));
-            }
-            let key = key::chunk(new.scope, run, at * CHUNK);
-            batch.put(&key, &record::encode_chunk(&key, chunk));
-            for (offset, page) in chunk.iter().enumerate() {
-                let entry = record::encode_entry(run, (at * CHUNK + offset) as u16);
-                batch.put(&key::page(new.scope, *page), &entry);
-            }
-        }
-        if let Some((parent, page)) = parent {
-            let key = key::child(parent, run);
-            batch.put(&key, &record::encode_numbers(&key, &[page.into()]));
-        }
-        self.put_sum(&mut batch, 1, i64::from(pages));
-        batch.put(&key::run(run), &value);
-        self.apply_or_undo(&batch, &done)?;
-        self.gauges.runs.fetch_add(1, Ordering::Relaxed);
-        self.gauges.pages.fetch_add(pages.into(), Ordering::Relaxed);
-        Ok(run)
-    }
-
     /// Returns the next run number. The limit that the tree records is always above it, so that
     /// after a crash no number is assigned again: the tree may still hold keys of its run.
-    fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
+    pub(super) fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
         if numbers.next >= numbers.reserved {
             let reserved = numbers.next + NUMBERS;
             let mut batch = Batch::default();
@@ -108,7 +46,7 @@ impl ArtIndex {
 
     /// Applies a batch of new keys. On failure removes its keys and the keys of `done` again. If
     /// the removal fails too, the index is poisoned.
-    fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
+    pub(super) fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
         let Err(error) = self.apply(batch) else { return Ok(()) };
         for undone in std::iter::once(batch).chain(done.iter().rev()) {
             let mut undo = undone.undo(&key::SUM);
@@ -128,41 +66,20 @@ impl ArtIndex {
     }
 
     /// Applies a batch, or poisons the index: a part of it may have been applied.
-    fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
+    pub(super) fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
         self.apply(batch).inspect_err(|error| {
             tracing::error!(dir = %self.dir.display(), %error, "the index could not be changed");
             self.gauges.poisoned.store(true, Ordering::Release);
         })
     }
 
-    fn check_not_poisoned(&self) -> Result<()> {
+    pub(super) fn check_not_poisoned(&self) -> Result<()> {
         if self.gauges.poisoned.load(Ordering::Acquire) {
             return Err(Error::fatal(
                 "Holt failed in the middle of a change: close the store and open it again",
             ));
         }
         Ok(())
-    }
-
-    pub(super) fn link_run(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
-        let _writer = self.numbers.lock();
-        let find = |hash| self.or_miss(self.find(scope, hash)).flatten();
-        let Some((child, 0, mut record)) = find(child) else { return };
-        let Some((parent, page, _)) = find(parent) else { return };
-        if child == parent
-            || record.parent.is_some()
-            || !record.chained
-            || self.check_not_poisoned().is_err()
-        {
-            return;
-        }
-        record.parent = Some((parent, page.into()));
-        let Ok(value) = record.encode(child) else { return };
-        let mut batch = Batch::default();
-        let key = key::child(parent, child);
-        batch.put(&key, &record::encode_numbers(&key, &[page.into()]));
-        batch.put(&key::run(child), &value);
-        let _ = self.apply_or_poison(&batch);
     }
 
     /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
@@ -315,101 +232,5 @@ impl ArtIndex {
         self.gauges.pages.fetch_sub(1, Ordering::Relaxed);
         let extents = record.place.page(page.into());
         Ok(Removed { run, scope, pages: 1, whole: false, extents })
-    }
-
-    pub(super) fn remove_runs_of(&self, scope: ScopeSlot) -> Vec<Removed> {
-        let mut removed = Vec::new();
-        let mut start = key::scoped(scope).to_vec();
-        loop {
-            // Release the writers' lock between batches, so that inserts make progress.
-            let _writer = self.numbers.lock();
-            let keys = self.tree.keys_after(&key::scoped(scope), &start, 256);
-            let keys = self.or_miss(keys).unwrap_or_default();
-            let Some(last) = keys.last() else { return removed };
-            start.clone_from(last);
-            let mut runs: Vec<RunId> = keys
-                .iter()
-                .filter_map(|key| key::parse_chunk(key))
-                .map(|(_, run, _)| run)
-                .collect();
-            runs.dedup();
-            for run in runs {
-                removed.extend(self.cut(run, 0));
-            }
-        }
-    }
-
-    pub(super) fn move_run(&self, run: RunId, place: &Place) -> Option<Removed> {
-        let _writer = self.numbers.lock();
-        let mut record = self.or_miss(self.record(run)).flatten()?;
-        let pages = self.or_miss(self.pages(run, &record)).flatten()?;
-        run::check_place(place, pages.len()).ok()?;
-        let extents = held(&record.place, &pages, 0);
-        let scope = record.scope;
-        record.place = place.clone();
-        let value = record.encode(run).ok()?;
-        self.check_not_poisoned().ok()?;
-        let mut batch = Batch::default();
-        batch.put(&key::run(run), &value);
-        self.apply_or_poison(&batch).ok()?;
-        Some(Removed { run, scope, pages: 0, whole: false, extents })
-    }
-
-    pub(super) fn retain_runs(&self, runs: &[(RunId, u64)], clock: u64) {
-        let _writer = self.numbers.lock();
-        if self.check_not_poisoned().is_err() {
-            return;
-        }
-        let clock = clock.max(self.retained.lock().clock);
-        let mut batch = Batch::default();
-        batch.put(&key::CLOCK, &record::encode_numbers(&key::CLOCK, &[clock]));
-        for &(run, until) in runs {
-            if self.or_miss(self.record(run)).flatten().is_none() {
-                continue;
-            }
-            let key = key::retained(run);
-            if until == 0 {
-                self.retained.lock().runs.remove(&run);
-                batch.delete(&key);
-            } else {
-                self.retained.lock().runs.insert(run, until);
-                batch.put(&key, &record::encode_numbers(&key, &[until]));
-            }
-            if batch.len() == OPS && self.apply_or_poison(&std::mem::take(&mut batch)).is_err() {
-                return;
-            }
-        }
-        self.retained.lock().clock = clock;
-        let _ = self.apply_or_poison(&batch);
-    }
-
-    pub(super) fn sync_all(&self) -> Result<()> {
-        {
-            let _writer = self.numbers.lock();
-            self.check_not_poisoned()?;
-            let touched: Vec<RunId> = self.touched.lock().keys().copied().collect();
-            for section in touched.chunks(OPS) {
-                let mut batch = Batch::default();
-                for &run in section {
-                    // Include recency that is not in the tree yet.
-                    if let Some(record) = self.record(run)? {
-                        batch.put(&key::run(run), &record.encode(run)?);
-                    }
-                }
-                self.apply_or_poison(&batch)?;
-                let mut touched = self.touched.lock();
-                for run in section {
-                    touched.remove(run);
-                }
-            }
-        }
-        let pending = self.gauges.pending.load(Ordering::Relaxed);
-        if !self.options.durable {
-            let synced = self.tree.checkpoint();
-            synced.inspect_err(|_| self.gauges.poisoned.store(true, Ordering::Release))?;
-            self.gauges.checkpoints.fetch_add(1, Ordering::Relaxed);
-        }
-        self.gauges.pending.fetch_sub(pending, Ordering::Relaxed);
-        Ok(())
     }
 }

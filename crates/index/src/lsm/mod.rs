@@ -5,6 +5,7 @@
 //! | `keys` | column families, keys and their order |
 //! | `record` | the stored records |
 //! | `families` | the database, and typed reads of its column families |
+//! | `index` | changes and lookups: the implementation of [`crate::PrefixIndex`] |
 //! | `probe` | the two methods that find the longest prefix |
 //! | `write` | changes, as atomic batches |
 //! | `options` | options, at open and while open |
@@ -24,8 +25,8 @@
 //! `use` its recency and the end of its retention, `child` the runs attached to a page.
 //!
 //! **Durable form.** RocksDB's write-ahead log. A method returns when its batch is in the log's
-//! buffer. [`PrefixIndex::sync_after`] first makes the data of the runs durable, then syncs the
-//! log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a
+//! buffer. [`crate::PrefixIndex::sync_after`] first makes the data of the runs durable, then syncs
+//! the log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a
 //! repair renumbers the runs.
 //!
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
@@ -34,7 +35,7 @@
 //! during a sync whose `sync_data` has returned. After a power loss the run of an early batch may
 //! exist without its pages; their checksums make them misses. The backend `run` withholds records
 //! until their data is durable. This backend never makes a record durable itself without its data:
-//! neither by a sync, nor by [`PrefixIndex::maintain_after`], nor when it is closed.
+//! neither by a sync, nor by [`crate::PrefixIndex::maintain_after`], nor when it is closed.
 //!
 //! **After a failed sync** the kernel may have dropped dirty pages of its cache: their bytes still
 //! read back, but are not on the disk ([`crate::RunOptions::clean`]). Every open rewrites all data
@@ -70,6 +71,7 @@ mod controller;
 mod cost;
 mod families;
 mod gauges;
+mod index;
 mod keys;
 mod meter;
 mod options;
@@ -86,21 +88,18 @@ pub use controller::Mode;
 pub use options::{LsmOptions, ProbeMethod};
 pub use recovery::LsmRecovered;
 
-use crate::sync::{Mutex, Ordering};
-use crate::{
-    IndexStats, MatchedRun, NewRun, PrefixIndex, Removed, RunId, RunView, SyncData, Tuning,
-};
+use crate::sync::Mutex;
+use crate::{MatchedRun, RunId, RunView};
 use families::Families;
 use gauges::Gauges;
-use keys::Family;
 use record::{Record, Use};
-use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
+use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 use rocksdb::FlushOptions;
 use std::collections::HashMap;
 use std::path::Path;
 use tuner::Tuner;
 
-/// See the [module](self) and `trait` [`PrefixIndex`].
+/// See the [module](self) and `trait` [`crate::PrefixIndex`].
 #[derive(Debug)]
 pub struct LsmIndex {
     db: Families,
@@ -138,8 +137,8 @@ impl LsmIndex {
     }
 
     /// Sets whether the structure of the tree follows the operations or approaches a fixed setting.
-    /// Takes effect step by step, with flushes, when [`PrefixIndex::maintain`] is called, without
-    /// additional rewrites.
+    /// Takes effect step by step, with flushes, when [`crate::PrefixIndex::maintain`] is called,
+    /// without additional rewrites.
     pub fn set_mode(&self, mode: Mode) {
         self.db.controller.set_mode(mode);
     }
@@ -152,7 +151,7 @@ impl LsmIndex {
         bisected.unwrap_or_else(|| probe::scan(&self.db, scope, pages, |_| ()))
     }
 
-    /// [`PrefixIndex::walk`] by the given method.
+    /// [`crate::PrefixIndex::walk`] by the given method.
     pub fn walk_with(
         &self,
         method: ProbeMethod,
@@ -208,176 +207,5 @@ impl Drop for LsmIndex {
             return;
         }
         self.db.seal();
-    }
-}
-
-impl PrefixIndex for LsmIndex {
-    fn insert(&self, run: &NewRun<'_>) -> Result<RunId> {
-        self.insert_run(run)
-    }
-
-    fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash) {
-        self.link_run(scope, parent, child);
-    }
-
-    fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed> {
-        self.truncate_run(run, keep)
-    }
-
-    fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed> {
-        self.remove_pages(scope, pages)
-    }
-
-    fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
-        self.remove_runs_of(scope)
-    }
-
-    fn relocate(&self, run: RunId, place: &Place) -> Option<Removed> {
-        self.move_run(run, place)
-    }
-
-    fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        self.probe_with(self.probe, scope, pages)
-    }
-
-    fn probe_methods(&self) -> &'static [&'static str] {
-        match self.probe {
-            ProbeMethod::Bisect => {
-                const { &[ProbeMethod::Bisect.name(), ProbeMethod::Scan.name()] }
-            }
-            ProbeMethod::Scan => const { &[ProbeMethod::Scan.name(), ProbeMethod::Bisect.name()] },
-        }
-    }
-
-    fn probe_by(&self, method: &str, scope: ScopeSlot, pages: &dyn PageHashes) -> usize {
-        let named = [ProbeMethod::Bisect, ProbeMethod::Scan]
-            .into_iter()
-            .find(|probe| probe.name() == method);
-        self.probe_with(named.unwrap_or(self.probe), scope, pages)
-    }
-
-    fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun> {
-        self.walk_with(self.probe, scope, pages)
-    }
-
-    fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
-        (0..pages.len()).map(|at| self.db.find(scope, pages.at(at)).is_some()).collect()
-    }
-
-    fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)> {
-        self.db.find(scope, page).map(|(run, page)| (run, page.into()))
-    }
-
-    fn place(&self, run: RunId) -> Option<Place> {
-        self.db.record(run).map(|record| record.place)
-    }
-
-    fn page(&self, run: RunId, at: u32) -> Option<PageHash> {
-        let at = u16::try_from(at).ok()?;
-        let record = self.db.record(run)?;
-        keys::read_hash(&self.db.get(Family::Path, &keys::path(record.scope, run, at))?)
-    }
-
-    fn run(&self, run: RunId) -> Option<RunView> {
-        loop {
-            let record = self.db.record(run)?;
-            let pages = self.db.hashes(run, &record, 0);
-            let used = self.db.used(run)?;
-            // Every removal of pages changes the record in the same batch, and removals are never
-            // reverted.
-            if self.db.record(run)? == record {
-                return Some(self.view(run, record, pages, used));
-            }
-        }
-    }
-
-    fn has_children(&self, run: RunId) -> bool {
-        let mut found = false;
-        self.db.scan(Family::Child, &keys::page_position(run, 0), |key, _| {
-            found = keys::read_child(key).is_some_and(|(parent, _)| parent == run);
-            false
-        });
-        found
-    }
-
-    fn touch(&self, run: RunId, recency: u64) {
-        self.touch_run(run, recency);
-    }
-
-    fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
-        self.retain_runs(runs, clock);
-    }
-
-    fn clock(&self) -> u64 {
-        self.gauges.clock.load(Ordering::Relaxed)
-    }
-
-    fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        // Visits the names of one scan, and reads the state of each run at its visit.
-        self.db.scan(Family::Run, &[], |key, _| {
-            if let Some(run) = keys::read_run(key)
-                && let Some(view) = self.run(run)
-            {
-                visit(run, view);
-            }
-            true
-        });
-    }
-
-    fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()> {
-        self.write_touches();
-        let requested = self.gauges.appended.load(Ordering::Acquire);
-        let _syncing = self.syncing.lock();
-        self.db.check()?;
-        if self.gauges.synced.load(Ordering::Acquire) >= requested {
-            return Ok(());
-        }
-        // The data of batches that share this sync was made durable as well.
-        let reached = self.gauges.appended.load(Ordering::Acquire);
-        sync_data()?;
-        self.db.db.flush_wal(true).map_err(|error| {
-            self.db.poison(&error);
-            Error::fatal("the index could not be made durable: open the store again").because(error)
-        })?;
-        self.gauges.synced.store(reached, Ordering::Release);
-        Ok(())
-    }
-
-    /// Compacts if necessary, and tunes the structure of the tree. Without calls, the tree keeps
-    /// the structure that it had when it was opened.
-    fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
-        if !self.db.is_poisoned() {
-            self.tuner.tune(&self.db)?;
-        }
-        let Some(mut last) = self.compacting.try_lock() else { return Ok(()) };
-        let budget = self.gauges.budget.load(Ordering::Relaxed);
-        let appended = self.gauges.appended.load(Ordering::Acquire);
-        let over = self.gauges.files(&self.db).0.bytes > budget;
-        if !over && (self.gauges.worst_bytes(&self.db) <= budget || appended == *last) {
-            return Ok(());
-        }
-        self.db.check()?;
-        sync_data()?;
-        self.flush()?;
-        for family in Family::ALL {
-            self.db.db.compact_range_cf::<&[u8], &[u8]>(self.db.handle(family)?, None, None);
-        }
-        *last = appended;
-        self.gauges.compactions.fetch_add(1, Ordering::Relaxed);
-        self.gauges.invalidate();
-        Ok(())
-    }
-
-    fn set_budget(&self, bytes: u64) {
-        self.gauges.budget.store(bytes, Ordering::Relaxed);
-        self.gauges.invalidate();
-    }
-
-    fn stats(&self) -> IndexStats {
-        self.gauges.stats(&self.db)
-    }
-
-    fn tuning(&self) -> Option<Tuning> {
-        Some(self.tuner.tuning(&self.db))
     }
 }

@@ -1,9 +1,9 @@
 //! Restores runs from checkpoint and journal, and builds the tables.
 
+use super::check::check_place;
 use super::runs::{NO_RUN, Runs};
 use super::slots::Number;
 use super::tables::Tables;
-use super::write::check_place;
 use crate::RunId;
 use ritornello_format::PageHash;
 use ritornello_format::journal::{JournalRecord, Retentions, RunImage};

@@ -6,7 +6,6 @@
 //! length zero until all its slots exist, and removed pages are excluded by the length before their
 //! slots are removed.
 
-use super::record::Pages;
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
 use ritornello_format::{PageHash, PageHashes, ScopeSlot};
@@ -270,15 +269,4 @@ impl Tables {
         }
         removals
     }
-
-    /// The run and page of `hash`, the parent of a new run; [`NO_RUN`] if `hash` is not in the
-    /// index.
-    pub(crate) fn parent(&self, scope: ScopeSlot, hash: Option<PageHash>) -> (Number, u16) {
-        hash.and_then(|hash| self.find(scope, hash)).unwrap_or((NO_RUN, 0))
-    }
-}
-
-/// The hashes of a run to insert.
-pub(crate) fn pages_of(pages: &[PageHash]) -> Pages {
-    Pages::new(pages)
 }
