@@ -363,6 +363,39 @@ fn staging_for_one_page_suffices_for_many() {
     }
 }
 
+/// A page that has failed waits for no staging memory: the wait would end the reads behind it.
+#[test]
+fn failed_page_does_not_wait_for_staging() {
+    let rig = rig(IoChoice::Auto);
+    // The first units of the encoded page are in segment 1, the header and all others in segment 0.
+    let encoded = encoded_run(&rig, 1, 1, vec![page(5, 0, 200_000, 0)], &[1, 10]);
+    let mut plain = Run::at(2, 1, 1 << 17, &[], 1000);
+    plain.write(&rig.segments);
+    rig.segments.remove(SegmentId::new(0, 1)).unwrap();
+    let _held = hold(&rig, &[4 << 20, UNIT]);
+    let mut memory = [Memory::new(200_000, 0), Memory::new(1 << 17, 0)];
+    let mut pages: Vec<&mut [u8]> = memory.iter_mut().map(Memory::slice_mut).collect();
+    let target = BorrowedPagesMut::new(&mut pages);
+    let keys = [encoded.keys(), plain.keys()];
+    let reads = [(&encoded, 0), (&plain, 1)].map(|(run, target_first)| RunRead {
+        place: &run.place,
+        scope: SCOPE,
+        page_bytes: run.header.page_bytes,
+        keys: &keys[target_first],
+        first: 0,
+        target: &target,
+        target_first,
+        encoded: Encoded::Unpack(&EveryOther),
+    });
+    let control =
+        Control { deadline: Some(Instant::now() + Duration::from_secs(10)), ..Control::default() };
+    let outcomes = rig.segments.read_runs(&reads, &control);
+    drop(target);
+    assert_eq!(outcomes[0], [PageOutcome::Missed(MissReason::Io)]);
+    assert_eq!(outcomes[1], [PageOutcome::Verified]);
+    assert!(memory[1].slice() == plain.pages[0], "wrong bytes");
+}
+
 #[test]
 fn read_without_staging_misses_at_its_deadline() {
     let rig = rig(IoChoice::Auto);
