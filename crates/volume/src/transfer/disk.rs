@@ -1,5 +1,6 @@
 //! Transfers from and to files: operations in flight, and their memory.
 
+mod fetches;
 mod read;
 mod write;
 
@@ -13,6 +14,10 @@ use crate::memory_block::Block;
 use crate::staging::StagingBuffer;
 use ritornello_format::UNIT;
 use std::ops::Range;
+
+/// Bytes checksummed per step; between steps the engine collects completions and submits
+/// operations.
+const STEP: usize = 1 << 20;
 
 /// The operations in flight, each with the value that its completion needs.
 struct InFlight<T> {

@@ -1,6 +1,6 @@
 //! Writes runs to files: pages first, checksummed while they are in flight, and each header last.
 
-use super::{InFlight, OpBuffers};
+use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
 use crate::memory_block::Block;
 use crate::segments::Segments;
@@ -12,10 +12,6 @@ use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
-
-/// Bytes checksummed per step; between steps the engine collects completions and submits
-/// operations.
-const STEP: usize = 1 << 20;
 
 /// See [`Segments::write_runs`].
 pub(in crate::transfer) fn write(

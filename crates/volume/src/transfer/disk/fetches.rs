@@ -1,0 +1,378 @@
+//! The headers and parts of one read on their way: queued in chunks, in flight, in memory, verified.
+
+use super::OpBuffers;
+use crate::io_engine::IoVec;
+use crate::memory_block::Block;
+use crate::staging::StagingBuffer;
+use crate::transfer::check::{PartCheck, StoredBytes};
+use crate::transfer::chunk::Chunk;
+use crate::transfer::page::{Direct, PageMemory};
+use crate::transfer::read::{Header, ReadJob};
+use crate::transfer::{Encoded, MissReason};
+use ritornello_format::{UNIT, units_of};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What one call fetches: the chunks to read, and for each header and part the chunks that it waits
+/// for.
+pub(super) struct Fetches<'a> {
+    pub(super) job: ReadJob<'a>,
+    /// For each run that has begun, the state of its header.
+    headers: Vec<HeaderFetch>,
+    /// For each part, the state of its bytes.
+    parts: Vec<PartFetch>,
+    /// Chunks to submit, of the run or the part begun last.
+    pub(super) queue: VecDeque<Span>,
+    /// In sections, the next part to begin; `None` until all headers are known.
+    next_part: Option<usize>,
+    /// Parts that are in memory and whose check has not begun.
+    pub(super) unchecked: VecDeque<usize>,
+    /// Bytes of the parts that are in memory and not verified, as far as they are limited.
+    pub(super) unverified_bytes: u64,
+}
+
+#[derive(Default)]
+struct HeaderFetch {
+    /// The memory of the header as read; dropped once the header is decoded.
+    block: Option<Block>,
+    /// Chunks that have not completed.
+    chunks: u32,
+    /// The first part of the run, if its pages are read as a whole.
+    first_part: usize,
+}
+
+#[derive(Default)]
+struct PartFetch {
+    /// Whether the part is read to staging, and delivered from there.
+    needs_staging: bool,
+    staged: Option<Staged>,
+    /// Chunks that have not completed.
+    chunks: u32,
+    /// Why one of its chunks was not read.
+    failure: Option<MissReason>,
+    /// Bytes that count as unverified while the part waits for its check.
+    unverified_bytes: u64,
+}
+
+/// Staging memory of a part.
+struct Staged {
+    /// The staging buffer, which is shared by all parts that begin in one chunk.
+    buffer: Arc<StagingBuffer>,
+    /// Offset of the part's first unit in `buffer`.
+    at: usize,
+    memory: PageMemory,
+}
+
+/// A chunk of a run, and the parts that it holds bytes of.
+pub(super) struct Span {
+    pub(super) run: usize,
+    pub(super) chunk: Chunk,
+    pub(super) parts: Range<usize>,
+}
+
+impl<'a> Fetches<'a> {
+    pub(super) fn new(job: ReadJob<'a>) -> Self {
+        Self {
+            headers: Vec::with_capacity(job.reads.len()),
+            job,
+            parts: Vec::new(),
+            queue: VecDeque::new(),
+            next_part: None,
+            unchecked: VecDeque::new(),
+            unverified_bytes: 0,
+        }
+    }
+
+    /// Makes sure that a chunk is queued. Returns `false` if none can be now. `is_idle` says whether no
+    /// operation is in flight.
+    pub(super) fn fill_queue(&mut self, is_idle: bool) -> bool {
+        while self.queue.is_empty() {
+            if self.job.runs.len() < self.job.reads.len() {
+                self.begin_run();
+            } else if self.job.arrivals.is_none() {
+                return false;
+            } else if let Some(part) = self.next_part {
+                if part == self.job.parts.len() {
+                    return false;
+                }
+                self.next_part = Some(part + 1);
+                self.begin_part(part);
+            } else if is_idle {
+                self.job.cut_pages();
+                self.parts.resize_with(self.job.parts.len(), PartFetch::default);
+                self.next_part = Some(0);
+            } else {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Begins the next run: queues its header and, unless they are read in sections, its pages.
+    fn begin_run(&mut self) {
+        let (run, first_part) = (self.job.runs.len(), self.job.parts.len());
+        let read = &self.job.reads[run];
+        let direct = Direct::of(self.job.segments, self.job.control);
+        let mut header = HeaderFetch { first_part, ..HeaderFetch::default() };
+        if let Some((layout, pages)) = self.job.begin(direct) {
+            let mut chunks = Vec::new();
+            let (first, body) = (pages.start as usize, layout.pages(pages));
+            if self.job.arrivals.is_some() {
+                layout.cut(read.place, 0..layout.header, &mut chunks);
+            } else {
+                if first == 0 {
+                    layout.cut(read.place, 0..body.end, &mut chunks);
+                } else {
+                    layout.cut(read.place, 0..layout.header, &mut chunks);
+                    layout.cut(read.place, body, &mut chunks);
+                }
+                // Pages that are shorter on disk are encoded, and have to be decoded on their way.
+                let needs_staging = u64::from(read.place.page_units) < units_of(read.page_bytes)
+                    && !matches!(read.encoded, Encoded::AsStored);
+                for page in 0..read.keys.len() {
+                    self.job.push_unknown(run, page);
+                    self.parts.push(PartFetch { needs_staging, ..PartFetch::default() });
+                }
+            }
+            for chunk in chunks {
+                header.chunks += u32::from(chunk.logical.start < layout.header);
+                let mut parts = first_part..first_part;
+                for (page, _) in layout.parts(&chunk.logical) {
+                    let part = first_part + page - first;
+                    self.parts[part].chunks += 1;
+                    parts = if parts.is_empty() { part..part + 1 } else { parts.start..part + 1 };
+                }
+                self.queue.push_back(Span { run, chunk, parts });
+            }
+            header.block = Some(Block::new(layout.header as usize));
+        }
+        self.headers.push(header);
+    }
+
+    /// Begins a part of a section: queues its bytes.
+    fn begin_part(&mut self, part: usize) {
+        let Some(expected) = self.job.expected(part).filter(|_| !self.job.is_decided(part)) else {
+            // The page missed with an earlier section.
+            self.job.complete(part, Err(MissReason::Header));
+            return;
+        };
+        // Bytes can be read to the target if that is their form and their offset in the page, and if
+        // they are whole units: the bytes beside them may have arrived, and be in use.
+        let stored = &expected.stored;
+        let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
+        let in_place = expected.is_in_place()
+            && stored.start == expected.target_start()
+            && stored.start.is_multiple_of(UNIT)
+            && ends;
+        let run = self.job.parts[part].run;
+        let mut chunks = Vec::new();
+        let cover = self.job.cover(part);
+        self.job.runs[run].layout.cut(self.job.reads[run].place, cover, &mut chunks);
+        let fetch = &mut self.parts[part];
+        (fetch.needs_staging, fetch.chunks) = (!in_place, chunks.len() as u32);
+        let span = |chunk| Span { run, chunk, parts: part..part + 1 };
+        self.queue.extend(chunks.into_iter().map(span));
+    }
+
+    /// The memory that receives a part, and the offset in the run of that memory.
+    pub(super) fn memory(&self, part: usize) -> (&PageMemory, u64) {
+        match &self.parts[part].staged {
+            Some(staged) => (&staged.memory, self.job.cover(part).start),
+            None => (self.job.target(part), self.job.page_start(part)),
+        }
+    }
+
+    /// Why all parts of the first chunk have failed already: their other bytes are not worth a read,
+    /// nor a wait for memory. `None` if the chunk holds bytes of the header, or any part may be
+    /// delivered.
+    pub(super) fn front_failure(&self) -> Option<MissReason> {
+        let Span { run, chunk, parts } = self.queue.front()?;
+        let run = &self.job.runs[*run];
+        if matches!(run.header, Header::Done) {
+            // All pages of the run have missed, so this reason replaces none.
+            return Some(MissReason::Header);
+        }
+        let has_header = chunk.logical.start < run.layout.header;
+        let mut failures = parts.clone().map(|part| self.parts[part].failure);
+        let first = failures.next().filter(|_| !has_header)??;
+        failures.all(|failure| failure.is_some()).then_some(first)
+    }
+
+    /// Allocates staging memory with `take` for the parts of the first chunk that need it, in one
+    /// buffer. Returns `false`, without changes, if `take` returns `None`.
+    pub(super) fn stage_front(
+        &mut self,
+        take: impl FnOnce(usize) -> Option<StagingBuffer>,
+    ) -> bool {
+        let Some(Span { parts, .. }) = self.queue.front() else { return true };
+        let lacks = |fetch: &PartFetch| fetch.needs_staging && fetch.staged.is_none();
+        let lacking: Vec<usize> = parts.clone().filter(|part| lacks(&self.parts[*part])).collect();
+        if lacking.is_empty() {
+            return true;
+        }
+        let length = |part: usize| {
+            let cover = self.job.cover(part);
+            (cover.end - cover.start) as usize
+        };
+        let bytes = lacking.iter().map(|part| length(*part)).sum();
+        let Some(buffer) = take(bytes).map(Arc::new) else { return false };
+        let mut at = 0;
+        for part in lacking {
+            let length = length(part);
+            let memory = PageMemory::of_staging(buffer.as_ptr().wrapping_add(at), length);
+            let buffer = Arc::clone(&buffer);
+            self.parts[part].staged = Some(Staged { buffer, at, memory });
+            at += length;
+        }
+        true
+    }
+
+    /// Splits the first chunk after its first part.
+    pub(super) fn split_front(&mut self) {
+        let Some(Span { run, chunk, parts }) = self.queue.front_mut() else { return };
+        let border =
+            if Range::is_empty(parts) { u64::MAX } else { self.job.cover(parts.start).end };
+        if border < chunk.logical.end {
+            let rest = Chunk {
+                segment: chunk.segment,
+                offset: chunk.offset + (border - chunk.logical.start),
+                logical: border..chunk.logical.end,
+            };
+            let rest = Span { run: *run, chunk: rest, parts: parts.start + 1..parts.end };
+            chunk.logical.end = border;
+            parts.end = parts.start + 1;
+            self.queue.insert(1, rest);
+        }
+    }
+
+    /// The buffers and iovecs of the first chunk, whose parts are staged. `None` if `take` returns
+    /// `None`.
+    pub(super) fn prepare_front(
+        &self,
+        take: impl FnOnce(usize) -> Option<StagingBuffer>,
+    ) -> Option<(OpBuffers, Vec<IoVec>)> {
+        let Span { run, chunk, parts } = self.queue.front()?;
+        let pieces = parts.clone().map(|part| {
+            let (cover, chunk) = (self.job.cover(part), &chunk.logical);
+            let (memory, start) = self.memory(part);
+            let from = (cover.start.max(chunk.start) - start) as usize;
+            let to = (cover.end.min(chunk.end) - start) as usize;
+            (part, from..to, memory)
+        });
+        let header = self.headers[*run].block.as_ref();
+        OpBuffers::prepare(chunk, header, self.job.runs[*run].layout.header, pieces, take)
+    }
+
+    /// Staging memory of the parts of a chunk.
+    pub(super) fn staging_of(&self, span: &Span) -> Vec<Arc<StagingBuffer>> {
+        let staged = span.parts.clone().filter_map(|part| self.parts[part].staged.as_ref());
+        let mut buffers: Vec<_> = staged.map(|staged| Arc::clone(&staged.buffer)).collect();
+        buffers.dedup_by(|a, b| Arc::ptr_eq(a, b));
+        buffers
+    }
+
+    /// Accounts for a chunk that was read, or failed with a reason.
+    pub(super) fn complete_chunk(&mut self, span: &Span, failure: Option<MissReason>) {
+        // The header first: the parts of the chunk may need it.
+        if span.chunk.logical.start < self.job.runs[span.run].layout.header {
+            self.complete_header_chunk(span.run, failure);
+        }
+        for part in span.parts.clone() {
+            let fetch = &mut self.parts[part];
+            fetch.chunks -= 1;
+            fetch.failure = fetch.failure.or(failure);
+            if fetch.chunks == 0 {
+                self.complete_fetch(part);
+            }
+        }
+    }
+
+    fn complete_header_chunk(&mut self, run: usize, failure: Option<MissReason>) {
+        let fetch = &mut self.headers[run];
+        fetch.chunks -= 1;
+        // Operations on other chunks of the header write to the block until the last is complete.
+        let block = if fetch.chunks == 0 { fetch.block.take() } else { None };
+        if !matches!(self.job.runs[run].header, Header::Awaited) {
+            return;
+        }
+        match (failure, block) {
+            (Some(reason), _) => self.job.set_header(run, Err(reason)),
+            (None, Some(block)) => self.job.set_header(run, Ok(block.bytes())),
+            (None, None) => return,
+        }
+        if self.job.arrivals.is_none() {
+            // Pages that are in memory waited for their header.
+            let first = self.headers[run].first_part;
+            for part in first..first + self.job.reads[run].keys.len() {
+                if self.parts[part].chunks == 0 {
+                    self.complete_fetch(part);
+                }
+            }
+        }
+    }
+
+    /// Queues a part whose chunks are all complete for its check. While the header is awaited it does
+    /// nothing: `complete_header_chunk` calls again, so that each part is completed once.
+    fn complete_fetch(&mut self, part: usize) {
+        let fetch = &mut self.parts[part];
+        let failure = match self.job.runs[self.job.parts[part].run].header {
+            Header::Awaited => return,
+            Header::Valid(_) => fetch.failure,
+            Header::Done => fetch.failure.or(Some(MissReason::Header)),
+        };
+        if let Some(reason) = failure {
+            fetch.staged = None;
+            self.job.complete(part, Err(reason));
+            return;
+        }
+        // Staging memory stays in use until the check, so it counts against the limit of bytes in
+        // flight. Sections count all bytes, see `UNVERIFIED_DIVISOR`.
+        if fetch.needs_staging || self.job.arrivals.is_some() {
+            let cover = self.job.cover(part);
+            fetch.unverified_bytes = cover.end - cover.start;
+        }
+        self.unverified_bytes += fetch.unverified_bytes;
+        self.unchecked.push_back(part);
+    }
+
+    /// Takes the next part to verify. Pages that the header rules out miss here.
+    pub(super) fn next_check(&mut self) -> Option<(usize, PartCheck<'a>)> {
+        loop {
+            let part = self.unchecked.pop_front()?;
+            let cover = self.job.cover(part);
+            if self.job.arrivals.is_none() {
+                let (run, page) = (self.job.parts[part].run, self.job.parts[part].page);
+                match self.job.whole(run, page) {
+                    Ok(whole) => self.job.parts[part] = whole,
+                    Err(reason) => {
+                        self.finish_check(part, Err(reason));
+                        continue;
+                    }
+                }
+            }
+            let staged = self.parts[part].staged.take();
+            let Some(expected) = self.job.expected(part) else {
+                self.finish_check(part, Err(MissReason::Header));
+                continue;
+            };
+            let skip = self.job.page_start(part) + expected.stored.start - cover.start;
+            let staged =
+                staged.map(|staged| StoredBytes::Staged(staged.buffer, staged.at + skip as usize));
+            // SAFETY: the page was read to the target, which is exclusive until the call returns.
+            let copy = |bytes| Ok(unsafe { expected.target.to_block(bytes) });
+            match PartCheck::open(&expected, staged, copy) {
+                Ok(check) => return Some((part, check)),
+                Err(reason) => self.finish_check(part, Err(reason)),
+            }
+        }
+    }
+
+    /// Records the result of a part that waited for its check.
+    pub(super) fn finish_check(&mut self, part: usize, result: Result<(), MissReason>) {
+        let fetch = &mut self.parts[part];
+        fetch.staged = None;
+        self.unverified_bytes -= fetch.unverified_bytes;
+        self.job.complete(part, result);
+    }
+}
