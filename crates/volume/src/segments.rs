@@ -76,9 +76,10 @@ pub struct Segments {
     discover: OnceLock<Discover>,
     guard: OnceLock<Guard>,
     segment_bytes: u64,
-    in_flight_bytes: usize,
-    engine: Box<dyn IoEngine>,
-    staging: Arc<Staging>,
+    /// Bytes that one call keeps in flight.
+    pub(crate) in_flight_bytes: usize,
+    pub(crate) engine: Box<dyn IoEngine>,
+    pub(crate) staging: Arc<Staging>,
     files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
     /// Number of segment files for which the limit of open files has been raised.
     reserved: AtomicUsize,
@@ -418,15 +419,6 @@ impl Segments {
     /// Whether this process is a forked child, which must not use the segments.
     pub(crate) fn is_inherited(&self) -> bool {
         self.process != std::process::id()
-    }
-    pub(crate) fn arena(&self) -> &Arc<Staging> {
-        &self.staging
-    }
-    pub(crate) fn engine(&self) -> &dyn IoEngine {
-        self.engine.as_ref()
-    }
-    pub(crate) fn in_flight_bytes(&self) -> usize {
-        self.in_flight_bytes
     }
     /// Length of the longest operation in bytes: a quarter of the bytes kept in flight, within
     /// limits.

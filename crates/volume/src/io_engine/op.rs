@@ -47,8 +47,8 @@ impl IoVec {
 pub(crate) struct Op {
     pub(crate) tag: u64,
     file: Arc<dyn MediumFile>,
-    write: bool,
-    offset: u64,
+    pub(super) write: bool,
+    pub(super) offset: u64,
     iovecs: Vec<IoVec>,
     /// Index of the first iovec that is not fully transferred.
     at: usize,
@@ -73,12 +73,6 @@ impl Op {
         Self { tag, file, write, offset, iovecs, at: 0, left, retries: 0 }
     }
 
-    pub(super) const fn is_write(&self) -> bool {
-        self.write
-    }
-    pub(super) const fn offset(&self) -> u64 {
-        self.offset
-    }
     pub(super) fn descriptor(&self) -> Option<RawFd> {
         self.file.descriptor().map(|fd| fd.as_raw_fd())
     }
@@ -206,7 +200,7 @@ mod tests {
         let base = memory.as_mut_ptr();
         let mut op = op((0..3).map(|n| IoVec::new(base.wrapping_add(n * 10), 10)).collect());
         assert!(op.advance(Ok(13)).is_none());
-        assert_eq!((op.offset(), op.window().len(), op.window()[0].iov_len), (113, 2, 7));
+        assert_eq!((op.offset, op.window().len(), op.window()[0].iov_len), (113, 2, 7));
         assert!(op.advance(Err(io::ErrorKind::Interrupted.into())).is_none());
         assert!(op.advance(Ok(17)).unwrap().is_ok());
     }

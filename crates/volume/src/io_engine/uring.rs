@@ -182,15 +182,15 @@ impl RingQueue {
 }
 
 fn entry(op: &Op, fd: Fd, slot: usize) -> squeue::Entry {
-    let offset = op.offset();
+    let offset = op.offset;
     let entry = match op.window() {
-        [one] if op.is_write() => {
+        [one] if op.write => {
             opcode::Write::new(fd, one.iov_base.cast(), one.iov_len as u32).offset(offset).build()
         }
         [one] => {
             opcode::Read::new(fd, one.iov_base.cast(), one.iov_len as u32).offset(offset).build()
         }
-        many if op.is_write() => {
+        many if op.write => {
             opcode::Writev::new(fd, many.as_ptr(), many.len() as u32).offset(offset).build()
         }
         many => opcode::Readv::new(fd, many.as_ptr(), many.len() as u32).offset(offset).build(),

@@ -24,7 +24,7 @@ impl Maps {
     }
 
     /// The map of a segment. Calls `map` to make it if the segment is not mapped yet.
-    pub(super) fn get(
+    fn get(
         &self,
         id: SegmentId,
         map: impl FnOnce() -> io::Result<Option<Map>>,
@@ -36,17 +36,8 @@ impl Maps {
         Ok(self.open.write().entry(id).or_insert(made).clone())
     }
 
-    pub(super) fn remove(&self, id: SegmentId) {
-        self.open.write().remove(&id);
-    }
-
-    fn clear(&self) {
-        self.open.write().clear();
-    }
-
-    /// Drops the maps of removed segments, at most every `SWEEP_INTERVAL`, and returns the
-    /// segments.
-    pub(super) fn sweep(&self) -> Vec<SegmentId> {
+    /// The mapped segments that are removed, once every `SWEEP_INTERVAL`; otherwise none.
+    fn removed(&self) -> Vec<SegmentId> {
         let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP_INTERVAL)
         else {
             return Vec::new();
@@ -56,11 +47,7 @@ impl Maps {
             map.as_ref().is_some_and(|map| map.file_bytes().is_ok_and(|bytes| bytes == 0))
         };
         let open = self.open.read();
-        let removed: Vec<SegmentId> =
-            open.iter().filter(|(_, map)| is_removed(map)).map(|(id, _)| *id).collect();
-        drop(open);
-        removed.iter().for_each(|id| self.remove(*id));
-        removed
+        open.iter().filter(|(_, map)| is_removed(map)).map(|(id, _)| *id).collect()
     }
 }
 
@@ -73,7 +60,7 @@ impl Segments {
     /// The map of a segment; `None` if it is not in memory or cannot be mapped.
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
-        for removed in maps.sweep() {
+        for removed in maps.removed() {
             self.close(removed);
         }
         maps.get(id, || {
@@ -92,7 +79,7 @@ impl Segments {
     pub(super) fn close(&self, id: SegmentId) {
         self.files.write().remove(&id);
         if let Some(maps) = &self.maps {
-            maps.remove(id);
+            maps.open.write().remove(&id);
         }
     }
 
@@ -100,7 +87,7 @@ impl Segments {
     pub fn close_all(&self) {
         self.files.write().clear();
         if let Some(maps) = &self.maps {
-            maps.clear();
+            maps.open.write().clear();
         }
     }
 }

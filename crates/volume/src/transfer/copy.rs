@@ -56,7 +56,7 @@ impl Segments {
         let at_once = (WINDOW / page_bytes).clamp(1, count.max(1));
         let stopped = || stopped(control.stop().unwrap_or(super::MissReason::Staging));
         let mut memory =
-            control.stage(self.arena(), (at_once * page_bytes) as usize).ok_or_else(stopped)?;
+            control.stage(&self.staging, (at_once * page_bytes) as usize).ok_or_else(stopped)?;
         let mut first = 0;
         while first < live.len() {
             if let Some(reason) = control.stop() {

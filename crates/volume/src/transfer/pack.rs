@@ -78,7 +78,7 @@ impl Segments {
         let Some(memory) = PageMemory::of_source(source, page, length, Direct::Any) else {
             return Packing::NoShorter;
         };
-        let arena = self.arena();
+        let arena = &self.staging;
         let buffer = match control {
             None => arena.try_take(length),
             Some(control) => control.stage(arena, length),

@@ -86,7 +86,7 @@ impl Segments {
         let padded = place.page_units as usize * UNIT as usize;
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());
-        if let Some(memory) = control.stage(self.arena(), at_once * padded) {
+        if let Some(memory) = control.stage(&self.staging, at_once * padded) {
             let target = WindowTarget { memory, padded };
             for keys in keys.chunks(at_once) {
                 let read = RunRead {
@@ -138,7 +138,7 @@ impl SingleOp {
     /// Runs the operation and waits for it.
     pub(super) fn run(segments: &Segments, op: Op) -> io::Result<()> {
         let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
-        segments.engine().run(&mut work);
+        segments.engine.run(&mut work);
         work.result
     }
 }

@@ -39,12 +39,12 @@ pub(in crate::transfer) fn read(
     };
     let mut read = DiskRead {
         fetches: Fetches::new(job),
-        in_flight: InFlight::new(segments.in_flight_bytes() / in_flight),
-        unverified_limit: (segments.in_flight_bytes() / unverified) as u64,
+        in_flight: InFlight::new(segments.in_flight_bytes / in_flight),
+        unverified_limit: (segments.in_flight_bytes / unverified) as u64,
         checking: None,
         scratch: Vec::new(),
     };
-    segments.engine().run(&mut read);
+    segments.engine.run(&mut read);
     read.fetches.job.outcomes()
 }
 
@@ -94,7 +94,7 @@ impl DiskRead<'_> {
         let idle = self.in_flight.is_idle()
             && self.fetches.unchecked.is_empty()
             && self.checking.is_none();
-        let arena = segments.arena();
+        let arena = &segments.staging;
         let take = |bytes| match arena.try_take(bytes) {
             None if idle => control.stage(arena, bytes),
             buffer => buffer,

@@ -25,11 +25,11 @@ pub(in crate::transfer) fn write(
         control,
         runs: Vec::with_capacity(writes.len()),
         heads: VecDeque::new(),
-        in_flight: InFlight::new(segments.in_flight_bytes()),
+        in_flight: InFlight::new(segments.in_flight_bytes),
         to_sum: VecDeque::new(),
         summing: None,
     };
-    segments.engine().run(&mut write);
+    segments.engine.run(&mut write);
     write.results()
 }
 
@@ -169,8 +169,8 @@ impl<'a> DiskWrite<'a> {
         let idle = self.in_flight.is_idle();
         // Waits for staging memory only if no operation is in flight: another call may wait for the
         // memory that this call holds.
-        let take = |bytes| match self.segments.arena().try_take(bytes) {
-            None if idle => self.control.stage(self.segments.arena(), bytes),
+        let take = |bytes| match self.segments.staging.try_take(bytes) {
+            None if idle => self.control.stage(&self.segments.staging, bytes),
             buffer => buffer,
         };
         let pages = &run.new.pages;
