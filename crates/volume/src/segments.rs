@@ -2,9 +2,11 @@
 //! moves their bytes.
 
 mod choose;
+mod files;
 mod huge;
 mod kind;
 mod maps;
+mod names;
 mod report;
 mod selftest;
 mod volumes;
@@ -12,25 +14,21 @@ mod volumes;
 pub use report::{IoChoice, IoMode, IoReport};
 pub use volumes::{Candidate, Discover, Guard};
 
-use volumes::Volume;
+use volumes::{Discovery, Volume};
 
 use crate::io_engine::IoEngine;
 use crate::map::Map;
-use crate::open_files;
 use crate::run_on_threads;
 use crate::staging::{Staging, StagingStats};
+use files::Files;
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT, VolumeMarker};
-use ritornello_medium::{Access, Medium, MediumFile};
-use std::collections::HashMap;
-use std::ffi::OsStr;
+use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT};
+use ritornello_medium::{Access, Medium};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::sync::Arc;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
@@ -39,8 +37,6 @@ const OP_BYTES_MAX: usize = 4 << 20;
 /// The limit of an operation's length is never less than this, in bytes, even if few bytes are kept
 /// in flight: shorter operations cost too much CPU per byte.
 const OP_BYTES_MIN: usize = 256 << 10;
-/// Prefix of the file name of a segment; at least six decimal digits follow.
-const FILE_PREFIX: &str = "seg-";
 
 /// Configuration of [`Segments::open`].
 #[derive(Clone, Debug)]
@@ -73,21 +69,16 @@ pub struct Segments {
     medium: Arc<dyn Medium>,
     io: IoChoice,
     volumes: RwLock<Vec<Volume>>,
-    discover: OnceLock<Discover>,
-    guard: OnceLock<Guard>,
+    discovery: Discovery,
     segment_bytes: u64,
     /// Bytes that one call keeps in flight.
     pub(crate) in_flight_bytes: usize,
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) staging: Arc<Staging>,
-    files: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
-    /// Number of segment files for which the limit of open files has been raised.
-    reserved: AtomicUsize,
+    files: Files,
     /// The maps of segments, where directories are in memory.
     maps: Option<Maps>,
     report: RwLock<IoReport>,
-    /// When the function of [`Segments::discover_with`] was last called for an absent volume.
-    last_discovery: Mutex<Option<Instant>>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
     unusable_dirs: Vec<(u8, String)>,
     /// The process that opened the segments: rings and threads do not survive a fork.
@@ -138,17 +129,14 @@ impl Segments {
             medium,
             io,
             volumes: RwLock::new(volumes),
-            discover: OnceLock::new(),
-            guard: OnceLock::new(),
+            discovery: Discovery::default(),
             segment_bytes,
             in_flight_bytes,
             engine: choice.engine,
             staging,
-            files: RwLock::default(),
-            reserved: AtomicUsize::new(0),
+            files: Files::default(),
             maps: (choice.report.mode == IoMode::Mapped).then(Maps::new),
             report: RwLock::new(choice.report),
-            last_discovery: Mutex::new(None),
             unusable_dirs,
             process: std::process::id(),
         })
@@ -173,7 +161,7 @@ impl Segments {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::from(error).with("path", path.display())),
         }
-        let access = Access { write: true, create: true, direct: self.is_direct(id) };
+        let access = Access { write: true, create: true, direct: self.volume(id).direct };
         let filled = self.medium.open(&path, access).and_then(|file| {
             if self.maps.is_some() && huge::are_available(&path) {
                 // `fallocate` alone allocates small pages: fault the pages in through a map first.
@@ -231,68 +219,6 @@ impl Segments {
         Ok(restored.inspect_err(|_| self.close(id))?)
     }
 
-    /// The segments of all present volumes, in order: see [`Segments::list_durably`].
-    ///
-    /// # Errors
-    /// `Retry` if a directory cannot be listed or synced.
-    pub fn existing(&self) -> Result<Vec<SegmentId>> {
-        let volumes = self.dirs().into_iter().map(|(volume, _)| self.list_durably(volume));
-        Ok(volumes.collect::<Result<Vec<_>>>()?.concat())
-    }
-
-    /// The segments of all volumes whose directories can be listed now; other volumes are left out.
-    #[must_use]
-    pub fn listable(&self) -> Vec<SegmentId> {
-        self.dirs()
-            .into_iter()
-            .flat_map(|(volume, _)| self.list(volume).unwrap_or_default())
-            .collect()
-    }
-
-    /// The segments of one volume, in order.
-    ///
-    /// # Errors
-    /// `Retry` if the volume's directory cannot be listed; `Invalid` if the volume is absent or
-    /// unknown.
-    pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
-        let dir = self.dir(volume)?;
-        let names = self.medium.list(&dir).map_err(|error| {
-            Error::retry("a volume's directory cannot be listed")
-                .with("dir", dir.display())
-                .because(error)
-        })?;
-        let numbers = names.iter().filter_map(|name| number_of(name.to_str()?));
-        let mut found: Vec<SegmentId> =
-            numbers.map(|number| SegmentId::new(volume, number)).collect();
-        found.sort_unstable();
-        // The list proves whether the volume is mounted: an empty mount point has no marker.
-        if found.is_empty() && !names.iter().any(|name| name == VolumeMarker::FILE) {
-            return Err(Error::retry("a volume's directory is empty: is its file system mounted?")
-                .with("dir", dir.display()));
-        }
-        Ok(found)
-    }
-
-    /// Lists the segments of one volume for an owner, which may write to them, and makes their
-    /// names durable: a previous owner may have died before it synced them.
-    ///
-    /// # Errors
-    /// `Retry` if the volume's directory cannot be listed or synced; `Invalid` if the volume is
-    /// absent or unknown.
-    pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
-        let listed = self.list(volume)?;
-        self.sync_names(volume)?;
-        Ok(listed)
-    }
-
-    /// Syncs the directory of a volume, and checks that it was the volume's.
-    fn sync_names(&self, volume: u8) -> io::Result<()> {
-        self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
-        // Check after the sync: a different file system may have been mounted on the directory
-        // before it.
-        self.check_volume(volume)
-    }
-
     /// Removes a segment, durably. Succeeds if it does not exist. On a disk the segment's blocks
     /// are free immediately, even if another process has it open; in memory they are free once
     /// every process has closed the segment. A segment in memory is never truncated, in any I/O
@@ -319,24 +245,6 @@ impl Segments {
         }
         let dir = self.dir(id.volume())?;
         self.medium.sync_dir(&dir).map_err(refused)
-    }
-
-    /// Whether a file of this name is the remainder of an interrupted self-test.
-    #[must_use]
-    pub fn is_left_over(name: &OsStr) -> bool {
-        name.to_str().is_some_and(|name| name.starts_with(selftest::PREFIX))
-    }
-
-    /// The name of a segment's file in the directory of its volume.
-    #[must_use]
-    pub fn file_name(id: SegmentId) -> String {
-        format!("{FILE_PREFIX}{:06}", id.number())
-    }
-
-    /// Whether `name` is the file name of a segment.
-    #[must_use]
-    pub fn is_segment(name: &OsStr) -> bool {
-        name.to_str().and_then(number_of).is_some()
     }
 
     /// Waits until all writes to segment `id` that a dead process submitted have completed. The
@@ -429,9 +337,6 @@ impl Segments {
     fn volume(&self, id: SegmentId) -> Volume {
         self.volumes.read().get(usize::from(id.volume())).cloned().unwrap_or_default()
     }
-    fn is_direct(&self, id: SegmentId) -> bool {
-        self.volumes.read().get(usize::from(id.volume())).is_some_and(|volume| volume.direct)
-    }
     /// Whether files of any volume need aligned memory, because they are opened with `O_DIRECT`.
     pub(crate) fn needs_alignment(&self) -> bool {
         self.volumes.read().iter().any(|volume| volume.direct)
@@ -456,53 +361,6 @@ impl Segments {
                 .with("volume", volume)),
         }
     }
-
-    /// The open file of a segment. Opens it if necessary.
-    pub(crate) fn file(&self, id: SegmentId) -> io::Result<Arc<dyn MediumFile>> {
-        if let Some(file) = self.files.read().get(&id) {
-            return Ok(Arc::clone(file));
-        }
-        let path = self.path(id).map_err(io::Error::other)?;
-        let access = Access { write: true, create: false, direct: self.is_direct(id) };
-        let file = self.medium.open(&path, access)?;
-        // Check after the open: a later mount on the directory does not affect the open file.
-        self.check_volume(id.volume())?;
-        Ok(self.cache_file(id, file))
-    }
-
-    /// Caches an open file, unless the segment has one already. Returns the cached one.
-    fn cache_file(&self, id: SegmentId, file: Arc<dyn MediumFile>) -> Arc<dyn MediumFile> {
-        let (kept, count) = {
-            let mut files = self.files.write();
-            let kept = Arc::clone(files.entry(id).or_insert(file));
-            (kept, files.len())
-        };
-        // The store has grown since the segments were opened: make room for twice `count`.
-        if count > self.reserved.load(Relaxed) {
-            self.reserve_files(2 * count);
-        }
-        kept
-    }
-
-    /// Raises the limit of open files so that `count` segments can be open. If it cannot be raised
-    /// that far, the report gets a warning.
-    pub fn reserve_files(&self, count: usize) {
-        let had = self.reserved.fetch_max(count, Relaxed);
-        if count <= had || self.report.read().mode == IoMode::Simulated {
-            return;
-        }
-        let left = count.saturating_sub(self.files.read().len());
-        if let Err(error) = open_files::reserve(left as u64) {
-            tracing::warn!("{error}");
-            let mut report = self.report.write();
-            report.warnings.retain(|known| !known.contains("may open"));
-            report.warnings.push(error.to_string());
-        }
-    }
-
-    fn path(&self, id: SegmentId) -> Result<PathBuf> {
-        Ok(self.dir(id.volume())?.join(Segments::file_name(id)))
-    }
 }
 
 impl fmt::Debug for Segments {
@@ -519,25 +377,4 @@ fn failed_sync(what: impl fmt::Display, error: io::Error) -> Error {
     Error::fatal("a sync failed: bytes written since the last sync may be lost; reopen the store")
         .with("what", what)
         .because(error)
-}
-
-fn number_of(name: &str) -> Option<u32> {
-    let digits = name.strip_prefix(FILE_PREFIX)?;
-    let number = digits.parse().ok()?;
-    // Accept only names that `file_name` returns: not "seg-7" or "seg-+00007".
-    (name == Segments::file_name(SegmentId::new(0, number))).then_some(number)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_canonical_names_are_segments() {
-        assert_eq!(number_of("seg-000007"), Some(7));
-        assert_eq!(number_of("seg-1234567"), Some(1_234_567));
-        for other in ["seg-7", "seg-+00007", "seg-000007.tmp", "seg-99999999", "LOCK", "seg-"] {
-            assert_eq!(number_of(other), None, "{other}");
-        }
-    }
 }

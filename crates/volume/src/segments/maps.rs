@@ -14,7 +14,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
 pub(super) struct Maps {
-    open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
+    pub(super) open: RwLock<HashMap<SegmentId, Option<Arc<Map>>>>,
     swept: Mutex<Instant>,
 }
 
@@ -65,7 +65,7 @@ impl Segments {
         }
         maps.get(id, || {
             let file = self.file(id)?;
-            if !self.volumes.read().get(usize::from(id.volume())).is_some_and(|v| v.in_memory) {
+            if !self.volume(id).in_memory {
                 return Ok(None);
             }
             Map::new(&file, self.segment_bytes).or_else(|error| {
@@ -73,21 +73,5 @@ impl Segments {
                 Ok(None)
             })
         })
-    }
-
-    /// Closes the file and the map of a segment.
-    pub(super) fn close(&self, id: SegmentId) {
-        self.files.write().remove(&id);
-        if let Some(maps) = &self.maps {
-            maps.open.write().remove(&id);
-        }
-    }
-
-    /// Closes all files and maps: the next call opens the files again by name.
-    pub fn close_all(&self) {
-        self.files.write().clear();
-        if let Some(maps) = &self.maps {
-            maps.open.write().clear();
-        }
     }
 }

@@ -1,9 +1,11 @@
 //! The volumes of a store: their directories are tested, added, found again and retired.
 
 use super::{IoChoice, IoMode, Segments, kind, selftest};
+use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Minimum interval between two searches for absent volumes in a process that reads.
@@ -33,6 +35,15 @@ pub type Discover = Box<dyn Fn() -> Result<Vec<PathBuf>> + Send + Sync>;
 
 /// Returns whether a directory holds the volume of this number now: see [`Segments::guard_with`].
 pub type Guard = Box<dyn Fn(u8, &Path) -> bool + Send + Sync>;
+
+/// How volumes are found and recognised.
+#[derive(Default)]
+pub(super) struct Discovery {
+    discover: OnceLock<Discover>,
+    guard: OnceLock<Guard>,
+    /// When `discover` was last called for an absent volume.
+    last: Mutex<Option<Instant>>,
+}
 
 /// A tested directory that can become a volume.
 #[derive(Clone, Debug)]
@@ -72,19 +83,19 @@ impl Segments {
     /// Sets the function that finds volumes added after the segments were opened.
     pub fn discover_with(&self, discover: Discover) {
         // Later calls are ignored: the opening process calls this once.
-        let _ = self.discover.set(discover);
+        let _ = self.discovery.discover.set(discover);
     }
 
     /// Sets the function that checks whether a directory holds its volume. A different file system,
     /// with segments of another store, may be mounted on the directory at any time: no file of it
     /// may be opened, created or removed.
     pub fn guard_with(&self, guard: Guard) {
-        let _ = self.guard.set(guard);
+        let _ = self.discovery.guard.set(guard);
     }
 
     pub(super) fn check_volume(&self, volume: u8) -> io::Result<()> {
         let dir = self.dir(volume).map_err(io::Error::other)?;
-        if self.guard.get().is_none_or(|guard| guard(volume, &dir)) {
+        if self.discovery.guard.get().is_none_or(|guard| guard(volume, &dir)) {
             return Ok(());
         }
         Err(io::Error::other("the directory does not hold the volume: is its file system mounted?"))
@@ -181,7 +192,7 @@ impl Segments {
         if present == Some(true) || (present == Some(false) && !self.is_discovery_due()) {
             return known;
         }
-        let Some(discover) = self.discover.get() else { return known };
+        let Some(discover) = self.discovery.discover.get() else { return known };
         match discover() {
             Ok(dirs) => {
                 for (number, dir) in (0..=u8::MAX).zip(&dirs).take(known) {
@@ -219,7 +230,7 @@ impl Segments {
     /// Whether a search for absent volumes is due. Retired and absent volumes look the same, so the
     /// interval limits the cost.
     fn is_discovery_due(&self) -> bool {
-        let mut last = self.last_discovery.lock();
+        let mut last = self.discovery.last.lock();
         let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);
         if due {
             *last = Some(Instant::now());

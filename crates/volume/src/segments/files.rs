@@ -1,0 +1,89 @@
+//! The open files of segments.
+
+use super::{IoMode, Segments};
+use crate::open_files;
+use parking_lot::RwLock;
+use ritornello_format::{Result, SegmentId};
+use ritornello_medium::{Access, MediumFile};
+use std::collections::HashMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Open files by segment.
+#[derive(Default)]
+pub(super) struct Files {
+    open: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
+    /// Number of segment files for which the limit of open files has been raised.
+    reserved: AtomicUsize,
+}
+
+impl Segments {
+    /// The open file of a segment. Opens it if necessary.
+    pub(crate) fn file(&self, id: SegmentId) -> io::Result<Arc<dyn MediumFile>> {
+        if let Some(file) = self.files.open.read().get(&id) {
+            return Ok(Arc::clone(file));
+        }
+        let path = self.path(id).map_err(io::Error::other)?;
+        let access = Access { write: true, create: false, direct: self.volume(id).direct };
+        let file = self.medium.open(&path, access)?;
+        // Check after the open: a later mount on the directory does not affect the open file.
+        self.check_volume(id.volume())?;
+        Ok(self.cache_file(id, file))
+    }
+
+    /// Caches an open file, unless the segment has one already. Returns the cached one.
+    pub(super) fn cache_file(
+        &self,
+        id: SegmentId,
+        file: Arc<dyn MediumFile>,
+    ) -> Arc<dyn MediumFile> {
+        let (kept, count) = {
+            let mut files = self.files.open.write();
+            let kept = Arc::clone(files.entry(id).or_insert(file));
+            (kept, files.len())
+        };
+        // The store has grown since the segments were opened: make room for twice `count`.
+        if count > self.files.reserved.load(Relaxed) {
+            self.reserve_files(2 * count);
+        }
+        kept
+    }
+
+    /// Raises the limit of open files so that `count` segments can be open. If it cannot be raised
+    /// that far, the report gets a warning.
+    pub fn reserve_files(&self, count: usize) {
+        let had = self.files.reserved.fetch_max(count, Relaxed);
+        if count <= had || self.report.read().mode == IoMode::Simulated {
+            return;
+        }
+        let left = count.saturating_sub(self.files.open.read().len());
+        if let Err(error) = open_files::reserve(left as u64) {
+            tracing::warn!("{error}");
+            let mut report = self.report.write();
+            report.warnings.retain(|known| !known.contains("may open"));
+            report.warnings.push(error.to_string());
+        }
+    }
+
+    /// Closes the file and the map of a segment.
+    pub(super) fn close(&self, id: SegmentId) {
+        self.files.open.write().remove(&id);
+        if let Some(maps) = &self.maps {
+            maps.open.write().remove(&id);
+        }
+    }
+
+    /// Closes all files and maps: the next call opens the files again by name.
+    pub fn close_all(&self) {
+        self.files.open.write().clear();
+        if let Some(maps) = &self.maps {
+            maps.open.write().clear();
+        }
+    }
+
+    pub(super) fn path(&self, id: SegmentId) -> Result<PathBuf> {
+        Ok(self.dir(id.volume())?.join(Segments::file_name(id)))
+    }
+}
