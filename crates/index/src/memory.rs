@@ -40,10 +40,6 @@ impl MemoryIndex {
 }
 
 impl Run {
-    fn parent(&self) -> Option<(RunId, u32)> {
-        self.view.parent
-    }
-
     /// The extents of the live pages starting at page `from`.
     fn held(&self, from: usize) -> Vec<Extent> {
         let pages = self.view.pages.iter().enumerate().skip(from);
@@ -68,7 +64,7 @@ impl State {
         while let Some((run, keep)) = removals.pop() {
             let Some(cut) = self.runs.get(&run) else { continue };
             for child in &cut.children {
-                let parent = self.runs.get(child).and_then(Run::parent);
+                let parent = self.runs.get(child).and_then(|run| run.view.parent);
                 if parent.is_some_and(|(_, page)| page >= keep) {
                     removals.push((*child, 0));
                 }
@@ -97,7 +93,7 @@ impl State {
             }
         }
         if whole {
-            let parent = self.runs.remove(&id).and_then(|run| run.parent());
+            let parent = self.runs.remove(&id).and_then(|run| run.view.parent);
             if let Some(parent) = parent.and_then(|(parent, _)| self.runs.get_mut(&parent)) {
                 parent.children.remove(&id);
             }
@@ -170,7 +166,7 @@ impl PrefixIndex for MemoryIndex {
         let mut state = self.0.lock();
         let Some(&(child, 0)) = state.pages.get(&(scope, child)) else { return };
         let Some(&(parent, page)) = state.pages.get(&(scope, parent)) else { return };
-        let free = |run: &Run| run.view.chained && run.parent().is_none();
+        let free = |run: &Run| run.view.chained && run.view.parent.is_none();
         if child != parent && state.runs.get(&child).is_some_and(free) {
             state.attach(child, parent, page);
         }
