@@ -147,6 +147,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::ring_of_runs_is_removable(make);
     scenarios::holes_free_their_own_space_once(make);
     scenarios::dropping_a_scope_removes_all_its_runs(make);
+    scenarios::scope_of_many_short_chains_is_dropped(make);
     scenarios::run_moves_and_keeps_its_name(make);
     scenarios::hashes_that_share_bits_are_distinguished(make);
     scenarios::recency_only_grows(make);

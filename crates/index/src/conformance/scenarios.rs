@@ -302,6 +302,20 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
     assert!(bench.index.drop_scope(A).is_empty());
 }
 
+pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
+    let bench = Bench::new(make);
+    // A removal takes descendants with it, and an index may free the memory of many runs at once.
+    const RUNS: u64 = 5000;
+    let mut parent = None;
+    for number in 0..RUNS {
+        let key = page(1, number);
+        bench.insert(true, parent, &[key]);
+        parent = Some(key).filter(|_| number % 7 != 0);
+    }
+    assert_eq!(sum(&bench.index.drop_scope(A)).1 as u64, RUNS);
+    assert_eq!(bench.index.stats().runs, 0);
+}
+
 pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
     let bench = Bench::new(make);
     let keys = pages(1, 5);

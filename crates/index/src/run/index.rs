@@ -335,6 +335,11 @@ impl RunIndex {
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
+            // An earlier cut of the same batch may have removed the run with its parent, and freed
+            // the memory of its record.
+            if !tables.runs.is_live(run) {
+                return Vec::new();
+            }
             let hot = tables.runs.hot(run);
             match u16::try_from(keep) {
                 Ok(keep) if usize::from(keep) < hot.pages().len() => {
