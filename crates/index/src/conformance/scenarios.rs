@@ -304,7 +304,7 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
 
 pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
     let bench = Bench::new(make);
-    // A removal takes descendants with it, and an index may free the memory of many runs at once.
+    // Removing a run removes its descendants, and may free the memory of many records.
     const RUNS: u64 = 5000;
     let mut parent = None;
     for number in 0..RUNS {

@@ -14,8 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What one call fetches: the chunks to read, and for each header and part the chunks that it waits
-/// for.
+/// The chunks that one call reads, and the headers and parts that wait for them.
 pub(super) struct Fetches<'a> {
     pub(super) job: ReadJob<'a>,
     /// For each run that has begun, the state of its header.

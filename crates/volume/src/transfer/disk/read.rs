@@ -51,7 +51,7 @@ pub(in crate::transfer) fn read(
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
     in_flight: InFlight<PendingOp>,
-    /// Nothing more is read while so many bytes of parts in memory are not verified.
+    /// While this many bytes of parts in memory are not verified, no chunk is read.
     unverified_limit: u64,
     /// The part that is being verified.
     checking: Option<(usize, PartCheck<'a>)>,
