@@ -94,12 +94,8 @@ impl StoreCore {
             self.trim_retention(scope.slot);
         }
         let stored = self.link_and_count(scope.slot, scope.chained, &hashes);
-        if retain_until > 0 {
-            self.retain(scope.slot, &hashes, retain_until);
-        }
-        if self.durable_puts() && !flushed_later {
-            self.make_durable()?;
-        }
+        self.retain(scope.slot, &hashes, retain_until);
+        self.await_durable_put(flushed_later)?;
         Ok(Committed { stored, refused })
     }
 

@@ -44,6 +44,11 @@ impl StoreCore {
         self.options.durability == Durability::Durable
     }
 
+    /// Waits until a put is durable, if puts do. A part of a put that is flushed later does not wait.
+    pub(super) fn await_durable_put(&self, flushed_later: bool) -> Result<()> {
+        if self.durable_puts() && !flushed_later { self.make_durable() } else { Ok(()) }
+    }
+
     /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();

@@ -95,8 +95,8 @@ impl StoreCore {
         if !steps.is_empty() {
             let found =
                 steps.iter().flat_map(|step| &keys[step.at as usize..][..step.pages as usize]);
-            let mut read = found.map(|key| PageHash::of(&scope.id, key).low());
-            self.state.lock().residents.demanded(Demand::Read, None, &mut read);
+            let read = found.map(|key| PageHash::of(&scope.id, key));
+            self.state.lock().residents.demanded(Demand::Read, None, read);
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {

@@ -15,7 +15,6 @@ mod listing;
 mod local_catalog;
 mod lookup;
 mod maintenance;
-mod plan;
 mod recovery;
 mod removal;
 mod reservations;

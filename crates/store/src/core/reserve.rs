@@ -1,13 +1,15 @@
 //! Reserving space for a put: groups the missing pages into runs and places each of them.
 
 use super::StoreCore;
-use super::plan::{check_lengths, missing_runs, run_lengths};
+use super::limits::admission::Admitted;
 use super::reservations::{PlannedRun, Reservation};
 use super::space::SpaceDeadline;
 use crate::catalog::{LeaseNumber, Refusal, ReserveRequest, Reserved, ReservedRun, ScopeRef};
 use crate::client_id::ClientId;
 use crate::eviction::Demand;
-use ritornello_format::{Error, PageHash, Place, Result, UNIT, check_keys};
+use ritornello_format::{
+    Error, KEY_BYTES_MAX, PageHash, Place, Result, RunHeader, UNIT, check_keys, units_of,
+};
 use ritornello_index::RunId;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -16,8 +18,42 @@ use std::time::{Duration, Instant};
 const PUT_PAGES_MAX: usize = 65_535;
 /// Lease time of a put's parents; a put that takes longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
+/// Maximum payload of a run, which keeps eviction and reads fine-grained.
+const RUN_BYTES_MAX: u64 = 64 << 20;
+/// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
+/// run, or at most [`PADDING_UNITS`].
+const PADDING_SHARE: u64 = 32;
+/// Maximum units of padding in a short run; another run would cost a header, and an operation per
+/// reader.
+const PADDING_UNITS: u64 = 8;
+
+/// A put that asks for space.
+struct PutBatch<'a> {
+    client: ClientId,
+    scope: ScopeRef,
+    request: &'a ReserveRequest,
+    keys: &'a [&'a [u8]],
+    hashes: Vec<PageHash>,
+    /// The page before the first, if known.
+    parent: Option<PageHash>,
+    parent_present: bool,
+    /// For each page, whether it is stored.
+    present: Vec<bool>,
+}
+
+/// Runs that have space.
+#[derive(Default)]
+struct PlacedRuns {
+    runs: Vec<PlannedRun>,
+    /// Units promised to the scope until the reservation counts them.
+    promised: u64,
+    /// Why some pages got no space, if any.
+    refused: Option<Refusal>,
+}
 
 impl StoreCore {
+    /// Reserves space for the missing pages of a put, as far as the limits of the store, the scope
+    /// and the client allow.
     pub(super) fn reserve(
         &self,
         client: ClientId,
@@ -29,127 +65,155 @@ impl StoreCore {
         self.lifecycle.check_writable()?;
         self.scopes.check(scope)?;
         let deadline = Instant::now() + request.timeout;
-        let mut hashes = hash_batch(scope, keys)?;
-        check_lengths(scope, keys.len(), request)?;
+        let mut put = PutBatch::checked(client, scope, keys, parent, request)?;
         self.shape.ensure_numbers(deadline)?;
         let until = SpaceDeadline::until(deadline);
-        // Pages in absent space can neither be read nor stored again.
-        let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
-        let parent = parent.transpose()?;
-        let behind_hidden = parent.is_some_and(|page| self.is_hidden(scope.slot, page));
-        let hidden = match behind_hidden && scope.chained {
-            true => Some(0),
-            false => hashes.iter().position(|page| self.is_hidden(scope.slot, *page)),
-        };
-        let absent = hidden.map(|_| Refusal::Absent);
-        if let Some(end) = hidden {
-            // Pages in absent space are counted now, because `count_refused` never sees them.
-            self.counters.refused_absent_space.add((keys.len() - end) as u64);
-            self.counters.refused_pages.add((keys.len() - end) as u64);
-            hashes.truncate(end);
-        }
-        let keys = &keys[..hashes.len()];
-        let parent_present = parent.is_some_and(|p| self.index.locate(scope.slot, p).is_some());
-        let present = self.index.exists(scope.slot, &hashes);
-        let leading = present.iter().take_while(|present| **present).count();
+        let absent = self.cut_before_absent(&mut put);
+        self.find_present(&mut put);
         let mut reserved = Reserved {
             id: 0,
             store: self.shape.manifest().uuid,
             runs: Vec::new(),
-            present: leading,
+            present: put.present.iter().take_while(|present| **present).count(),
             refused: absent,
             durable: self.durable_puts(),
         };
-        self.counters.present_pages.add(present.iter().filter(|present| **present).count() as u64);
-        if leading == keys.len() {
-            self.link_and_count(scope.slot, scope.chained, &hashes);
-            if request.retain_until > 0 {
-                self.retain(scope.slot, &hashes, request.retain_until);
-            }
+        if reserved.present == put.hashes.len() {
+            self.link_and_count(scope.slot, scope.chained, &put.hashes);
+            self.retain(scope.slot, &put.hashes, request.retain_until);
             // Another put of these pages may be visible and not durable yet.
-            if self.durable_puts() && !request.flushed_later {
-                self.make_durable()?;
-            }
+            self.await_durable_put(request.flushed_later)?;
             return Ok(reserved);
         }
-        let lease = self.lease_parents(client, scope, &hashes, &present, parent)?;
-        self.report_demand(&hashes, &present, parent);
-        let admitted = self.admit(scope, &hashes, &present, request);
-        let end = admitted.end;
-        reserved.refused = admitted.refused.or(absent);
-        let mut promised = 0;
-        let mut runs = Vec::new();
-        let segment_bytes = self.shape.budget().segment_bytes;
-        let missing = missing_runs(scope, &keys[..end], &present[..end], request, segment_bytes);
-        for (at, pages) in missing {
-            if !self.index_takes(&hashes[at..at + pages]) {
-                reserved.refused = Some(Refusal::IndexMemory);
-                break;
-            }
-            let units = admitted.run_units(pages);
-            if !self.is_within_share(client, promised + units) {
-                reserved.refused = Some(Refusal::NoSpace);
-                break;
-            }
-            if let Err(refusal) = self.make_quota_space(scope.slot, units, deadline) {
-                reserved.refused = Some(refusal);
-                break;
-            }
-            promised += units;
-            match self.place_run(scope, keys, at..at + pages, request, until) {
-                Ok(place) => {
-                    let before = at.checked_sub(1).map(|before| hashes[before]).or(parent);
-                    runs.push(PlannedRun {
-                        place,
-                        at: at as u32,
-                        pages: pages as u32,
-                        parent: before.filter(|_| scope.chained),
-                        parent_present: at > 0 || parent_present,
-                    });
-                }
-                Err(refusal) => {
-                    reserved.refused = Some(refusal);
-                    break;
-                }
-            }
+        let lease = self.lease_parents(&put)?;
+        self.report_demand(&put);
+        let admitted = self.admit(scope, &put.hashes, &put.present, request);
+        let placed = self.place_runs(&put, &admitted, until);
+        reserved.refused = placed.refused.or(absent);
+        self.count_refused(&admitted, &placed.runs, reserved.refused);
+        if placed.runs.is_empty() {
+            self.end_unplaced(&put, lease, placed.promised)?;
+            return Ok(reserved);
         }
-        let planned: usize = runs.iter().map(|run| run.pages as usize).sum();
-        self.count_refused(&admitted, planned, reserved.refused);
-        self.give_back(&admitted, &runs);
-        reserved.runs = runs
-            .iter()
-            .map(|run| ReservedRun { place: run.place.clone(), at: run.at, pages: run.pages })
-            .collect();
-        let logged = if runs.is_empty() {
-            Ok(())
-        } else {
-            reserved.id = self.shape.unique_number();
-            self.log_reservation(client, reserved.id, &runs)
+        let granted = |run: &PlannedRun| ReservedRun {
+            place: run.place.clone(),
+            at: run.at,
+            pages: run.pages,
         };
-        if runs.is_empty() && request.retain_until > 0 {
-            self.retain(scope.slot, &hashes, request.retain_until);
-        }
-        let mut state = self.state.lock();
-        // The check is under the lock: a close that finds no open reservation records a clean end.
-        let logged = logged.and_then(|()| self.lifecycle.check_open());
-        state.residents.usage.release_promise(scope.slot, promised);
-        if runs.is_empty() || logged.is_err() {
-            state.release_lease(lease.0);
-            for run in &runs {
-                state.space.free(&run.place.extents);
-            }
-        } else {
-            let ReserveRequest { retain_until, flushed_later, .. } = *request;
-            let reservation =
-                Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease };
-            state.reservations.insert(reserved.id, reservation);
-        }
-        drop(state);
-        logged?;
-        if reserved.id == 0 && self.durable_puts() && !request.flushed_later {
-            self.make_durable()?;
-        }
+        reserved.runs = placed.runs.iter().map(granted).collect();
+        reserved.id = self.shape.unique_number();
+        self.open_reservation(reserved.id, put, lease, placed)?;
         Ok(reserved)
+    }
+
+    /// Ends the put before its first page in or behind absent space, which can neither be read nor
+    /// stored again. Returns the reason if it ended the put.
+    fn cut_before_absent(&self, put: &mut PutBatch<'_>) -> Option<Refusal> {
+        let is_hidden = |page: &PageHash| self.is_hidden(put.scope.slot, *page);
+        let end = match put.parent.as_ref().is_some_and(is_hidden) && put.scope.chained {
+            true => 0,
+            false => put.hashes.iter().position(is_hidden)?,
+        };
+        // These pages are counted now, because `count_refused` never sees them.
+        let cut = (put.hashes.len() - end) as u64;
+        self.counters.refused_absent_space.add(cut);
+        self.counters.refused_pages.add(cut);
+        put.hashes.truncate(end);
+        put.keys = &put.keys[..end];
+        Some(Refusal::Absent)
+    }
+
+    /// Finds out which pages are stored.
+    fn find_present(&self, put: &mut PutBatch<'_>) {
+        let slot = put.scope.slot;
+        put.parent_present = put.parent.is_some_and(|page| self.index.locate(slot, page).is_some());
+        put.present = self.index.exists(slot, &put.hashes);
+        let present = put.present.iter().filter(|present| **present).count();
+        self.counters.present_pages.add(present as u64);
+    }
+
+    /// Leases the runs that the missing pages follow, and thereby their ancestors, so that none is
+    /// evicted before the commit.
+    fn lease_parents(&self, put: &PutBatch<'_>) -> Result<LeaseNumber> {
+        if !put.scope.chained {
+            return Ok(LeaseNumber::default());
+        }
+        let PutBatch { hashes, present, parent, .. } = put;
+        let before_gaps = (1..hashes.len()).filter(|&at| !present[at] && present[at - 1]);
+        let pages = before_gaps.map(|at| hashes[at - 1]).chain(*parent);
+        let mut state = self.state.lock();
+        let run_of = |page| self.index.locate(put.scope.slot, page).map(|(run, _)| run);
+        let mut runs: Vec<RunId> = pages.filter_map(run_of).collect();
+        runs.sort_unstable();
+        runs.dedup();
+        if runs.is_empty() {
+            return Ok(LeaseNumber::default());
+        }
+        state.leases.grant(&runs, PUT_LEASE, put.client).map(LeaseNumber)
+    }
+
+    /// Reports the missing pages to the eviction policy, gap by gap.
+    fn report_demand(&self, put: &PutBatch<'_>) {
+        let mut state = self.state.lock();
+        let mut at: usize = 0;
+        for gap in put.present.chunk_by(|a, b| a == b) {
+            if !gap[0] {
+                let pages = &put.hashes[at..at + gap.len()];
+                state.residents.demanded(Demand::Write, put.before(at), pages.iter().copied());
+            }
+            at += gap.len();
+        }
+    }
+
+    /// Places the runs of the admitted pages, until one gets no space.
+    fn place_runs(
+        &self,
+        put: &PutBatch<'_>,
+        admitted: &Admitted,
+        until: SpaceDeadline,
+    ) -> PlacedRuns {
+        let most = RUN_BYTES_MAX.min(self.shape.budget().segment_bytes / 2) / UNIT;
+        let mut placed = PlacedRuns { refused: admitted.refused, ..PlacedRuns::default() };
+        let mut from = 0;
+        while let Some(pages) = put.next_run(from, admitted.end, most) {
+            from = pages.end;
+            let units = admitted.run_units(pages.len());
+            match self.place_run(put, pages, units, &mut placed.promised, until) {
+                Ok(run) => placed.runs.push(run),
+                Err(refusal) => return PlacedRuns { refused: Some(refusal), ..placed },
+            }
+        }
+        placed
+    }
+
+    /// Finds space for one run of at most `units`, which it adds to `promised` if the quota allows.
+    fn place_run(
+        &self,
+        put: &PutBatch<'_>,
+        pages: Range<usize>,
+        units: u64,
+        promised: &mut u64,
+        until: SpaceDeadline,
+    ) -> std::result::Result<PlannedRun, Refusal> {
+        if !self.index_takes(&put.hashes[pages.clone()]) {
+            return Err(Refusal::IndexMemory);
+        }
+        if !self.is_within_share(put.client, *promised + units) {
+            return Err(Refusal::NoSpace);
+        }
+        self.make_quota_space(put.scope.slot, units, until.space)?;
+        *promised += units;
+        let (header_units, page_units) = put.run_lengths(pages.clone());
+        let count = pages.len() as u32;
+        let extents = self.find_space(header_units, page_units, count, until)?;
+        let generation = self.shape.unique_number();
+        Ok(PlannedRun {
+            place: Place { generation, header_checksum: 0, header_units, page_units, extents },
+            at: pages.start as u32,
+            pages: count,
+            parent: put.before(pages.start).filter(|_| put.scope.chained),
+            parent_present: pages.start > 0 || put.parent_present,
+        })
     }
 
     /// Returns whether a client may reserve `units` more. The owner's own puts are not limited.
@@ -159,38 +223,39 @@ impl StoreCore {
         client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
-    /// Finds space for one run.
-    fn place_run(
-        &self,
-        scope: ScopeRef,
-        keys: &[&[u8]],
-        pages: Range<usize>,
-        request: &ReserveRequest,
-        until: SpaceDeadline,
-    ) -> std::result::Result<Place, Refusal> {
-        let (header_units, page_units) = run_lengths(scope, keys, pages.clone(), request);
-        let extents = self.find_space(header_units, page_units, pages.len() as u32, until)?;
-        Ok(Place {
-            generation: self.shape.unique_number(),
-            header_checksum: 0,
-            header_units,
-            page_units,
-            extents,
-        })
+    /// Ends a put without space. Its stored pages are retained before the lease on them ends.
+    fn end_unplaced(&self, put: &PutBatch<'_>, lease: LeaseNumber, promised: u64) -> Result<()> {
+        self.retain(put.scope.slot, &put.hashes, put.request.retain_until);
+        let mut state = self.state.lock();
+        state.residents.usage.release_promise(put.scope.slot, promised);
+        state.release_lease(lease.0);
+        drop(state);
+        self.lifecycle.check_open()?;
+        self.await_durable_put(put.request.flushed_later)
     }
 
-    /// Reports the missing pages to the eviction policy, gap by gap.
-    fn report_demand(&self, hashes: &[PageHash], present: &[bool], parent: Option<PageHash>) {
+    /// Opens the reservation `id`.
+    fn open_reservation(
+        &self,
+        id: u64,
+        PutBatch { client, scope, request, hashes, .. }: PutBatch<'_>,
+        lease: LeaseNumber,
+        PlacedRuns { runs, promised, .. }: PlacedRuns,
+    ) -> Result<()> {
+        let logged = self.log_reservation(client, id, &runs);
         let mut state = self.state.lock();
-        let mut at: usize = 0;
-        for gap in present.chunk_by(|a, b| a == b) {
-            if !gap[0] {
-                let after = at.checked_sub(1).map(|before| hashes[before]).or(parent);
-                let mut pages = hashes[at..at + gap.len()].iter().map(|page| page.low());
-                state.residents.demanded(Demand::Write, after.map(PageHash::low), &mut pages);
-            }
-            at += gap.len();
+        state.residents.usage.release_promise(scope.slot, promised);
+        // The check is under the lock: a close that finds no open reservation records a clean end.
+        if let Err(error) = logged.and_then(|()| self.lifecycle.check_open()) {
+            state.release_lease(lease.0);
+            runs.iter().for_each(|run| state.space.free(&run.place.extents));
+            return Err(error);
         }
+        let ReserveRequest { retain_until, flushed_later, .. } = *request;
+        let reservation =
+            Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease };
+        state.reservations.insert(id, reservation);
+        Ok(())
     }
 
     /// Logs a reservation before the client receives its space: see [`super::reservations`].
@@ -201,54 +266,153 @@ impl StoreCore {
         let name = self.state.lock().reservations.client_name(client);
         self.reservation_log.lock().reserved(id, &name, runs)
     }
+}
 
-    /// Leases the runs that the missing pages follow, and thereby their ancestors.
-    fn lease_parents(
-        &self,
+impl<'a> PutBatch<'a> {
+    /// Hashes the keys of a put.
+    ///
+    /// # Errors
+    /// `Invalid` for keys of a wrong length, too many keys, duplicates, or impossible page lengths.
+    fn checked(
         client: ClientId,
         scope: ScopeRef,
-        hashes: &[PageHash],
-        present: &[bool],
-        parent: Option<PageHash>,
-    ) -> Result<LeaseNumber> {
-        if !scope.chained {
-            return Ok(LeaseNumber::default());
+        keys: &'a [&'a [u8]],
+        parent: Option<&[u8]>,
+        request: &'a ReserveRequest,
+    ) -> Result<Self> {
+        check_keys(keys)?;
+        if keys.len() > PUT_PAGES_MAX {
+            return Err(Error::invalid(format!("a put takes at most {PUT_PAGES_MAX} pages"))
+                .with("pages", keys.len()));
         }
-        let before_gaps = (1..hashes.len()).filter(|&at| !present[at] && present[at - 1]);
-        let pages = before_gaps.map(|at| hashes[at - 1]).chain(parent);
-        let mut state = self.state.lock();
-        let mut runs: Vec<RunId> = pages
-            .filter_map(|page| self.index.locate(scope.slot, page))
-            .map(|(run, _)| run)
-            .collect();
-        runs.sort_unstable();
-        runs.dedup();
-        if runs.is_empty() {
-            return Ok(LeaseNumber::default());
+        let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&scope.id, key)).collect();
+        let mut sorted = hashes.clone();
+        sorted.sort_unstable();
+        if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            let twice: Vec<usize> = (0..hashes.len()).filter(|&at| hashes[at] == pair[0]).collect();
+            return Err(Error::invalid("a key comes twice in one batch: pass each page once")
+                .with("positions", format!("{twice:?}")));
         }
-        state.leases.grant(&runs, PUT_LEASE, client).map(LeaseNumber)
+        check_lengths(scope, keys.len(), request)?;
+        let parent = parent.map(|key| check_keys(&[key]).map(|()| PageHash::of(&scope.id, key)));
+        let (parent, present) = (parent.transpose()?, Vec::new());
+        Ok(Self { client, scope, request, keys, hashes, parent, parent_present: false, present })
+    }
+
+    /// The page before page `at`, if known.
+    fn before(&self, at: usize) -> Option<PageHash> {
+        at.checked_sub(1).map(|before| self.hashes[before]).or(self.parent)
+    }
+
+    /// Returns the next missing pages of `from..end` that make up a run. The header holds their
+    /// keys and slices, the payload has at most `most` units, and padding is small where pages
+    /// differ in length on disk.
+    fn next_run(&self, from: usize, end: usize, most: u64) -> Option<Range<usize>> {
+        let at = (from..end).find(|&at| !self.present[at])?;
+        let gap = self.present[at..end].iter().take_while(|present| !**present).count();
+        let lengths = self.keys[at..at + gap].iter().map(|key| key.len());
+        let fit = RunHeader::pages_that_fit(lengths, self.request.slices_per_page.max(1)).max(1);
+        Some(at..at + pages_alike(self.scope, self.request, at..at + gap.min(fit), most))
+    }
+
+    /// Units of the header and of each page of a run.
+    fn run_lengths(&self, pages: Range<usize>) -> (u32, u32) {
+        let lengths = self.keys[pages.clone()].iter().map(|key| key.len());
+        let header_units = RunHeader::units(lengths, self.request.slices_per_page.max(1));
+        let longest = pages.map(|page| length_of(self.scope, self.request, page)).max();
+        (header_units, longest.unwrap_or(1))
     }
 }
 
-/// Hashes the keys of a batch.
+/// Checks the page lengths and slices of a request.
 ///
 /// # Errors
-/// `Invalid` for keys of a wrong length, too many keys, or duplicates.
-fn hash_batch(scope: ScopeRef, keys: &[&[u8]]) -> Result<Vec<PageHash>> {
-    check_keys(keys)?;
-    if keys.len() > PUT_PAGES_MAX {
-        return Err(Error::invalid(format!("a put takes at most {PUT_PAGES_MAX} pages"))
-            .with("pages", keys.len()));
+/// `Invalid` for impossible lengths, or more slices than a header holds.
+fn check_lengths(scope: ScopeRef, pages: usize, request: &ReserveRequest) -> Result<()> {
+    let lengths = &request.page_units;
+    let raw = units_of(scope.page_bytes);
+    let fits = |units: &u32| (1..=raw).contains(&u64::from(*units));
+    if (lengths.is_empty() || lengths.len() == pages) && lengths.iter().all(fits) {
+        let slices = request.slices_per_page.max(1);
+        if RunHeader::pages_that_fit([KEY_BYTES_MAX], slices) > 0 {
+            return Ok(());
+        }
     }
-    let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&scope.id, key)).collect();
-    let mut sorted = hashes.clone();
-    sorted.sort_unstable();
-    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-        None => Ok(hashes),
-        Some(pair) => {
-            let twice: Vec<usize> = (0..hashes.len()).filter(|&at| hashes[at] == pair[0]).collect();
-            Err(Error::invalid("a key comes twice in one batch: pass each page once")
-                .with("positions", format!("{twice:?}")))
+    Err(Error::invalid("a put's pages are at least a unit and no longer encoded than as they came")
+        .with("pages", pages)
+        .with("lengths", lengths.len())
+        .with("slices", request.slices_per_page))
+}
+
+/// Units of page `page` on disk.
+fn length_of(scope: ScopeRef, request: &ReserveRequest, page: usize) -> u32 {
+    let raw = units_of(scope.page_bytes) as u32;
+    request.page_units.get(page).copied().unwrap_or(raw)
+}
+
+/// Returns how many of the leading `pages` share a run of at most `most` units: either pages stored
+/// unencoded, which are read in place, or shorter pages of similar length.
+fn pages_alike(scope: ScopeRef, request: &ReserveRequest, pages: Range<usize>, most: u64) -> usize {
+    let raw = units_of(scope.page_bytes);
+    let (mut longest, mut sum, mut count) = (0, 0, 0);
+    for page in pages {
+        let units = u64::from(length_of(scope, request, page));
+        let padded = longest.max(units) * (count + 1);
+        let padding = padded - sum - units;
+        let is_alike = (longest == raw) == (units == raw)
+            && padding <= (padded / PADDING_SHARE).max(PADDING_UNITS);
+        if count > 0 && (padded > most || !is_alike) {
+            break;
+        }
+        longest = longest.max(units);
+        sum += units;
+        count += 1;
+    }
+    count as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::{ScopeId, ScopeSlot};
+
+    const SCOPE: ScopeRef = ScopeRef {
+        id: ScopeId([1; 16]),
+        slot: ScopeSlot(1),
+        page_bytes: 100 * UNIT,
+        chained: true,
+        codec: 1,
+    };
+
+    fn alike(lengths: &[u32], most: u64) -> usize {
+        let request = ReserveRequest { page_units: lengths.to_vec(), ..ReserveRequest::default() };
+        assert!(check_lengths(SCOPE, lengths.len(), &request).is_ok());
+        assert!(check_lengths(SCOPE, lengths.len() + 1, &request).is_err());
+        pages_alike(SCOPE, &request, 0..lengths.len(), most)
+    }
+
+    #[test]
+    fn pages_of_similar_length_share_a_run() {
+        assert_eq!(alike(&[75, 74, 76, 75], 1000), 4);
+        assert_eq!(alike(&[75, 74, 76, 75], 230), 3, "a run is no longer than it may be");
+        assert_eq!(alike(&[75, 10, 10], 1000), 1, "padding is dear");
+        assert_eq!(alike(&[10, 75], 1000), 1);
+        assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "but another run is dearer");
+        assert_eq!(alike(&[5], 1), 1, "a page is never left out");
+    }
+
+    #[test]
+    fn raw_pages_share_no_run_with_encoded_ones() {
+        assert_eq!(alike(&[100, 100, 99], 1000), 2);
+        assert_eq!(alike(&[99, 100], 1000), 1);
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused() {
+        for (page_units, slices_per_page) in [(vec![0], 1), (vec![101], 1), (vec![50], 2000)] {
+            let request =
+                ReserveRequest { page_units, slices_per_page, ..ReserveRequest::default() };
+            assert!(check_lengths(SCOPE, 1, &request).is_err());
         }
     }
 }

@@ -58,14 +58,14 @@ impl Residents {
     }
 
     /// Reports pages that were read or put to the eviction policy, which measures other policies
-    /// with them.
+    /// with them, and knows a page by the low half of its hash.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,
-        after: Option<u64>,
-        pages: &mut dyn Iterator<Item = u64>,
+        after: Option<PageHash>,
+        pages: impl Iterator<Item = PageHash>,
     ) {
-        self.eviction.demanded(demand, after, pages);
+        self.eviction.demanded(demand, after.map(PageHash::low), &mut pages.map(PageHash::low));
     }
 
     /// Subtracts removed pages.

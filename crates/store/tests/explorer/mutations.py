@@ -166,9 +166,7 @@ MUTATIONS = [
     Mutation(
         "a durable put acknowledged before its round",
         f"{CORE}/commit.rs",
-        "        if self.durable_puts() && !flushed_later {\n"
-        "            self.make_durable()?;\n"
-        "        }\n",
+        "        self.await_durable_put(flushed_later)?;\n",
         "        let _ = flushed_later;\n",
     ),
     Mutation(

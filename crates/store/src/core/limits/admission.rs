@@ -1,8 +1,6 @@
 //! Decides which missing pages of a put may be written, before any space is allocated.
 
-use crate::admission::{
-    Admission, AdmissionDecision, AdmissionMode, AdmissionRefusal, WriteBudget,
-};
+use crate::admission::{Admission, AdmissionMode, AdmissionRefusal, WriteBudget};
 use crate::catalog::{Refusal, ReserveRequest, ScopeRef};
 use crate::core::StoreCore;
 use crate::core::reservations::PlannedRun;
@@ -28,20 +26,6 @@ impl PutAdmission {
         let ghosts = usize::try_from(capacity / GHOST_PAGE_BYTES).unwrap_or(usize::MAX);
         let policy = Admission::new(options.admission, options.write_budget, ghosts);
         Self { mode: options.admission, started, policy: Mutex::new(policy) }
-    }
-
-    /// Returns how many of the leading `pages` may be written, and charges the write budget for them.
-    fn decide(
-        &self,
-        pages: impl ExactSizeIterator<Item = PageHash>,
-        page_bytes: u64,
-    ) -> AdmissionDecision {
-        self.policy.lock().decide(pages, page_bytes, self.started.elapsed())
-    }
-
-    /// Refunds bytes that will not be written.
-    fn give_back(&self, bytes: u64) {
-        self.policy.lock().give_back(bytes);
     }
 
     pub(crate) fn stats(&self) -> AdmissionStats {
@@ -95,7 +79,8 @@ impl StoreCore {
         let allowed = missing.len().min(self.pages_within_quota(scope, page_units));
         let page_bytes = u64::from(page_units) * UNIT;
         let allowed_pages = missing[..allowed].iter().map(|&at| hashes[at]);
-        let decision = self.admission.decide(allowed_pages, page_bytes);
+        let PutAdmission { policy, started, .. } = &self.admission;
+        let decision = policy.lock().decide(allowed_pages, page_bytes, started.elapsed());
         let over_quota = (allowed < missing.len()).then_some(Refusal::Quota);
         let refused = decision.refused.map_or(over_quota, |refused| {
             Some(match refused {
@@ -113,10 +98,15 @@ impl StoreCore {
         }
     }
 
-    /// Counts refused pages by reason. `last` is the reason for pages before `end` that were not
-    /// planned.
-    pub(crate) fn count_refused(&self, admitted: &Admitted, planned: usize, last: Option<Refusal>) {
-        let unplaced = admitted.pages - planned;
+    /// Counts refused pages by reason, and refunds the charge for pages that will not be written.
+    /// `last` is the reason for admitted pages in none of `runs`.
+    pub(crate) fn count_refused(
+        &self,
+        admitted: &Admitted,
+        runs: &[PlannedRun],
+        last: Option<Refusal>,
+    ) {
+        let unplaced = admitted.pages - runs.iter().map(|run| run.pages as usize).sum::<usize>();
         for (reason, pages) in [(admitted.refused, admitted.behind), (last, unplaced)] {
             let Some(reason) = reason else { continue };
             let counters = &self.counters;
@@ -132,11 +122,7 @@ impl StoreCore {
             counter.add(pages as u64);
             counters.refused_pages.add(pages as u64);
         }
-    }
-
-    /// Refunds the charge for pages that will not be written.
-    pub(crate) fn give_back(&self, admitted: &Admitted, runs: &[PlannedRun]) {
-        let planned: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
-        self.admission.give_back(admitted.charged.saturating_sub(planned));
+        let placed: u64 = runs.iter().map(|run| run.place.units() * UNIT).sum();
+        self.admission.policy.lock().give_back(admitted.charged.saturating_sub(placed));
     }
 }

@@ -38,8 +38,11 @@ impl StoreCore {
     }
 
     /// Retains the runs of the stored pages among `pages`, and their ancestors, until the system
-    /// clock shows `until`.
+    /// clock shows `until`; zero for no retention.
     pub(crate) fn retain(&self, slot: ScopeSlot, pages: &[PageHash], until: u64) {
+        if until == 0 {
+            return;
+        }
         let mut state = self.state.lock();
         let Some(end) = state.residents.retention.clock.end(until) else { return };
         let mut last = None;

@@ -22,7 +22,7 @@ pub(crate) struct SpaceDeadline {
     /// For withheld space, over all runs of the put.
     drain: Instant,
     /// For any space.
-    space: Instant,
+    pub(crate) space: Instant,
 }
 
 impl SpaceDeadline {
