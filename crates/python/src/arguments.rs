@@ -1,60 +1,14 @@
-//! Arguments of Python as values of the core: keys, memory, times, sizes, and what a put or a get
-//! needs of them.
+//! Arguments of Python as values of the core: keys, times, sizes, options.
 
 use crate::error::{OrRaise, invalid, invalid_argument};
-use crate::memory::{Access, Buffers, release_dropped};
-use crate::pool::{PoolPages, Selection};
-use crate::scope::Scope;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use ritornello_format::parse_bytes;
 use ritornello_store::PutOptions;
 use ritornello_store::admission::WriteBudget;
-use ritornello_volume::page_memory::{PageSource, PageTarget};
 use ritornello_volume::segments::IoChoice;
-use ritornello_volume::transfer::{Control, Sections};
-use std::sync::Arc;
+use ritornello_volume::transfer::Control;
 use std::time::{Duration, Instant};
-
-/// Keys, memory and deadline of a put or a get.
-pub(crate) struct Submission {
-    pub(crate) scope: Arc<ritornello_format::Scope>,
-    pub(crate) keys: Vec<Box<[u8]>>,
-    pub(crate) batch: BatchMemory,
-    pub(crate) control: Control,
-}
-
-impl Submission {
-    /// Returns a get into `out`, in consecutive sections with these ends.
-    pub(crate) fn get(
-        scope: &Scope,
-        keys: &Bound<'_, PyAny>,
-        out: &Bound<'_, PyAny>,
-        sections: Option<Vec<u64>>,
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let control = control(keys.py(), timeout)?;
-        let sections = sections.map(Sections::new).transpose().or_raise(keys.py())?;
-        let control = Control { sections: sections.map(Arc::new), ..control };
-        let keys = Keys::of(keys)?.boxed();
-        let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
-        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
-    }
-
-    /// Returns a put of `pages`, the pages of all keys except the first `first` keys.
-    pub(crate) fn put(
-        scope: &Scope,
-        keys: &Bound<'_, PyAny>,
-        pages: &Bound<'_, PyAny>,
-        first: usize,
-        timeout: Option<f64>,
-    ) -> PyResult<Self> {
-        let control = control(keys.py(), timeout)?;
-        let keys = Keys::of(keys)?.boxed();
-        let batch = BatchMemory::source(pages, keys.len().saturating_sub(first), scope.page_bytes)?;
-        Ok(Self { scope: Arc::clone(&scope.inner), keys, batch, control })
-    }
-}
 
 /// Returns the options of a put.
 pub(crate) fn put_options(
@@ -99,16 +53,6 @@ impl<'py> FromIterator<Bound<'py, PyBytes>> for Keys<'py> {
     }
 }
 
-/// Runs `action` on the keys, detached from the interpreter.
-pub(crate) fn ask<T: Send>(
-    keys: &Bound<'_, PyAny>,
-    action: impl FnOnce(&[&[u8]]) -> ritornello_format::Result<T> + Send,
-) -> PyResult<T> {
-    let (py, held) = (keys.py(), Keys::of(keys)?);
-    let keys = held.slices();
-    py.detach(|| action(&keys)).or_raise(py)
-}
-
 fn key_bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     key.cast_into::<PyBytes>().map_err(|error| {
         let key = error.into_inner();
@@ -118,79 +62,6 @@ fn key_bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBy
             format!("key {at} is of type {given}: pass the engine's block hash as bytes"),
         )
     })
-}
-
-/// The memory of a batch.
-pub(crate) enum BatchMemory {
-    Buffers(Arc<Buffers>),
-    Pool(Selection),
-}
-
-impl BatchMemory {
-    /// Takes memory to write `keys` pages from; the number of pages must match.
-    pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
-        if let Ok(given) = pages.len()
-            && given != keys
-        {
-            return Err(invalid(pages.py(), format!("{keys} keys, but {given} pages")));
-        }
-        Self::of(pages, keys, page_bytes, Access::Read)
-    }
-
-    /// Takes memory to read `keys` pages into; pages beyond that number stay unused.
-    pub(crate) fn target(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
-        Self::of(pages, keys, page_bytes, Access::Write)
-    }
-
-    fn of(
-        pages: &Bound<'_, PyAny>,
-        keys: usize,
-        page_bytes: u64,
-        purpose: Access,
-    ) -> PyResult<Self> {
-        release_dropped(pages.py());
-        match pages.cast::<PoolPages>() {
-            Ok(pool) => pool.get().select(pages.py(), keys, page_bytes, purpose).map(Self::Pool),
-            Err(_) => Buffers::of(pages, keys, page_bytes, purpose)
-                .map(|pages| Self::Buffers(Arc::new(pages))),
-        }
-    }
-
-    pub(crate) fn as_source(&self) -> &dyn PageSource {
-        match self {
-            Self::Buffers(pages) => pages.as_ref(),
-            Self::Pool(selection) => selection,
-        }
-    }
-
-    pub(crate) fn as_target(&self) -> &dyn PageTarget {
-        match self {
-            Self::Buffers(pages) => pages.as_ref(),
-            Self::Pool(selection) => selection,
-        }
-    }
-
-    pub(crate) fn to_source(&self) -> Arc<dyn PageSource> {
-        match self {
-            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageSource>,
-            Self::Pool(selection) => Arc::new(selection.clone()),
-        }
-    }
-
-    pub(crate) fn to_target(&self) -> Arc<dyn PageTarget> {
-        match self {
-            Self::Buffers(pages) => Arc::clone(pages) as Arc<dyn PageTarget>,
-            Self::Pool(selection) => Arc::new(selection.clone()),
-        }
-    }
-
-    /// Releases the memory. No operation may use the memory after this call.
-    pub(crate) fn release(&self, py: Python<'_>) {
-        if let Self::Buffers(pages) = self {
-            pages.release();
-        }
-        release_dropped(py);
-    }
 }
 
 /// Returns a duration of `seconds`; `what` names the argument. Too large a number saturates.

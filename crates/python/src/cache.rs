@@ -1,13 +1,13 @@
 //! The Python class of a cache over several tiers.
 
-use crate::arguments::{Submission, ask, bytes_of, duration, put_options};
+use crate::arguments::{bytes_of, duration, put_options};
+use crate::batch::{Submission, ask};
 use crate::error::{OrRaise, as_setting, invalid, raise};
-use crate::exit::close_cache_at_exit;
 use crate::log;
-use crate::outcome::Ticket;
+use crate::open::close_cache_at_exit;
+use crate::outcome::{Ticket, stats_of};
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
-use crate::store::stats_of;
 use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -131,9 +131,9 @@ impl Cache {
     ) -> PyResult<Ticket> {
         let (cache, parent) = (self.cache(py)?, parent.map(Into::into));
         let get = Submission::get(scope, keys, out, sections, timeout)?;
-        let target = get.batch.to_target();
+        let target = Arc::clone(&get.memory.0);
         let submit = || cache.submit_get(get.scope, get.keys, parent, target, get.control);
-        Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.batch)))
+        Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.memory)))
     }
 
     /// Starts to put the pages of a prompt, starting at page `first`. The bytes are copied before
@@ -157,11 +157,9 @@ impl Cache {
         let options = put_options(parent, retain_until.as_ref())?;
         let cache = self.cache(py)?;
         let put = Submission::put(scope, keys, pages, first, timeout)?;
-        let source = put.batch.as_source();
+        let source = put.memory.0.as_ref();
         let submit = || cache.submit_put(put.scope, put.keys, first, source, options, put.control);
-        let ticket = py.detach(submit);
-        put.batch.release(py);
-        Ok(Ticket::new(ticket.or_raise(py)?, None))
+        Ok(Ticket::new(put.memory.during(py, submit)?, None))
     }
 
     /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier

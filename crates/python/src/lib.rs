@@ -12,13 +12,14 @@
 
 mod arguments;
 mod backend;
+mod batch;
 mod cache;
 mod completions;
 mod error;
-mod exit;
 mod lease;
 mod log;
 mod memory;
+mod open;
 mod outcome;
 mod policy;
 mod pool;
@@ -32,7 +33,7 @@ use std::path::PathBuf;
 /// The compiled core. Calls release the GIL while they wait or move bytes.
 #[pymodule]
 mod _core {
-    use super::{PyModule, PyResult, backend, error, exit};
+    use super::{PyModule, PyResult, backend, error, open};
     use pyo3::prelude::*;
 
     #[pymodule_export]
@@ -61,7 +62,7 @@ mod _core {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         error::export(module)?;
         backend::export(module)?;
-        exit::register(module)
+        open::register(module)
     }
 }
 

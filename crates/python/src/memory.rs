@@ -192,7 +192,13 @@ fn is_readable(object: &Bound<'_, PyAny>) -> bool {
     }
 }
 
-/// The memory of pages, kept until [`Buffers::release`] or the last reference is dropped.
+/// The source of a put, or the target of a get.
+pub(crate) trait PageMemory: PageSource + PageTarget {
+    /// Releases the memory. No operation may use the memory after this call.
+    fn release(&self) {}
+}
+
+/// The memory of pages, kept until [`PageMemory::release`] or the last reference is dropped.
 pub(crate) struct Buffers {
     chunks: Vec<Chunk>,
     /// Chunks of each page.
@@ -260,11 +266,6 @@ impl Buffers {
         Ok(())
     }
 
-    /// Releases the memory. No operation may use the memory after this call.
-    pub(crate) fn release(&self) {
-        drop(self.held.lock().take());
-    }
-
     fn ranges(&self) -> impl Iterator<Item = MemoryRange> {
         self.pages.iter().enumerate().flat_map(|(page, range)| {
             self.chunks[range.clone()].iter().map(move |chunk| MemoryRange {
@@ -305,6 +306,12 @@ unsafe impl PageTarget for Buffers {
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         // SAFETY: exported writable buffers of at least this length.
         out.extend(self.chunks_of(page).map(|c| unsafe { FragmentMut::new(c.start, c.bytes) }));
+    }
+}
+
+impl PageMemory for Buffers {
+    fn release(&self) {
+        drop(self.held.lock().take());
     }
 }
 

@@ -1,8 +1,10 @@
-//! Tickets and their outcomes.
+//! What calls return: tickets, outcomes, and figures.
 
-use crate::arguments::{BatchMemory, deadline};
-use crate::error::raise;
+use crate::arguments::deadline;
+use crate::batch::BatchMemory;
+use crate::error::{OrRaise, raise};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use ritornello_format::{Error, ErrorKind};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsRawFd;
@@ -151,4 +153,15 @@ impl Ticket {
     fn __repr__(&self) -> &'static str {
         if self.ticket.done() { "Ticket(done)" } else { "Ticket(not done)" }
     }
+}
+
+/// Converts figures to a dictionary.
+pub(crate) fn stats_of<'py>(
+    py: Python<'py>,
+    stats: &impl serde::Serialize,
+) -> PyResult<Bound<'py, PyDict>> {
+    let text = serde_json::to_string(stats)
+        .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
+        .or_raise(py)?;
+    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
 }

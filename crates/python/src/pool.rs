@@ -1,7 +1,7 @@
 //! An engine's registered memory: bases and strides once, page numbers afterwards.
 
 use crate::error::invalid;
-use crate::memory::{Access, BufferGuard, Chunk, MemoryRange, check_disjoint, overlap};
+use crate::memory::{Access, BufferGuard, Chunk, MemoryRange, PageMemory, check_disjoint, overlap};
 use pyo3::prelude::*;
 use ritornello_volume::page_memory::{Fragment, FragmentMut, PageSource, PageTarget};
 use std::sync::Arc;
@@ -274,3 +274,6 @@ unsafe impl PageTarget for Selection {
         out.extend(self.chunks_of(page).map(|c| unsafe { FragmentMut::new(c.start, c.bytes) }));
     }
 }
+
+// The pool keeps its buffers.
+impl PageMemory for Selection {}

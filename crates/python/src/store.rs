@@ -1,21 +1,17 @@
 //! The Python class of stores.
 
-use crate::arguments::{
-    BatchMemory, Keys, Submission, ask, budget_of, bytes_of, control, duration, io_choice,
-    put_options,
-};
-use crate::error::{OrRaise, as_setting, raise};
-use crate::exit::{CloseGate, close_node_at_exit};
+use crate::arguments::{Keys, budget_of, bytes_of, control, duration, io_choice, put_options};
+use crate::batch::{BatchMemory, Submission, ask};
+use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
 use crate::log;
-use crate::outcome::Ticket;
+use crate::open::NodeHandle;
+use crate::outcome::{Ticket, stats_of};
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
-use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use ritornello_format::{Error, ErrorKind, Result, ScopeSettings};
-use ritornello_node::Node;
+use ritornello_format::ScopeSettings;
 use ritornello_store::admission::AdmissionMode;
 use ritornello_store::eviction::PolicyKind;
 use ritornello_store::{Durability, LeaseNumber, Options, parse_codec, parse_index};
@@ -27,10 +23,7 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Store {
     path: PathBuf,
-    /// `None` once the store is closed.
-    node: RwLock<Option<Arc<Node>>>,
-    process: u32,
-    gate: Arc<CloseGate>,
+    node: NodeHandle,
 }
 
 #[pymethods]
@@ -85,8 +78,7 @@ impl Store {
         };
         let options = read().map_err(|error| as_setting(py, error))?;
         let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
-        let (process, gate) = (std::process::id(), close_node_at_exit(&node));
-        Ok(Self { path, node: RwLock::new(Some(node)), process, gate })
+        Ok(Self { path, node: NodeHandle::new(node) })
     }
 
     /// Stores pages and returns the number of leading pages now stored, including pages stored
@@ -105,14 +97,13 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<usize> {
         let terms = put_options(parent, retain_until.as_ref())?;
-        let (node, control) = (self.node(py)?, control(py, timeout)?);
+        let (node, control) = (self.node.get(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        let batch = BatchMemory::source(pages, keys.len(), scope.page_bytes)?;
-        let (store, source) = (node.store(), batch.as_source());
-        let outcome = py.detach(|| store.put_batch(&scope.inner, &keys, source, &terms, &control));
-        batch.release(py);
-        Ok(outcome.or_raise(py)?.pages)
+        let memory = BatchMemory::source(pages, keys.len(), scope.page_bytes)?;
+        let (store, source) = (node.store(), memory.0.as_ref());
+        let put = || store.put_batch(&scope.inner, &keys, source, &terms, &control);
+        Ok(memory.during(py, put)?.pages)
     }
 
     /// Sets the settings of a scope, durably: the codec of its pages, and the bytes that it may
@@ -131,18 +122,18 @@ impl Store {
             quota_bytes: quota.map(|given| bytes_of("quota", &given)).transpose()?,
             retained_bytes: retained.map(|given| bytes_of("retained", &given)).transpose()?,
         };
-        self.call(py, |store| store.configure(&scope.inner, &settings))
+        self.node.call(py, |store| store.configure(&scope.inner, &settings))
     }
 
     /// Returns the number of leading pages available.
     fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let probe = || node.store().probe(&scope.inner, &keys);
         // Probing in memory takes a microsecond, less than detaching costs while other threads run.
         // An attached call never waits: neither for another process nor for a closing store.
-        let open = self.gate.try_read();
+        let open = self.node.gate.try_read();
         let attached = open.is_some() && node.answers_at_once();
         let hit = if attached {
             probe()
@@ -163,18 +154,16 @@ impl Store {
         keys: &Bound<'_, PyAny>,
         ttl: f64,
     ) -> PyResult<LeasedPrefix> {
-        let (node, ttl) = (self.node(py)?, duration(py, "ttl", ttl)?);
-        let held = Keys::of(keys)?;
-        let keys = held.slices();
+        let (node, ttl) = (self.node.get(py)?, duration(py, "ttl", ttl)?);
         let scopes = Scope::some(scope)?;
         let scopes: Vec<_> = scopes.iter().map(|scope| scope.get().inner.as_ref()).collect();
-        let leased = py.detach(|| node.store().lease_all(&scopes, &keys, ttl)).or_raise(py)?;
+        let leased = ask(keys, |keys| node.store().lease_all(&scopes, keys, ttl))?;
         Ok(LeasedPrefix::new(leased, &node))
     }
 
     /// Ends a lease of this process by its number. An unknown one is ignored.
     fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
-        self.call(py, |store| store.release(LeaseNumber(lease)))
+        self.node.call(py, |store| store.release(LeaseNumber(lease)))
     }
 
     /// Returns, for each page separately, whether it is stored.
@@ -184,7 +173,7 @@ impl Store {
         scope: &Scope,
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<Vec<bool>> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         ask(keys, |keys| node.store().exists(&scope.inner, keys))
     }
 
@@ -199,14 +188,13 @@ impl Store {
         out: &Bound<'_, PyAny>,
         timeout: Option<f64>,
     ) -> PyResult<usize> {
-        let (node, control) = (self.node(py)?, control(py, timeout)?);
+        let (node, control) = (self.node.get(py)?, control(py, timeout)?);
         let held = Keys::of(keys)?;
         let keys = held.slices();
-        let batch = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
-        let (store, target) = (node.store(), batch.as_target());
-        let outcome = py.detach(|| store.get_batch(&scope.inner, &keys, target, &control));
-        batch.release(py);
-        Ok(outcome.or_raise(py)?.pages)
+        let memory = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
+        let (store, target) = (node.store(), memory.0.as_ref());
+        let get = || store.get_batch(&scope.inner, &keys, target, &control);
+        Ok(memory.during(py, get)?.pages)
     }
 
     /// Starts a put. With `copy` the bytes are copied into bounded staging before the call returns,
@@ -231,18 +219,17 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let terms = put_options(parent, retain_until.as_ref())?;
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         let (put, store) = (Submission::put(scope, keys, pages, 0, timeout)?, node.store());
         let (scope, keys, control) = (put.scope, put.keys, put.control);
         if copy {
-            let source = put.batch.as_source();
-            let ticket = py.detach(|| store.submit_put_copy(scope, keys, source, terms, control));
-            put.batch.release(py);
-            return Ok(Ticket::new(ticket.or_raise(py)?, None));
+            let source = put.memory.0.as_ref();
+            let submit = || store.submit_put_copy(scope, keys, source, terms, control);
+            return Ok(Ticket::new(put.memory.during(py, submit)?, None));
         }
-        let source = put.batch.to_source();
+        let source = Arc::clone(&put.memory.0);
         let ticket = py.detach(|| store.submit_put(scope, keys, source, terms, control));
-        Ok(Ticket::new(ticket.or_raise(py)?, Some(put.batch)))
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(put.memory)))
     }
 
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the bytes
@@ -261,36 +248,36 @@ impl Store {
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         let get = Submission::get(scope, keys, out, sections, timeout)?;
-        let (store, target) = (node.store(), get.batch.to_target());
+        let (store, target) = (node.store(), Arc::clone(&get.memory.0));
         let control = Control { through_staging: staged, ..get.control };
         let ticket = py.detach(|| store.submit_get(get.scope, get.keys, target, control));
-        Ok(Ticket::new(ticket.or_raise(py)?, Some(get.batch)))
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(get.memory)))
     }
 
     /// Marks the leading pages as used; returns their number.
     fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         ask(keys, |keys| node.store().touch(&scope.inner, keys))
     }
 
     /// Removes pages, in chained scopes with all pages after them; returns how many of `keys` were
     /// removed.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         ask(keys, |keys| node.store().delete(&scope.inner, keys))
     }
 
     /// Drops a scope and its pages, durably on return. The bytes stay on disk until overwritten.
     fn drop_scope(&self, py: Python<'_>, scope: &Scope) -> PyResult<()> {
-        self.call(py, |store| store.drop_scope(&scope.inner))
+        self.node.call(py, |store| store.drop_scope(&scope.inner))
     }
 
     /// Returns the scopes of the store in order of registration: each with its number of pages and
     /// their bytes on disk.
     fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
-        let held = self.call(py, |store| store.scopes())?;
+        let held = self.node.call(py, |store| store.scopes())?;
         let each = held.into_iter();
         each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
     }
@@ -305,42 +292,42 @@ impl Store {
         after: u64,
         limit: u32,
     ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u64)> {
-        let held = self.call(py, |store| store.keys(&scope.inner, after, limit))?;
+        let held = self.node.call(py, |store| store.keys(&scope.inner, after, limit))?;
         Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
     }
 
     /// Makes all earlier puts survive power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |store| store.flush())
+        self.node.call(py, |store| store.flush())
     }
 
     /// Sets the capacity of the store while it is in use.
     fn resize(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> PyResult<()> {
-        let (node, capacity) = (self.node(py)?, bytes_of("capacity", capacity)?);
+        let (node, capacity) = (self.node.get(py)?, bytes_of("capacity", capacity)?);
         py.detach(|| node.store().resize(capacity)).or_raise(py)
     }
 
     /// Drops every scope.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |store| store.clear())
+        self.node.call(py, |store| store.clear())
     }
 
     /// Returns figures of the store, and of the transfers of this process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        stats_of(py, &self.call(py, |store| store.stats())?)
+        stats_of(py, &self.node.call(py, |store| store.stats())?)
     }
 
     /// Finishes running tickets, cancels queued tickets, makes all puts durable, and releases the
     /// directory. A second call does nothing. After a `RetryError` writes of this process are in
     /// flight: close again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.close_node(py).or_raise(py)
+        self.node.close(py).or_raise(py)
     }
 
     /// Whether the store was closed, or opened before a fork.
     #[getter]
     fn closed(&self) -> bool {
-        self.node.read().is_none() || std::process::id() != self.process
+        self.node.is_closed()
     }
 
     /// The directory, as given.
@@ -352,13 +339,13 @@ impl Store {
     /// The permissions of the store when it was opened.
     #[getter]
     fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
-        Ok(StorePolicy(self.node(py)?.policy().clone()))
+        Ok(StorePolicy(self.node.get(py)?.policy().clone()))
     }
 
     /// "owner" or "client" at present: a client takes over when the owner dies.
     #[getter]
     fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         Ok(py.detach(|| node.role().word()))
     }
 
@@ -366,7 +353,7 @@ impl Store {
     /// owner.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {
-        let node = self.node(py)?;
+        let node = self.node.get(py)?;
         Ok(py.detach(|| node.problem()).unwrap_or_default())
     }
 
@@ -385,75 +372,7 @@ impl Store {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let state = self.node(py).map_or("closed", |node| py.detach(|| node.role().word()));
+        let state = self.node.get(py).map_or("closed", |node| py.detach(|| node.role().word()));
         format!("Store({:?}, {state})", self.path)
     }
-}
-
-impl Store {
-    /// Runs `action` on the store, detached from the interpreter.
-    fn call<T: Send>(
-        &self,
-        py: Python<'_>,
-        action: impl FnOnce(&ritornello_store::Store) -> Result<T> + Send,
-    ) -> PyResult<T> {
-        let node = self.node(py)?;
-        py.detach(|| action(node.store())).or_raise(py)
-    }
-
-    /// Returns the node. Fails if all calls of the node would fail, so that a ticket is refused at
-    /// its submission.
-    fn node(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
-        let message = if std::process::id() != self.process {
-            "this store was opened before a fork: open it again in the child"
-        } else if let Some(node) = self.node.read().as_ref() {
-            if !node.is_replaced() {
-                return Ok(Arc::clone(node));
-            }
-            "another store has replaced this store: open it again"
-        } else {
-            "the store is closed: open it again"
-        };
-        Err(raise(py, &Error::new(ErrorKind::Closed, message)))
-    }
-
-    /// Closes the node once, detached from the interpreter, because running tickets are waited for.
-    ///
-    /// # Errors
-    /// Errors of [`Node::close`]; after `Retry` the node must be closed again.
-    fn close_node(&self, py: Python<'_>) -> Result<()> {
-        let node = self.node.write().take();
-        let Some(node) = node else { return Ok(()) };
-        let closed = py.detach(|| {
-            // In the child of a fork a thread of the parent may hold the gate forever.
-            let is_opener = self.process == std::process::id();
-            let _closing = is_opener.then(|| self.gate.write());
-            node.close()
-        });
-        if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
-            *self.node.write() = Some(node);
-        } else {
-            py.detach(|| drop(node));
-        }
-        closed
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        // At the interpreter's end attaching fails; the system cleans up. The node has logged a
-        // failure.
-        let _ = Python::try_attach(|py| self.close_node(py));
-    }
-}
-
-/// Converts figures to a dictionary.
-pub(crate) fn stats_of<'py>(
-    py: Python<'py>,
-    stats: &impl serde::Serialize,
-) -> PyResult<Bound<'py, PyDict>> {
-    let text = serde_json::to_string(stats)
-        .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
-        .or_raise(py)?;
-    Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
 }

@@ -1,8 +1,11 @@
-//! Closes the stores and caches that are open when the interpreter exits.
+//! The nodes and caches that Python has open, and their closing when the interpreter exits.
 
+use crate::error::{OrRaise, raise};
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
+use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_node::Node;
+use ritornello_store::Store;
 use ritornello_tiers::cache::Cache;
 use std::mem;
 use std::sync::{Arc, Weak};
@@ -28,8 +31,83 @@ struct OpenNode {
 /// interpreter: such a call never waits for a closing store, which may take seconds.
 pub(crate) type CloseGate = RwLock<()>;
 
+/// A node until it is closed, usable in the process that opened it.
+pub(crate) struct NodeHandle {
+    /// `None` once the node is closed.
+    node: RwLock<Option<Arc<Node>>>,
+    process: u32,
+    pub(crate) gate: Arc<CloseGate>,
+}
+
+impl NodeHandle {
+    pub(crate) fn new(node: Arc<Node>) -> Self {
+        let (process, gate) = (std::process::id(), close_node_at_exit(&node));
+        Self { node: RwLock::new(Some(node)), process, gate }
+    }
+
+    /// Whether the node was closed, or opened before a fork.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.node.read().is_none() || std::process::id() != self.process
+    }
+
+    /// Returns the node. Fails if all calls of the node would fail, so that a ticket is refused at
+    /// its submission.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
+        let message = if std::process::id() != self.process {
+            "this store was opened before a fork: open it again in the child"
+        } else if let Some(node) = self.node.read().as_ref() {
+            if !node.is_replaced() {
+                return Ok(Arc::clone(node));
+            }
+            "another store has replaced this store: open it again"
+        } else {
+            "the store is closed: open it again"
+        };
+        Err(raise(py, &Error::new(ErrorKind::Closed, message)))
+    }
+
+    /// Runs `action` on the store, detached from the interpreter.
+    pub(crate) fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        action: impl FnOnce(&Store) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let node = self.get(py)?;
+        py.detach(|| action(node.store())).or_raise(py)
+    }
+
+    /// Closes the node once, detached from the interpreter, because running tickets are waited for.
+    ///
+    /// # Errors
+    /// Errors of [`Node::close`]; after `Retry` the node must be closed again.
+    pub(crate) fn close(&self, py: Python<'_>) -> Result<()> {
+        let node = self.node.write().take();
+        let Some(node) = node else { return Ok(()) };
+        let closed = py.detach(|| {
+            // In the child of a fork a thread of the parent may hold the gate forever.
+            let is_opener = self.process == std::process::id();
+            let _closing = is_opener.then(|| self.gate.write());
+            node.close()
+        });
+        if matches!(&closed, Err(error) if error.kind() == ErrorKind::Retry) {
+            *self.node.write() = Some(node);
+        } else {
+            py.detach(|| drop(node));
+        }
+        closed
+    }
+}
+
+impl Drop for NodeHandle {
+    fn drop(&mut self) {
+        // At the interpreter's end attaching fails; the system cleans up. The node has logged a
+        // failure.
+        let _ = Python::try_attach(|py| self.close(py));
+    }
+}
+
 /// Closes `node` at exit, unless it is dropped before. Returns its gate.
-pub(crate) fn close_node_at_exit(node: &Arc<Node>) -> Arc<CloseGate> {
+fn close_node_at_exit(node: &Arc<Node>) -> Arc<CloseGate> {
     let gate = Arc::new(CloseGate::new(()));
     let mut nodes = NODES.lock();
     nodes.retain(|open_node| open_node.node.strong_count() > 0);
