@@ -17,22 +17,13 @@ use std::time::Instant;
 /// Reason of a put that ends at a page which was evicted after the put began.
 const NOT_FOUND: &str = "not_found";
 
-/// The payload of a put.
-#[derive(Clone, Copy)]
-pub(crate) struct PutBytes<'a> {
-    /// One page per key.
-    pub(crate) source: &'a dyn PageSource,
-    /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
-    /// only if the owner still reports them as present.
-    pub(crate) without_bytes: usize,
-}
-
 /// The state shared by all parts of a put.
 struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
     keys: &'a [&'a [u8]],
-    /// See [`PutBytes::without_bytes`].
+    /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
+    /// only if the owner still reports them as present.
     without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
@@ -54,7 +45,18 @@ impl Store {
         options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
-        self.put_pages(scope, keys, PutBytes { source, without_bytes: 0 }, options, control)
+        self.check_batch(keys, source.len())?;
+        let started = Instant::now();
+        let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
+            // The registry is full, so pages of a new scope cannot be put.
+            Err(error) if error.kind() == ErrorKind::Miss => {
+                tracing::debug!(%error, "a put of a new scope was refused");
+                Ok(Outcome::none(keys.len(), "scopes"))
+            }
+            scope_ref => self.put(scope_ref?, scope, keys, source, options, control),
+        });
+        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
+        Ok(outcome.timed(started.elapsed()))
     }
 
     /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
@@ -71,31 +73,8 @@ impl Store {
         control: &Control,
     ) -> Result<usize> {
         let none = BorrowedPages::new(&[]);
-        let source = &OffsetPages::new(&none, keys.len());
-        let bytes = PutBytes { source, without_bytes: keys.len() };
-        Ok(self.put_pages(scope, keys, bytes, options, control)?.pages)
-    }
-
-    pub(crate) fn put_pages(
-        &self,
-        scope: &Scope,
-        keys: &[&[u8]],
-        bytes: PutBytes<'_>,
-        options: &PutOptions,
-        control: &Control,
-    ) -> Result<Outcome> {
-        self.check_batch(keys, bytes.source.len())?;
-        let started = Instant::now();
-        let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
-            // The registry is full, so pages of a new scope cannot be put.
-            Err(error) if error.kind() == ErrorKind::Miss => {
-                tracing::debug!(%error, "a put of a new scope was refused");
-                Ok(Outcome::none(keys.len(), "scopes"))
-            }
-            scope_ref => self.put(scope_ref?, scope, keys, bytes, options, control),
-        });
-        let outcome = self.or_miss(outcome, |reason| Outcome::none(keys.len(), reason))?;
-        Ok(outcome.timed(started.elapsed()))
+        let source = OffsetPages::new(&none, keys.len());
+        Ok(self.put_batch(scope, keys, &source, options, control)?.pages)
     }
 
     fn put(
@@ -103,12 +82,12 @@ impl Store {
         reference: ScopeRef,
         scope: &Scope,
         keys: &[&[u8]],
-        PutBytes { source, without_bytes }: PutBytes<'_>,
+        source: &dyn PageSource,
         options: &PutOptions,
         control: &Control,
     ) -> Result<Outcome> {
         let started = Instant::now();
-        let in_parts = false;
+        let (without_bytes, in_parts) = (source.without_bytes(), false);
         let put =
             Put { store: self, scope: reference, keys, without_bytes, options, control, in_parts };
         let written = match Encoder::of(scope, reference.codec, reference.page_bytes)? {

@@ -1,7 +1,6 @@
 //! Puts and gets that run on worker threads, each with a ticket.
 
 use crate::outcome::Outcome;
-use crate::put::PutBytes;
 use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::{Closing, Lane, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
@@ -81,8 +80,7 @@ impl Store {
         }
         self.submit(Lane::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
-            let bytes = PutBytes { source: &source, without_bytes: first };
-            let outcome = store.put_pages(&scope, &keys[..held], bytes, &options, control);
+            let outcome = store.put_batch(&scope, &keys[..held], &source, &options, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
             let stored = outcome.as_ref().map_or(0, stored).max(first);
             if stored < held {

@@ -106,6 +106,10 @@ pub unsafe trait PageSource: Send + Sync {
     /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
     /// exist.
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>);
+    /// Number of leading pages without bytes: a put acknowledges these pages if they are stored.
+    fn without_bytes(&self) -> usize {
+        0
+    }
     /// Whether a page has the same padding in memory as on disk, so that its last unit can be
     /// written in place.
     fn padded(&self, _page: usize) -> bool {

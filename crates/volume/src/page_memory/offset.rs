@@ -2,7 +2,7 @@
 
 use super::{Fragment, PageSource};
 
-/// The pages of a source, numbered starting at `offset`. Pages before `offset` have no fragments.
+/// The pages of a source, numbered starting at `offset`. Pages before `offset` have no bytes.
 #[derive(Clone, Copy)]
 pub struct OffsetPages<'a> {
     of: &'a dyn PageSource,
@@ -27,6 +27,9 @@ unsafe impl PageSource for OffsetPages<'_> {
         if let Some(page) = page.checked_sub(self.offset) {
             self.of.fragments(page, out);
         }
+    }
+    fn without_bytes(&self) -> usize {
+        self.offset
     }
     fn padded(&self, page: usize) -> bool {
         page.checked_sub(self.offset).is_some_and(|page| self.of.padded(page))
