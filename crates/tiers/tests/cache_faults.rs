@@ -70,6 +70,17 @@ fn writes_beyond_queue_are_dropped_and_counted() {
 }
 
 #[test]
+fn writes_too_slow_for_their_deadline_are_dropped_and_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    // Neither step of the write can end within its deadline.
+    let cache = open(&[&host(&dir, 64), &format!("{} rate=100KiB", disk(&dir, 64))]);
+    assert_eq!(put(&cache, &keys(1, 0, 500), 0), 500);
+    cache.flush().unwrap();
+    let stats = tier(&cache, "disk");
+    assert_eq!((stats.dropped_pages, stats.written_pages, stats.lost_pages), (500, 0, 0));
+}
+
+#[test]
 fn failing_remote_is_a_miss() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);

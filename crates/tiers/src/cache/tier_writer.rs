@@ -177,11 +177,17 @@ impl TierWriter {
         }
         self.tiers.loads.wait(YIELD_TO_LOADS);
         let (pages, range) = (&job.pages, job.range.clone());
-        let written = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
+        let (written, lost) = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
             (Some(tier), _) => self.write_local(tier, job),
             (None, Some(remote)) => self.write_remote(remote, job),
-            (None, None) => 0,
+            (None, None) => (0, 0),
         };
+        let counts = self.tiers.counts(self.to);
+        counts.lost.add(lost as u64);
+        // A cancelled job exceeded no bound.
+        if self.queue.is_job_current() {
+            counts.dropped.add((range.len() - written - lost) as u64);
+        }
         let arrived = range.start..range.start + written;
         let table = &self.tiers.table;
         table.mark_present(self.to, &pages.hashes, arrived.clone(), &[]);
@@ -225,13 +231,13 @@ impl TierWriter {
     }
 
     /// Writes a job to a local tier. Returns the number of leading pages of the job that are now on
-    /// the tier.
-    fn write_local(&self, tier: &LocalTier, job: &WriteJob) -> usize {
+    /// the tier, and the number of its pages that the tiers above no longer have.
+    fn write_local(&self, tier: &LocalTier, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(self.to);
         let at_once = (COPY_BYTES / pages.page_bytes).max(1) as usize;
         let mut buffer = Vec::new();
-        let mut at = range.start;
+        let (mut at, mut lost) = (range.start, 0);
         let promotes = self.to == self.tiers.first().kind;
         while at < range.end && !self.queue.is_closing() {
             if promotes {
@@ -261,13 +267,9 @@ impl TierWriter {
             buffer.resize(bytes as usize, 0);
             let copied = self.gather(job, at..end, &mut buffer, &control);
             if copied < end - at {
-                counts.lost.add((range.end - at - copied) as u64);
+                lost = range.end - at - copied;
             }
-            if copied == 0 {
-                break;
-            }
-            if !tier.rate.wait_to_write(pages.bytes(copied), &control) {
-                counts.dropped.add(copied as u64);
+            if copied == 0 || !tier.rate.wait_to_write(pages.bytes(copied), &control) {
                 break;
             }
             let slices: Vec<&[u8]> =
@@ -293,37 +295,30 @@ impl TierWriter {
                 counts.written_bytes.add(pages.bytes(written));
             }
             at += written;
-            if written < copied {
-                counts.dropped.add((range.end - at) as u64);
-            }
             if at < end {
                 break;
             }
         }
-        at.max(range.start) - range.start
+        (at - range.start, lost)
     }
 
-    /// Writes a job to the remote. Returns the number of leading pages of the job that are now on
-    /// the remote. Objects hold groups of pages counted from the start of the prompt, so missing
-    /// pages before the range are written too: without these pages no lookup reaches the range.
-    fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> usize {
+    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects hold groups of
+    /// pages counted from the start of the prompt, so missing pages before the range are written
+    /// too: without these pages no lookup reaches the range.
+    fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(Tier::Remote);
         if pages.parent.is_some() {
             // The object of a page depends on its position in the prompt, which is unknown here.
-            counts.dropped.add(range.len() as u64);
-            return 0;
+            return (0, 0);
         }
         let max_bytes = OBJECTS_AT_ONCE * RemoteTier::object_pages(pages.page_bytes);
-        let (mut at, mut buffer) = (0, Vec::new());
+        let (mut at, mut lost, mut buffer) = (0, 0, Vec::new());
         while at < range.end && !self.queue.is_closing() {
             let missing = pages.lend(range.end, |prompt| {
                 remote.tier.missing(prompt, at, deadline_in(WRITE_TIMEOUT))
             });
-            let Ok(missing) = missing else {
-                counts.dropped.add((range.end - at.max(range.start)) as u64);
-                break;
-            };
+            let Ok(missing) = missing else { break };
             at = missing.start;
             let end = missing.end.min(at + max_bytes);
             if at == end {
@@ -332,33 +327,30 @@ impl TierWriter {
             buffer.resize(pages.bytes(end - at) as usize, 0);
             let copied = self.gather(job, at..end, &mut buffer, &control_within(WRITE_TIMEOUT));
             if at + copied < end {
-                counts.lost.add((range.end - range.start.max(at + copied)) as u64);
+                lost = range.end - range.start.max(at + copied);
             }
             if !remote.rate.wait_to_write(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
-                counts.dropped.add(copied as u64);
                 break;
             }
             let page = |page: usize| {
                 let from = (page - at) * pages.page_bytes as usize;
                 &buffer[from..from + pages.page_bytes as usize]
             };
-            let before = remote.tier.stats();
+            let before = remote.tier.stats().pages_written;
             let present = pages
                 .lend(at + copied, |prompt| {
                     remote.tier.put(prompt, at..at + copied, page, deadline_in(WRITE_TIMEOUT))
                 })
                 .unwrap_or(0);
-            let after = remote.tier.stats();
-            let written = after.pages_written - before.pages_written;
+            let written = remote.tier.stats().pages_written - before;
             counts.written.add(written);
             counts.written_bytes.add(pages.bytes(written as usize));
-            counts.dropped.add(after.pages_dropped - before.pages_dropped);
             at += present;
             if at < end {
                 break;
             }
         }
-        at.max(range.start) - range.start
+        (at.max(range.start) - range.start, lost)
     }
 }
 
