@@ -111,7 +111,7 @@ impl StoreCore {
         let change = self.shape.change_by(Instant::now());
         let _change =
             change.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
-        let (manifest, directory) = (self.shape.manifest(), self.directory());
+        let (manifest, directory) = (self.shape.manifest(), self.shape.directory());
         directory.write_manifest(&manifest)?;
         let absent = self.state.lock().absence.volumes();
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
@@ -157,7 +157,7 @@ impl StoreCore {
         }
         self.scopes.compact();
         let manifest = Manifest { clean: true, ..Manifest::clone(&self.shape.manifest()) };
-        self.directory().write_manifest(&manifest)
+        self.shape.directory().write_manifest(&manifest)
     }
 
     /// Returns whether no write of this owner, or of a dead process, may be in flight. The store is

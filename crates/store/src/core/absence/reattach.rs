@@ -88,10 +88,10 @@ impl StoreCore {
     fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
         let absent = self.state.lock().absence.volumes();
         let manifest = self.shape.manifest();
-        let found = self.directory().volume_states(&manifest);
+        let found = self.shape.directory().volume_states(&manifest);
         // Markers are repaired before a segment is opened: without its marker a volume cannot be
         // used.
-        self.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
+        self.shape.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
             let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
@@ -114,7 +114,7 @@ impl StoreCore {
 
     /// Whether the directory of a volume carries its marker now.
     pub(crate) fn is_volume_present(&self, number: u8) -> bool {
-        self.directory().is_volume_present(&self.shape.manifest(), number)
+        self.shape.directory().is_volume_present(&self.shape.manifest(), number)
     }
 
     fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {

@@ -63,7 +63,7 @@ impl StoreCore {
             match change {
                 CapacityChange::Capacity(bytes) => manifest.capacity = *bytes,
                 CapacityChange::AddVolume(dir) => {
-                    let name = self.directory().volume_name(Path::new(dir))?;
+                    let name = self.shape.directory().volume_name(Path::new(dir))?;
                     match manifest.volumes.iter().position(|volume| volume.dir == name) {
                         Some(at) => marked = Some(self.mark_again(&mut manifest, at as u8)?),
                         None => candidate = Some(self.add_volume(&mut manifest, name)?),
@@ -201,7 +201,7 @@ impl StoreCore {
             return Ok(());
         }
         let more = manifest.capacity.saturating_sub(self.segments.allocated_bytes());
-        self.directory().check_memory(manifest, more)
+        self.shape.directory().check_memory(manifest, more)
     }
 }
 

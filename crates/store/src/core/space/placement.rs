@@ -154,7 +154,7 @@ impl StoreCore {
         let manifest = self.shape.manifest();
         let volume = manifest.volumes.get(usize::from(segment.volume()));
         let volume = volume.map_or("", |volume| volume.dir.as_str());
-        let refused = match self.directory().medium.room(&self.options.dir.join(volume)) {
+        let refused = match self.shape.directory().medium.room(&self.options.dir.join(volume)) {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }

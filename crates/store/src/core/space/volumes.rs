@@ -2,7 +2,7 @@
 
 use crate::core::StoreCore;
 use crate::core::durability::SYNC_TIMEOUT;
-use crate::directory::{Directory, LOST_AND_FOUND, VOLUMES_MAX};
+use crate::directory::{LOST_AND_FOUND, VOLUMES_MAX};
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Manifest, Result, VolumeMarker, VolumeRecord};
 use ritornello_volume::segments::{Candidate, Segments};
@@ -12,10 +12,6 @@ use std::path::Path;
 use std::time::Instant;
 
 impl StoreCore {
-    pub(crate) fn directory(&self) -> &Directory {
-        self.shape.directory()
-    }
-
     /// Whether a directory is being drained and not absent.
     pub(super) fn is_draining_volumes(&self) -> bool {
         let manifest = self.shape.manifest();
@@ -32,7 +28,7 @@ impl StoreCore {
     pub(super) fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
-        let (dir, directory) = (self.options.dir.join(&volume.dir), self.directory());
+        let (dir, directory) = (self.options.dir.join(&volume.dir), self.shape.directory());
         let refused = |why: &str| Err(Error::invalid(why.to_owned()).with("dir", dir.display()));
         if directory.has_marker(&dir, marker) {
             return refused("the store has this directory already");
@@ -66,7 +62,7 @@ impl StoreCore {
     }
 
     pub(super) fn add_volume(&self, manifest: &mut Manifest, name: String) -> Result<Candidate> {
-        let directory = self.directory();
+        let directory = self.shape.directory();
         if manifest.volumes.len() >= VOLUMES_MAX {
             return Err(Error::invalid(
                 "a store has at most 256 directories, including removed ones: make a new store",
@@ -119,14 +115,14 @@ impl StoreCore {
     /// marking of the directory.
     fn is_strange(&self, dir: &Path, name: &OsStr) -> bool {
         let is_own_marker = name == VolumeMarker::FILE
-            && self.directory().is_marked_by(dir, self.shape.manifest().uuid);
+            && self.shape.directory().is_marked_by(dir, self.shape.manifest().uuid);
         let is_new_marker = name == format!("{}.new", VolumeMarker::FILE).as_str();
         !(name == LOST_AND_FOUND || Segments::is_left_over(name) || is_own_marker || is_new_marker)
     }
 
     /// Returns the number of the volume in the directory `dir`.
     fn volume_in(&self, manifest: &Manifest, dir: &str) -> Result<usize> {
-        let directory = self.directory();
+        let directory = self.shape.directory();
         let name = directory.volume_name(Path::new(dir))?;
         let real = directory.real(&name);
         let here = |volume: &VolumeRecord| !volume.is_retired();
@@ -174,8 +170,8 @@ impl StoreCore {
     fn remove_marker(&self, number: u8) {
         let marker = VolumeMarker { store: self.shape.manifest().uuid, volume: number };
         if let Ok(dir) = self.segments.dir(number)
-            && self.directory().has_marker(&dir, marker)
-            && let Err(error) = self.directory().remove_marker(&dir)
+            && self.shape.directory().has_marker(&dir, marker)
+            && let Err(error) = self.shape.directory().remove_marker(&dir)
         {
             tracing::warn!(%error, dir = %dir.display(), "the marker of a drained volume stays");
         }
