@@ -64,6 +64,23 @@ fn pages_lost_on_disk_are_written_again() {
 }
 
 #[test]
+fn load_does_not_wait_for_a_promotion() {
+    let dir = tempfile::tempdir().unwrap();
+    let (promoted, loaded) = (keys(1, 0, 400), keys(2, 0, 5));
+    let on_disk = open(&[&disk(&dir, 64)]);
+    put(&on_disk, &promoted, 0);
+    put(&on_disk, &loaded, 0);
+    drop(on_disk);
+    // The promotion takes four seconds.
+    let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 64))]);
+    assert_eq!(spans(&find(&cache, &promoted)), [(Tier::Disk, 400)]);
+    std::thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    assert!(reads(&cache, &loaded, 0));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
 fn never_policy_reads_without_writing() {
     let dir = tempfile::tempdir().unwrap();
     let (theirs, ours) = (keys(1, 0, 10), keys(2, 0, 10));

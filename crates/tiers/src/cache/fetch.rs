@@ -6,7 +6,7 @@ use super::stats::PrefetchCounters;
 use super::tier_policies::MAX_LOOKUP_WAIT;
 use super::tier_set::{RemoteHandle, TierSet};
 use crate::Residence;
-use crate::remote::RemoteTier;
+use crate::remote::group_pages;
 use ritornello_format::residency::Tier;
 use ritornello_store::{LeaseNumber, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
@@ -40,7 +40,7 @@ impl Fetch<'_> {
     pub(super) fn run(&self, range: Range<usize>) -> usize {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
-        let group = RemoteTier::object_pages(pages.page_bytes);
+        let group = group_pages(pages.page_bytes);
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());

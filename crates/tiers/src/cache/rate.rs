@@ -1,6 +1,6 @@
 //! Limits the bytes per second that move to and from a tier: a transfer reserves the next free
-//! period and waits until the period has passed. Writers reserve short periods, so that a load can
-//! start between two periods of a writer.
+//! period and waits until the period has passed. Background work reserves short periods, so that a
+//! load can start between two of them.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Interval at which a waiting transfer checks for cancellation.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
-/// Seconds that a writer reserves at a time: the maximum that a new load waits for the writer.
-const WRITE_QUANTUM: f64 = 0.02;
+/// Seconds that a background transfer reserves at a time: the maximum that a new load waits for it.
+const BACKGROUND_QUANTUM: f64 = 0.02;
 
 /// Rate limiter of one tier. Without a limit no transfer waits.
 #[derive(Debug, Default)]
@@ -63,16 +63,16 @@ impl RateLimiter {
         }
     }
 
-    /// Waits like [`wait`](Self::wait), in steps of [`WRITE_QUANTUM`]. Returns false if `control`
+    /// Waits like [`wait`](Self::wait), in steps of [`BACKGROUND_QUANTUM`]. Returns false if `control`
     /// stops the wait, and immediately if the deadline cannot be met.
-    pub(super) fn wait_to_write(&self, bytes: u64, control: &Control) -> bool {
+    pub(super) fn wait_in_steps(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_per_second else { return true };
         let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;
         let left = control.deadline.map(|until| until.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.as_secs_f64() < duration) {
             return false;
         }
-        let quantum = ((rate as f64 * WRITE_QUANTUM) as u64).max(1);
+        let quantum = ((rate as f64 * BACKGROUND_QUANTUM) as u64).max(1);
         let mut left = bytes;
         while left > 0 {
             let now = left.min(quantum);
@@ -128,10 +128,10 @@ mod tests {
     }
 
     #[test]
-    fn load_waits_for_one_write_quantum() {
+    fn load_waits_for_one_background_quantum() {
         let rate = RateLimiter::new(Some(1_000_000));
         thread::scope(|threads| {
-            let writer = threads.spawn(|| rate.wait_to_write(500_000, &Control::default()));
+            let writer = threads.spawn(|| rate.wait_in_steps(500_000, &Control::default()));
             while rate.backlog() == 0 && !writer.is_finished() {
                 thread::yield_now();
             }
@@ -140,10 +140,10 @@ mod tests {
             assert!(others <= Duration::from_millis(50), "{others:?}");
             assert!(writer.join().unwrap());
         });
-        assert!(RateLimiter::default().wait_to_write(u64::MAX, &Control::default()));
+        assert!(RateLimiter::default().wait_in_steps(u64::MAX, &Control::default()));
         let soon = Instant::now() + Duration::from_secs(10);
         let late = Control { deadline: Some(soon), ..Control::default() };
-        assert!(!rate.wait_to_write(100_000_000, &late));
+        assert!(!rate.wait_in_steps(100_000_000, &late));
         assert_eq!(rate.backlog(), 0, "a write that would be late reserves no time");
     }
 }

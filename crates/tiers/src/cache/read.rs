@@ -106,7 +106,7 @@ pub(super) fn copy_for(
             let mut slices: Vec<&mut [u8]> = rest.chunks_exact_mut(page_bytes).collect();
             let target = BorrowedPagesMut::new(&mut slices);
             let all: Vec<usize> = (0..range.len() - copied).collect();
-            let mut read = PartialRead { missing: all, ..PartialRead::new(0) };
+            let mut read = PartialRead { missing: all, background: true, reason: NOT_FOUND };
             if let Some((got, _)) =
                 read.read_tier(tier, &pages.scope, &keys[copied..], &target, control)
             {
@@ -126,12 +126,14 @@ pub(super) fn copy_for(
 /// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
+    /// Whether loads may start while this read waits for a tier's rate.
+    background: bool,
     reason: &'static str,
 }
 
 impl PartialRead {
     fn new(pages: usize) -> Self {
-        Self { missing: (0..pages).collect(), reason: NOT_FOUND }
+        Self { missing: (0..pages).collect(), background: false, reason: NOT_FOUND }
     }
 
     /// Reads missing pages from `tier`. Returns the pages read, and the time without rate-limit
@@ -169,7 +171,10 @@ impl PartialRead {
             if requested.is_empty() {
                 return None;
             }
-            others = tier.rate.wait(bytes, control)?;
+            others = match self.background {
+                true => tier.rate.wait_in_steps(bytes, control).then_some(others)?,
+                false => tier.rate.wait(bytes, control)?,
+            };
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);

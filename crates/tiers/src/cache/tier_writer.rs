@@ -10,7 +10,7 @@ use super::tier_set::{RemoteHandle, TierSet};
 use super::write_back::WriteBack;
 use super::write_queue::{Next, WriteJob, WriteQueue};
 use crate::Residence;
-use crate::remote::RemoteTier;
+use crate::remote::group_pages;
 use ritornello_format::residency::Tier;
 use ritornello_store::PutOptions;
 use ritornello_volume::page_memory::BorrowedPages;
@@ -269,7 +269,7 @@ impl TierWriter {
             if copied < end - at {
                 lost = range.end - at - copied;
             }
-            if copied == 0 || !tier.rate.wait_to_write(pages.bytes(copied), &control) {
+            if copied == 0 || !tier.rate.wait_in_steps(pages.bytes(copied), &control) {
                 break;
             }
             let slices: Vec<&[u8]> =
@@ -312,7 +312,7 @@ impl TierWriter {
             // The object of a page depends on its position in the prompt, which is unknown here.
             return (0, 0);
         }
-        let max_bytes = OBJECTS_AT_ONCE * RemoteTier::object_pages(pages.page_bytes);
+        let max_bytes = OBJECTS_AT_ONCE * group_pages(pages.page_bytes);
         let (mut at, mut lost, mut buffer) = (0, 0, Vec::new());
         while at < range.end && !self.queue.is_closing() {
             let missing = pages.lend(range.end, |prompt| {
@@ -329,7 +329,7 @@ impl TierWriter {
             if at + copied < end {
                 lost = range.end - range.start.max(at + copied);
             }
-            if !remote.rate.wait_to_write(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
+            if !remote.rate.wait_in_steps(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
                 break;
             }
             let page = |page: usize| {

@@ -72,13 +72,6 @@ impl RemoteTier {
         Self { executor, finder, options, counts: Counters::default() }
     }
 
-    /// Pages of a full object with pages of this length. Full objects begin at multiples of this
-    /// number.
-    #[must_use]
-    pub fn object_pages(page_bytes: u64) -> usize {
-        packing::group_pages(page_bytes)
-    }
-
     /// Returns the number of leading pages on the remote: a hint, because a read may still fail.
     /// Sends at most 12 queries for 256 pages, and none for objects whose existence is cached.
     ///
