@@ -221,3 +221,24 @@ impl WriteJob {
         self.puts.iter().find_map(|put| put.spilled.as_ref()?.page(page))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::pending_put::Spilled;
+    use super::*;
+    use ritornello_format::Scope;
+    use std::sync::Arc;
+
+    #[test]
+    fn closing_before_the_worker_began_releases_the_jobs() {
+        let (queue, spilled) = (WriteQueue::new("disk", 100), Arc::<Spilled>::default());
+        let scope = Arc::new(Scope::opaque("queue", 10, true));
+        let pages = PromptPages::new(scope, vec![[1; 16].into()], None).unwrap();
+        let puts = vec![PendingPut { ticket: None, spilled: Some(Arc::clone(&spilled)) }];
+        assert_eq!(queue.push(WriteJob { pages, range: 0..1, puts, evict_source: false }), 1);
+        assert_eq!((Arc::strong_count(&spilled), queue.queued_bytes()), (2, 10));
+        queue.close();
+        assert_eq!((Arc::strong_count(&spilled), queue.queued_bytes()), (1, 0));
+        assert!(!queue.start_worker(|| {}));
+    }
+}
