@@ -1,14 +1,19 @@
 //! The cache: one interface for lookups, reads and writes of a list of tiers.
 //!
 //! The host and disk tiers are stores that all processes of this machine share; the remote tier is
-//! shared by several machines. A **lookup** finds a prompt on every tier and prefetches pages from
-//! the remote in the background; a **read** takes each page from the fastest local tier that has it; a
-//! **put** writes to the first tier, and each lower tier receives the pages according to its write
-//! policy. The load gate decides how many of the found pages are worth loading.
+//! shared by several machines. A **lookup** leases the leading pages on local tiers; if they end
+//! before the prompt does, the scope is chained and pages may be loaded, the remote is asked in the
+//! background for the further pages. A **read** takes each page from the fastest local tier that has
+//! it; a **put** writes to the first tier, and each lower tier receives the pages according to its
+//! write policy. The load gate decides how many of the found pages are worth loading.
 //!
-//! **Promises.** No lookup, read or put waits for the remote or for background work. Background
-//! work that exceeds its bounds is dropped and counted. A faulty tier costs hits; delivered bytes
-//! are the bytes that were put.
+//! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
+//! of a tier with a rate limit waits for the time that earlier transfers have reserved: at most 20 ms
+//! of each background transfer, and all of the time of puts and of fetched pages stored on the tier.
+//! Pages that background work cannot write within its bounds are dropped and counted
+//! (`dropped_pages`). Pages of a put that are neither stored on the first tier nor spilled are
+//! reported by its ticket, and counted as `lost_pages` of a tier when their write to it is due. A
+//! faulty tier costs hits; delivered bytes are the bytes that were put.
 //!
 //! **Parts**, each with its own state, lock and threads; a part knows the parts below it only:
 //!
