@@ -47,11 +47,11 @@ class Machine:
         self.worker.begin_step()
         self.worker.load(metadata)
         for name in LAYERS:
-            self.worker.await_layer(name)
+            self.worker.step_loads.await_layer(name)
             if check:
                 assert (self.memory[name][list(LOADED)] == self.right[name]).all(), name
         self.worker.save(metadata)
-        return self.worker.take_failed_blocks()
+        return self.worker.results.take_failed_blocks()
 
     def counts(self) -> dict[str, float]:
         return self.meter.take() or {}
@@ -88,7 +88,7 @@ def test_announced_layer_has_its_pages(machine: Machine) -> None:
 def test_missing_pages_are_reported_after_step(machine: Machine) -> None:
     keys = (*KEYS[:4], b"never stored" * 2)
     assert machine.step(StepMetadata(None, [Load("b", [PageBlocks(0, 0, keys, LOADED)])])) == {6}
-    report = machine.worker.take_report()
+    report = machine.worker.results.take_report()
     assert report is not None
     assert report.unsaved == [("b", 0, 4)]
 

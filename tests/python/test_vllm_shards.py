@@ -141,8 +141,8 @@ class Cluster:
         assert not waiting
         bad: set[int] = set()
         for worker in self.workers.values():
-            bad |= worker.take_failed_blocks()
-            self.side.complete_step(worker.take_report(), set(), set())
+            bad |= worker.results.take_failed_blocks()
+            self.side.complete_step(worker.results.take_report(), set(), set())
         self.side.complete_step(None, bad, {load.request for load in metadata.loads})
         return bad
 

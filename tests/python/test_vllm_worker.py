@@ -39,8 +39,8 @@ def test_complete_load_reports_nothing(
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
     side.save(loading("a"))
-    assert side.take_failed_blocks() == set()
-    assert side.take_report() is None
+    assert side.results.take_failed_blocks() == set()
+    assert side.results.take_report() is None
     assert store.puts == [(FIRST, KEYS[:1], (13,), KEYS[2])]
     counts = meter.take()
     assert counts is not None
@@ -50,8 +50,8 @@ def test_complete_load_reports_nothing(
 def test_only_failed_pages_are_reported(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     side.load(loading("a"))
-    assert side.take_failed_blocks() == {11}
-    assert side.take_failed_blocks() == set()
+    assert side.results.take_failed_blocks() == {11}
+    assert side.results.take_failed_blocks() == set()
 
 
 def test_failed_load_cancels_saves_of_step(
@@ -62,7 +62,7 @@ def test_failed_load_cancels_saves_of_step(
     side.load(metadata)
     side.save(metadata)
     assert store.puts == []
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.unsaved == [("b", 0, 4), ("a", 0, 7), ("b", 0, 7)]
     counts = meter.take()
@@ -82,8 +82,8 @@ def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, store: Fake
     side.load(metadata)
     side.save(metadata)
     assert len(store.puts) == 1
-    assert side.take_finished_sending() == {"b"}
-    report = side.take_report()
+    assert side.results.take_finished_sending() == {"b"}
+    report = side.results.take_report()
     assert report is not None
     assert report.step == 2
     assert report.unsaved == [("a", 0, 4)]
@@ -91,9 +91,9 @@ def test_failed_load_does_not_cancel_earlier_saves(side: WorkerSide, store: Fake
 
 def test_worker_reports_facts_on_request(side: WorkerSide) -> None:
     side.save(StepMetadata())
-    assert side.take_report() is None
+    assert side.results.take_report() is None
     side.save(StepMetadata(request_facts=True))
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.facts == {(0, 0): side.facts()}
 
@@ -102,7 +102,7 @@ def test_late_load_is_cancelled_and_awaited(side: WorkerSide, store: FakeStore) 
     store.outcomes = ["late"]
     side.load(loading("a"))
     assert store.cancelled == 1
-    assert side.take_failed_blocks() == {11, 12}
+    assert side.results.take_failed_blocks() == {11, 12}
 
 
 def test_close_ends_interrupted_loads(side: WorkerSide, store: FakeStore) -> None:
@@ -178,7 +178,7 @@ def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: StepMeter
     side.load(loading("a", "b", "c"))
     assert broken_core.broken
     assert [ticket.cancelled for ticket in tickets] == [True, True]
-    assert side.take_failed_blocks() == {10, 11, 12}
+    assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_failing_ticket_is_logged_once(
@@ -196,7 +196,7 @@ def test_failing_ticket_is_logged_once(
 def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = [None]
     side.load(loading("a"))
-    assert side.take_failed_blocks() == {10, 11, 12}
+    assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: FakeStore) -> None:
@@ -207,7 +207,7 @@ def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: Fake
     ]
     side.save(StepMetadata(None, (), saves))
     side.save(StepMetadata())
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.unsaved == [("a", 0, 1)]
 
@@ -220,7 +220,7 @@ def test_save_counts_shortest_object(store: FakeStore, meter: StepMeter) -> None
     ]
     side.save(saving("a", *KEYS))
     side.save(StepMetadata())
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.unsaved == [("a", 0, 1)]
     counts = meter.take()
@@ -249,12 +249,12 @@ def test_mismatched_memory_is_refused(
     side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
     assert side.facts().groups == (GroupMemory(("l.0", "l.1"), 1024, 2, True),)
     side.load(StepMetadata(identity(cache_group(head_bytes=100)), loading("a").loads))
-    assert side.take_failed_blocks() == {10, 11, 12}
-    report = side.take_report()
+    assert side.results.take_failed_blocks() == {10, 11, 12}
+    report = side.results.take_report()
     assert report is not None
     assert "2048 bytes in memory, 400 by the model" in report.unsupported_reason
     side.load(StepMetadata(identity(cache_group(head_bytes=512))))
-    assert side.take_report() is None
+    assert side.results.take_report() is None
 
 
 def test_worker_without_caches_refuses(store: FakeStore, meter: StepMeter) -> None:
@@ -293,7 +293,7 @@ def test_async_load_does_not_delay_step(side: WorkerSide, store: FakeStore) -> N
     side.save(metadata)
     assert len(store.puts) == 1
     assert side.take_completed_loads() == ({"a"}, set())
-    assert side.take_failed_blocks() == set()
+    assert side.results.take_failed_blocks() == set()
 
 
 def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -> None:
@@ -303,8 +303,8 @@ def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -
     side.save(metadata)
     assert len(store.puts) == 1
     assert side.take_completed_loads() == ({"a"}, {"a"})
-    assert side.take_failed_blocks() == {11}
-    report = side.take_report()
+    assert side.results.take_failed_blocks() == {11}
+    report = side.results.take_report()
     assert report is not None
     assert report.unsaved == [("a", 0, 5)]
     assert report.failed == {"a"}
@@ -318,7 +318,7 @@ def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: StepMet
     pages = [PageBlocks(0, 0, KEYS, (1, 2, 3)), PageBlocks(1, 2, KEYS[2:], (4,))]
     side.load(StepMetadata(None, [Load("a", pages, asynchronous=True)]))
     assert side.take_completed_loads() == ({"a"}, {"a"})
-    assert side.take_failed_blocks() == set()
+    assert side.results.take_failed_blocks() == set()
 
 
 def test_late_async_load_is_cancelled_once(
@@ -330,7 +330,7 @@ def test_late_async_load_is_cancelled_once(
     assert side.take_completed_loads() == (set(), set())
     assert store.cancelled == 1
     assert side.take_completed_loads() == ({"a"}, {"a"})
-    assert side.take_failed_blocks() == {11, 12}
+    assert side.results.take_failed_blocks() == {11, 12}
     assert store.cancelled == 2
     assert store.events == ["wait", "cancel"]
 
@@ -339,7 +339,7 @@ def test_worker_without_memory_fails_async_loads(store: FakeStore, meter: StepMe
     side = WorkerSide(cast(VllmStore, store), 8, [([], 2)], meter)
     side.load(loading("a", asynchronous=True))
     assert side.take_completed_loads() == ({"a"}, {"a"})
-    assert side.take_failed_blocks() == {10, 11, 12}
+    assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_close_waits_for_async_reads(side: WorkerSide, store: FakeStore) -> None:
@@ -354,25 +354,25 @@ def test_failing_pool_fails_load_only(broken_core: VllmStore, meter: StepMeter) 
     side = ready(broken_core, meter, PageObject(FIRST, pool, True))
     side.load(loading("a"))
     side.save(saving("a", KEYS[0]))
-    assert side.take_failed_blocks() == {10, 11, 12}
+    assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_prefill_time_is_reported(side: WorkerSide, store: FakeStore) -> None:
     side.begin_step()
     side.save(StepMetadata(prefill=(64, 128)))
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.prefill is not None
     assert report.prefill[:2] == (64, 128)
     assert report.prefill[2] >= 0
-    assert side.take_report() is None
+    assert side.results.take_report() is None
 
 
 def test_read_times_are_reported_if_wanted(side: WorkerSide, store: FakeStore) -> None:
     store.wants_timings = True
     store.outcomes = [outcome(True, True, True), outcome(True)]
     side.load(loading("a"))
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.loads == [("disk", 4096, 0.5)]
     assert list(report.load_seconds) == ["a"]

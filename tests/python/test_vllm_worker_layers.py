@@ -34,14 +34,14 @@ def layered(store: FakeStore, meter: StepMeter) -> WorkerSide:
     """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
-    side._layer_groups.set(LAYERS)
+    side.step_loads.layer_groups.set(LAYERS)
     run(side, *LAYERS)
     return side
 
 
 def run(side: WorkerSide, *layers: str) -> None:
     for name in layers:
-        side.await_layer(name)
+        side.step_loads.await_layer(name)
 
 
 def test_layers_wait_for_their_group(
@@ -58,7 +58,7 @@ def test_layers_wait_for_their_group(
     layered.save(loading("a"))
     assert store.events[6:] == ["wait"] * 2
     assert len(store.puts) == 1
-    assert layered.take_failed_blocks() == set()
+    assert layered.results.take_failed_blocks() == set()
     counts = meter.take()
     assert counts is not None
     assert (counts["layer_loads"], counts["loaded_pages"]) == (2, 6)
@@ -81,11 +81,11 @@ def test_failed_layer_group_fails_page_once(
     store.outcomes = [outcome(True, False, True, reason="checksum")]
     layered.load(loading("a"))
     run(layered, *LAYERS)
-    assert layered.take_failed_blocks() == set()
+    assert layered.results.take_failed_blocks() == set()
     layered.save(loading("a"))
     assert store.puts == []
-    assert layered.take_failed_blocks() == {11}
-    report = layered.take_report()
+    assert layered.results.take_failed_blocks() == {11}
+    report = layered.results.take_report()
     assert report is not None
     assert (report.failed, report.unsaved) == ({"a"}, [("a", 0, 5), ("a", 0, 7)])
     counts = meter.take()
@@ -93,7 +93,7 @@ def test_failed_layer_group_fails_page_once(
     assert counts["missed_pages:checksum"] == 1
     layered.load(StepMetadata())
     layered.save(StepMetadata())
-    assert layered.take_failed_blocks() == set()
+    assert layered.results.take_failed_blocks() == set()
 
 
 def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: FakeStore) -> None:
@@ -102,7 +102,7 @@ def test_drafts_report_failures_with_their_step(layered: WorkerSide, store: Fake
     layered.load(loading("a"))
     run(layered, *LAYERS)
     assert layered.take_completed_loads() == (set(), set())
-    assert layered.take_failed_blocks() == {11}
+    assert layered.results.take_failed_blocks() == {11}
     layered.save(loading("a"))
     assert store.puts == []
 
@@ -111,10 +111,10 @@ def test_late_layer_group_is_missed(layered: WorkerSide, store: FakeStore) -> No
     store.outcomes = ["late"]
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, "l.0")
-    cast(Any, layered._step_loads[0]._reads[0][1]).outcome = outcome(True, True, True)
+    cast(Any, layered.step_loads._pending[0]._reads[0][1]).outcome = outcome(True, True, True)
     run(layered, "l.2", "l.3")
     layered.save(StepMetadata())
-    assert layered.take_failed_blocks() == {10, 11, 12}
+    assert layered.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_unannounced_layer_disables_layer_loads(
@@ -125,19 +125,19 @@ def test_unannounced_layer_disables_layer_loads(
     run(layered, "l.0", "l.1", "l.3")
     layered.save(loading("a"))
     assert store.events[-1] == "wait"
-    assert layered.take_failed_blocks() == {10, 11, 12}
+    assert layered.results.take_failed_blocks() == {10, 11, 12}
     assert store.puts == []
     assert "l.2 ran unannounced" in caplog.text
     layered.load(StepMetadata(None, loading("b").loads))
     assert store.sections[-1] == ()
     assert store.events[-1] == "wait"
-    assert layered.take_failed_blocks() == set()
+    assert layered.results.take_failed_blocks() == set()
 
 
 def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: StepMeter) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
-    side._layer_groups.set(LAYERS)
+    side.step_loads.layer_groups.set(LAYERS)
     for announced in (["l.0"], ["l.1", "l.2", "l.3"]):
         store.outcomes = [outcome(True, True, True)]
         side.load(StepMetadata(None, loading("a").loads))
@@ -153,7 +153,7 @@ def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeSto
     store.outcomes = [outcome(True, False, True, reason="io")]
     layered.load(StepMetadata(None, loading("a").loads))
     layered.load(StepMetadata())
-    assert layered.take_failed_blocks() == {10, 11, 12}
+    assert layered.results.take_failed_blocks() == {10, 11, 12}
 
 
 def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: StepMeter) -> None:
@@ -173,8 +173,8 @@ def test_layer_load_costs_waited_time(layered: WorkerSide, store: FakeStore) -> 
     layered.begin_step()
     layered.load(StepMetadata(None, loading("a").loads))
     run(layered, *LAYERS)
-    begun = layered._step_loads[0].started
+    begun = layered.step_loads._pending[0].started
     layered.save(StepMetadata())
-    report = layered.take_report()
+    report = layered.results.take_report()
     assert report is not None
     assert 0 < report.load_seconds["a"] <= monotonic() - begun

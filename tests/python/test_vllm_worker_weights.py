@@ -53,7 +53,7 @@ def test_changed_weights_refuse_loads_and_saves(
     side.begin_step(loading("a"))
     side.load(loading("a"))
     side.save(loading("a"))
-    assert side.take_failed_blocks() == {10, 11, 12}
+    assert side.results.take_failed_blocks() == {10, 11, 12}
     assert store.puts == []
     counts = meter.take()
     assert counts is not None
@@ -78,7 +78,7 @@ def test_weights_changed_in_step_are_not_saved(
     watching.counted = b"changed"
     side.save(saving("a", *KEYS))
     assert store.puts == []
-    assert side.take_report() is None, "the save is not repeated"
+    assert side.results.take_report() is None, "the save is not repeated"
 
 
 def test_unwatched_worker_saves_nothing(
@@ -93,6 +93,6 @@ def test_unwatched_worker_saves_nothing(
 def test_remote_worker_reports_changes(side: WorkerSide, watching: Watching) -> None:
     watching.counted, watching.shared = b"changed", False
     side.save(saving("a", *KEYS))
-    report = side.take_report()
+    report = side.results.take_report()
     assert report is not None
     assert report.changes == {0: 1}

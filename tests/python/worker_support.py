@@ -11,7 +11,7 @@ from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, PageBlocks, Save, StepMetadata
 from ritornello.vllm.meter import StepMeter
-from ritornello.vllm.shard import PageObject
+from ritornello.vllm.shard import HeldObjects, PageObject
 from ritornello.vllm.worker import WorkerSide
 
 KEYS = (b"k0" * 8, b"k1" * 8, b"k2" * 8)
@@ -97,11 +97,11 @@ class FakeStore:
 def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
     """Returns a worker that knows its objects of a page, without memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
-    made._identity = identity()
     held = list(objects) or [held_object(FIRST)]
-    made._objects = [
-        [one for one in held if one.object_id.group == group] for group in range(groups)
-    ]
+    made._held = HeldObjects(
+        identity(),
+        [[one for one in held if one.object_id.group == group] for group in range(groups)],
+    )
     return made
 
 

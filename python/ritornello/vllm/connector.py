@@ -299,7 +299,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._worker is not None:
-            self._worker.await_layer(layer_name)
+            self._worker.step_loads.await_layer(layer_name)
 
     def save_kv_layer(
         self,
@@ -328,16 +328,16 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         # the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
-            finished_sending=self._worker.take_finished_sending(),
+            finished_sending=self._worker.results.take_finished_sending(),
             finished_recving=finished,
             failed_recving=failed if groups > 1 else set(),
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        return set() if self._worker is None else self._worker.take_failed_blocks()
+        return set() if self._worker is None else self._worker.results.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        return None if self._worker is None else self._worker.take_report()
+        return None if self._worker is None else self._worker.results.take_report()
 
     # Both sides.
 

@@ -1,13 +1,13 @@
 """The KV memory of one worker, and the objects of a page in this memory."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ritornello.connector.strided_blocks import page_pool
 from ritornello.vllm.cache_groups import ObjectId, heads_of, held_head_ranges, is_writer
-from ritornello.vllm.handshake import GroupMemory, ShardFacts, WorkerRank
+from ritornello.vllm.handshake import GroupMemory, WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
 
@@ -27,35 +27,46 @@ class PageObject:
     sections: tuple[int, ...] = ()
 
 
+class HeldObjects(NamedTuple):
+    """The objects of a page that one worker holds, by KV cache group, under `identity`."""
+
+    identity: Identity
+    groups: Sequence[Sequence[PageObject]]
+
+
 class Shard:
     """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group
-    here. Keeps the tensors alive: pools point into them.
+    here. `memory` is empty until the tensors are registered. Keeps the tensors alive: pools point
+    into them.
     """
 
     def __init__(
-        self,
-        worker_rank: WorkerRank,
-        blocks: int,
-        groups: list[tuple[list[str], int]],
-        caches: Mapping[str, CacheTensor],
+        self, worker_rank: WorkerRank, blocks: int, groups: list[tuple[list[str], int]]
     ) -> None:
         self.worker_rank = worker_rank
         self.blocks = blocks
+        self.groups = groups
+        self.caches: dict[str, CacheTensor] = {}
+        self.memory: tuple[GroupMemory, ...] = ()
+
+    def register(self, caches: Mapping[str, CacheTensor]) -> None:
+        """Takes the engine's tensors. LayoutError if they are not blocks of opaque bytes."""
+        self.memory = tuple(
+            group_memory(caches, layers, heads, self.blocks) for layers, heads in self.groups
+        )
         self.caches = dict(caches)
-        self.memory = tuple(group_memory(caches, layers, heads, blocks) for layers, heads in groups)
 
-    def facts(self) -> ShardFacts:
-        return ShardFacts(self.memory)
+    def release(self) -> None:
+        self.caches, self.memory = {}, ()
 
-    def objects(self, identity: Identity) -> list[list[PageObject]]:
-        """Returns this worker's objects, by KV cache group. LayoutError if the memory differs from
-        the identity.
-        """
+    def objects(self, identity: Identity) -> HeldObjects:
+        """LayoutError if the memory differs from the identity."""
         if len(identity.groups) != len(self.memory):
             raise LayoutError(
                 f"{len(self.memory)} KV cache groups here, {len(identity.groups)} by the model"
             )
-        return [self._group_objects(identity, number) for number in range(len(self.memory))]
+        groups = [self._group_objects(identity, number) for number in range(len(self.memory))]
+        return HeldObjects(identity, groups)
 
     def layer_groups(self, identity: Identity, number: int) -> dict[str, int]:
         """Returns the index of the layer group of each layer of a KV cache group on this worker."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import Load, PageBlocks, Save
-from ritornello.vllm.shard import PageObject
+from ritornello.vllm.shard import HeldObjects
 from ritornello.vllm.store import VllmStore
 
 if TYPE_CHECKING:
@@ -41,15 +40,14 @@ class LoadResult:
 class PendingLoad:
     """A load in progress. Until every read is done, the kernel may write to the blocks.
 
-    `objects` is None if this worker can read nothing: then all pages are reported as missed.
+    `held` is None if this worker can read nothing: then all pages are reported as missed.
     `by_layer`: groups of layers arrive in order. `skip_reason`: why nothing is read.
     """
 
     def __init__(
         self,
         store: VllmStore,
-        identity: Identity | None,
-        objects: Sequence[Sequence[PageObject]] | None,
+        held: HeldObjects | None,
         load: Load,
         started: float,
         seconds: float,
@@ -67,13 +65,13 @@ class PendingLoad:
         self._reads: list[tuple[PageBlocks, Ticket | None]] = []
         self._result = LoadResult(reason=skip_reason)
         for pages in load.pages:
-            if objects is None or identity is None or skip_reason:
+            if held is None or skip_reason:
                 self._result.add(pages, None)
                 continue
-            for obj in objects[pages.group]:
+            for obj in held.groups[pages.group]:
                 sections = obj.sections if by_layer else ()
                 ticket = store.submit_get(
-                    identity, obj.object_id, obj.pool, pages, seconds, sections
+                    held.identity, obj.object_id, obj.pool, pages, seconds, sections
                 )
                 self._reads.append((pages, ticket))
 
@@ -161,22 +159,16 @@ class PendingSave:
     not be started.
     """
 
-    def __init__(
-        self,
-        store: VllmStore,
-        identity: Identity,
-        objects: Sequence[PageObject],
-        save: Save,
-    ) -> None:
+    def __init__(self, store: VllmStore, held: HeldObjects, save: Save) -> None:
         self.save = save
         self.tickets: list[Ticket] = []
         self.failed = False
         self._store = store
-        for obj in objects:
+        for obj in held.groups[save.pages.group]:
             if not obj.is_writer:
                 continue
             ticket = store.submit_put(
-                identity, obj.object_id, obj.pool, save.pages, save.retain_until
+                held.identity, obj.object_id, obj.pool, save.pages, save.retain_until
             )
             if ticket is None:
                 self.failed = True

@@ -6,18 +6,26 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
+from ritornello.vllm.step_results import StepResults
 from ritornello.vllm.store import PromptLength, VllmStore
 from ritornello.vllm.transfer import LoadResult, PendingLoad
 from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
+
+
+def worker_of(results: StepResults) -> WorkerSide:
+    """Returns the worker's side of this process that records its results here."""
+    group = get_kv_transfer_group()
+    sides = [getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])]
+    return next(side for side in sides if side is not None and side.results is results)
 
 
 def digests(worker: WorkerSide, pages: PageBlocks) -> Iterator[tuple[bytes, int, str]]:
     """Yields key, cache group and digest of each block in all layers of the group, read through
     torch instead of the pools.
     """
-    assert worker._shard is not None
     for key, block in zip(pages.keys, pages.blocks, strict=True):
         found = hashlib.sha256()
         for name in worker._shard.memory[pages.group].layers:
@@ -34,16 +42,19 @@ class Digests:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[tuple[bytes, int], set[str]] = {}
         self.loaded: dict[tuple[bytes, int], str] = {}
-        save, account = WorkerSide.save, WorkerSide._record_result
+        save, record = WorkerSide.save, StepResults.record_load
 
         def watched_save(worker: WorkerSide, metadata: StepMetadata) -> None:
-            if not worker._step_failed:
+            if not worker.step_loads.failed:
                 for work in metadata.saves:
                     for key, name, found in digests(worker, work.pages):
                         self.saved.setdefault((key, name), set()).add(found)
             save(worker, metadata)
 
-        def watched_account(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
+        def watched_record(
+            results: StepResults, load: Load, landing: LoadResult, seconds: float
+        ) -> bool:
+            worker = worker_of(results)
             bad = {(group, block) for group, _, block in landing.unfilled}
             for work in load.pages:
                 for (key, name, found), block in zip(
@@ -51,10 +62,10 @@ class Digests:
                 ):
                     if (work.group, block) not in bad:
                         self.loaded[key, name] = found
-            return account(worker, load, landing)
+            return record(results, load, landing, seconds)
 
         monkeypatch.setattr(WorkerSide, "save", watched_save)
-        monkeypatch.setattr(WorkerSide, "_record_result", watched_account)
+        monkeypatch.setattr(StepResults, "record_load", watched_record)
 
     def all_came_back(self) -> bool:
         """Returns whether every loaded block equals one that was saved under its key."""
@@ -91,21 +102,21 @@ class BadTicket:
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
     """Makes every load report these of its pages as failed, and fills their blocks with noise."""
-    get, account = VllmStore.submit_get, WorkerSide._record_result
+    get, record = VllmStore.submit_get, StepResults.record_load
 
     def failing(store: VllmStore, *asked: Any) -> Any:
         return BadTicket(get(store, *asked), worker_pages)
 
-    def noisy(worker: WorkerSide, load: Load, landing: LoadResult) -> bool:
-        assert worker._shard is not None
+    def noisy(results: StepResults, load: Load, landing: LoadResult, seconds: float) -> bool:
+        caches = worker_of(results)._shard.caches
         for _, _, block in landing.unfilled:
-            for cache in worker._shard.caches.values():
+            for cache in caches.values():
                 tensor: Any = cache
                 tensor[block].fill_(7.0)
-        return account(worker, load, landing)
+        return record(results, load, landing, seconds)
 
     monkeypatch.setattr(VllmStore, "submit_get", failing)
-    monkeypatch.setattr(WorkerSide, "_record_result", noisy)
+    monkeypatch.setattr(StepResults, "record_load", noisy)
 
 
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
