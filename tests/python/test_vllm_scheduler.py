@@ -220,7 +220,7 @@ def test_clean_reset_keeps_worker_refusal(
     for free in (49, 40, 49):
         blocks.free = free
         assert side.reset() == (free == 49)
-        keep(store, asked, 3, side._identity.model.epoch)
+        keep(store, asked, 3, side._epoch.identity.model.epoch)
         assert run(side, asked) is IDLE
     assert store.lookups == 0
 

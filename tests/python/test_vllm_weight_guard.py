@@ -243,11 +243,11 @@ def test_change_during_reset_is_not_covered() -> None:
     guard, counters = WeightGuard(), CountingMeanwhile(mmap.mmap(-1, 16), 2)
     guard.set_counters(counters)
     side = side_of(Shared())
-    side._guard = guard
+    side._epoch.guard = guard
     counters.counts = True
     side.on_caches_reset()
     assert guard.changed()
-    assert not side._identity.model.epoch
+    assert not side._epoch.identity.model.epoch
     side.on_caches_reset()
     assert not guard.changed()
-    assert side._identity.model.epoch
+    assert side._epoch.identity.model.epoch

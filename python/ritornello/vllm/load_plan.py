@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from ritornello.connector.meter import Meter
+from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.matching import Matcher, PrefixMatch
 from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
@@ -36,7 +37,7 @@ class LoadPlan:
     def __init__(
         self,
         store: VllmStore,
-        identity: Identity,
+        epoch: Epoch,
         matcher: Matcher,
         meter: Meter,
         *,
@@ -44,10 +45,12 @@ class LoadPlan:
         composed: bool,
     ) -> None:
         self._store = store
+        self._epoch = epoch
+        self._matcher = matcher
         self._meter = meter
         self._composed = composed
         self._async_load_tokens = (
-            0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(identity)
+            0 if asynchronous else ASYNC_LOAD_BYTES // _bytes_per_token(epoch.identity)
         )
         self._loads: list[Load] = []
         # Leases of loads in progress: leases of the last step, and leases of asynchronous loads by
@@ -56,11 +59,6 @@ class LoadPlan:
         self._async_leases: dict[str, list[Lease]] = {}
         # The gate's decisions on loads in progress, by request.
         self._decisions: dict[str, Any] = {}
-        self.set_identity(identity, matcher)
-
-    def set_identity(self, identity: Identity, matcher: Matcher) -> None:
-        self._identity = identity
-        self._matcher = matcher
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
@@ -138,7 +136,9 @@ class LoadPlan:
             self._release(leases)
 
     def _claimable_tokens(self, request: Request) -> int:
-        return min(request.num_tokens - 1, len(request.block_hashes) * self._identity.hash_tokens)
+        return min(
+            request.num_tokens - 1, len(request.block_hashes) * self._epoch.identity.hash_tokens
+        )
 
     def _match_prefix(self, state: RequestState, computed: int) -> LeasedMatch | None:
         """Looks up the request starting at its first page, including the engine's pages: one call
@@ -149,7 +149,7 @@ class LoadPlan:
         if match is not None and match.looked_up == claimable and monotonic() < match.valid_until:
             return match
         self.drop_match(state)
-        if claimable < self._identity.alignment:
+        if claimable < self._epoch.identity.alignment:
             return None
         now = monotonic()
         prompt = PromptLength(computed, state.request.num_tokens, state.loads)
@@ -176,7 +176,7 @@ class LoadPlan:
         needed.
         """
         loads = []
-        for number, group in enumerate(self._identity.groups):
+        for number, group in enumerate(self._epoch.identity.groups):
             needed = group.needed(end)
             first = max(needed.start, local // group.page_tokens)
             if first < needed.stop:
@@ -187,7 +187,7 @@ class LoadPlan:
         return loads
 
     def _count_hits(self, state: RequestState, match: LeasedMatch, external: int) -> None:
-        page = self._identity.alignment
+        page = self._epoch.identity.alignment
         probed = max(match.looked_up - match.local_tokens, 0) // page
         hits = external // page
         self._meter.add("probed_pages", probed)

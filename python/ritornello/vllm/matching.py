@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ritornello.vllm.cache_groups import Bundle, bundles, longest_resumable
-from ritornello.vllm.identity import Identity
+from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 
 
@@ -38,20 +38,20 @@ class Matcher:
     """
 
     def __init__(
-        self, store: VllmStore, identity: Identity, ttl: float, *, has_remote: bool = False
+        self, store: VllmStore, epoch: Epoch, ttl: float, *, has_remote: bool = False
     ) -> None:
         self._has_remote = has_remote
         self._store = store
-        self._identity = identity
+        self._epoch = epoch
         self._ttl = ttl
-        self._groups = identity.groups
-        together = bundles(identity.groups)
+        self._groups = epoch.identity.groups
+        together = bundles(self._groups)
         self._whole = [bundle for bundle in together if bundle.rule.reach is None]
         self._windows = together[len(self._whole) :]
 
     def keys(self, group: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
         """Returns the keys of a group's pages. The key of a page is the last block hash in it."""
-        step = self._groups[group].page_tokens // self._identity.hash_tokens
+        step = self._groups[group].page_tokens // self._epoch.identity.hash_tokens
         return tuple(hashes[(pages.start + 1) * step - 1 : pages.stop * step : step])
 
     def keys_before(self, group: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
@@ -98,7 +98,7 @@ class Matcher:
         for bundle in self._whole:
             pages = range(self._floor(tokens) // bundle.page_tokens)
             keys = self.keys(bundle.groups[0], hashes, pages)
-            self._store.cancel_lookup(self._identity, bundle.object_ids, keys)
+            self._store.cancel_lookup(self._epoch.identity, bundle.object_ids, keys)
 
     def _with_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: PromptLength
@@ -108,15 +108,14 @@ class Matcher:
         """
         if self._lease_windows(leases, hashes, most, prompt):
             return most
-        present = {}
+        present, identity = {}, self._epoch.identity
         for bundle in self._windows:
             pages = range(most // bundle.page_tokens)
             keys = self.keys(bundle.groups[0], hashes, pages)
             for object_id in bundle.object_ids:
-                present[object_id] = self._store.exists(self._identity, object_id, keys) or [
-                    False
-                ] * len(pages)
-        most = longest_resumable(self._groups, present, most, self._identity.alignment)
+                found = self._store.exists(identity, object_id, keys)
+                present[object_id] = found or [False] * len(pages)
+        most = longest_resumable(self._groups, present, most, identity.alignment)
         return most if most and self._lease_windows(leases, hashes, most, prompt) else 0
 
     def _lease_windows(
@@ -141,7 +140,7 @@ class Matcher:
         prompt: PromptLength,
     ) -> StoreHit | None:
         keys = self.keys(bundle.groups[0], hashes, pages)
-        hit = self._store.lookup(self._identity, bundle.object_ids, keys, self._ttl, prompt)
+        hit = self._store.lookup(self._epoch.identity, bundle.object_ids, keys, self._ttl, prompt)
         if hit is not None and hit.lease:
             leases.append(hit.lease)
         return hit
@@ -151,4 +150,4 @@ class Matcher:
             self._store.release(leases.pop())
 
     def _floor(self, tokens: int) -> int:
-        return tokens // self._identity.alignment * self._identity.alignment
+        return tokens // self._epoch.identity.alignment * self._epoch.identity.alignment

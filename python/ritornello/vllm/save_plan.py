@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from time import time
 
 from ritornello.vllm.deferred import DeferredSaves, StepSaves
-from ritornello.vllm.identity import Identity
+from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.matching import Matcher
 from ritornello.vllm.metadata import PageBlocks, Save
 from ritornello.vllm.request_state import CacheManager, LeasedMatch, RequestState, Step
@@ -33,30 +33,26 @@ class SavePlan:
 
     def __init__(
         self,
-        identity: Identity,
+        epoch: Epoch,
         matcher: Matcher,
         requests: Mapping[str, RequestState],
         *,
+        read_only: bool,
         composed: bool,
     ) -> None:
+        self._epoch = epoch
+        self._matcher = matcher
         self._requests = requests
+        self._read_only = read_only
         self._cache: CacheManager | None = None
         self._deferred = DeferredSaves() if composed else None
         self._step = 0
         self._wakes: dict[int, list[str]] = {}
         # Examined in the next step in any case.
         self._due_requests: list[str] = []
-        # Block number that vLLM puts in place of blocks outside a window.
-        self._null_block = -1
-        self.set_identity(identity, matcher)
-
-    def set_identity(self, identity: Identity, matcher: Matcher) -> None:
-        self._identity = identity
-        self._matcher = matcher
 
     def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
-        self._null_block = cache.block_pool.null_block.block_id
 
     def add_request(self, request_id: str) -> None:
         """Examines a request in the next step, because its blocks changed."""
@@ -68,16 +64,15 @@ class SavePlan:
         """Sets the pages of a request that are stored. Pages that the engine has and the store
         lacks are saved with the request's new pages.
         """
-        state.saved = list(match.found.stored) if match else [0] * len(self._identity.groups)
+        state.saved = list(match.found.stored) if match else [0] * len(self._epoch.identity.groups)
         if state.options.retain:
             # A put of the last stored page retains all pages before it.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
 
-    def plan(self, step: Step, *, paused: bool, read_only: bool) -> StepSaves:
-        """Returns the saves that execute with a step: saves of the step, and of earlier steps.
-        `paused`: no page that was computed so far may be saved.
-        """
-        if paused or read_only:
+    def plan(self, step: Step) -> StepSaves:
+        """Returns the saves that execute with a step: saves of the step, and of earlier steps."""
+        paused = self._epoch.is_paused()
+        if paused or self._read_only:
             self._due_requests.clear()
             saves: list[Save] = []
         else:
@@ -147,13 +142,13 @@ class SavePlan:
         hashes, saved, retain = request.block_hashes, state.saved, state.options.retain
         computed = request.num_computed_tokens + scheduled
         # A page is full when its tokens are computed and a block hash covers them.
-        full = min(computed, len(hashes) * self._identity.hash_tokens)
+        full = min(computed, len(hashes) * self._epoch.identity.hash_tokens)
         until = time() + retain if retain else None
         blocks: Sequence[Sequence[int]] = ()
         # Groups with equally long pages share their keys.
         names: dict[tuple[int, int], tuple[bytes, ...]] = {}
-        wait = self._identity.alignment
-        for number, group in enumerate(self._identity.groups):
+        wait = self._epoch.identity.alignment
+        for number, group in enumerate(self._epoch.identity.groups):
             size, first = group.page_tokens, saved[number]
             end = full // size
             if scheduled and end > first:
@@ -161,8 +156,9 @@ class SavePlan:
                 blocks = blocks or cache.get_block_ids(request.request_id)
                 chained = group.rule.reach is None
                 if not chained:
-                    table = blocks[number]
-                    while first < end and table[first] == self._null_block:
+                    # vLLM puts the null block in place of blocks outside a window.
+                    table, null = blocks[number], cache.block_pool.null_block.block_id
+                    while first < end and table[first] == null:
                         first += 1
                 if first < end:
                     keys = names.get((size, first))

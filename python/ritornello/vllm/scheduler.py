@@ -8,11 +8,11 @@ Invariants:
   epoch.
 """
 
-import logging
 from collections.abc import Collection, Sequence
 
 from ritornello.connector.meter import Meter
 from ritornello.vllm.deferred import stale_blocks
+from ritornello.vllm.epoch import Epoch
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.load_plan import LEASE_SECONDS, LoadPlan
 from ritornello.vllm.matching import Matcher
@@ -22,8 +22,6 @@ from ritornello.vllm.save_plan import SavePlan
 from ritornello.vllm.settings import RequestOptions
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.weights.guard import WeightGuard
-
-logger = logging.getLogger("vllm.ritornello")
 
 
 class SchedulerSide:
@@ -45,26 +43,20 @@ class SchedulerSide:
         guard: WeightGuard | None = None,
     ) -> None:
         self._store = store
-        self._guard = guard
         self._meter = meter
-        self._read_only = read_only
-        self._has_remote = has_remote
+        self._epoch = Epoch(identity, guard)
         self._requests: dict[str, RequestState] = {}
         self._cache: CacheManager | None = None
         # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
         # the outcome of their step, and leaves their blocks in its prefix cache.
         self._step_tables: list[Sequence[Sequence[int]]] = []
-        # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
-        # a clean reset.
-        self._worker_unsupported = False
-        self._reset_unclean = False
-        self._identity = identity
-        self._identity_sent = False
-        matcher = self._make_matcher()
+        matcher = Matcher(store, self._epoch, LEASE_SECONDS, has_remote=has_remote)
         self._load_plan = LoadPlan(
-            store, identity, matcher, meter, asynchronous=asynchronous, composed=composed
+            store, self._epoch, matcher, meter, asynchronous=asynchronous, composed=composed
         )
-        self._save_plan = SavePlan(identity, matcher, self._requests, composed=composed)
+        self._save_plan = SavePlan(
+            self._epoch, matcher, self._requests, read_only=read_only, composed=composed
+        )
 
     def bind_cache(self, cache: CacheManager) -> None:
         self._cache = cache
@@ -93,7 +85,7 @@ class SchedulerSide:
             state = RequestState(request, options.permitted(self._store, self._meter))
             self._requests[request.request_id] = state
         state.loading = False
-        if self._is_paused() or computed % self._identity.alignment:
+        if self._epoch.is_paused() or computed % self._epoch.identity.alignment:
             return 0, False
         return self._load_plan.claim(state, computed)
 
@@ -130,24 +122,18 @@ class SchedulerSide:
     def plan(self, step: Step) -> StepMetadata:
         """Returns the loads and saves of the step that is about to run."""
         loads = self._load_plan.take_loads()
-        work = self._save_plan.plan(step, paused=self._is_paused(), read_only=self._read_only)
-        waits = self._cache is not None and any(not load.asynchronous for load in loads)
-        self._step_tables = (
-            [self._cache.get_block_ids(name) for name in step.num_scheduled_tokens]
-            if waits and self._cache is not None
-            else []
-        )
+        work = self._save_plan.plan(step)
+        self._step_tables = []
+        if self._cache is not None and not all(load.asynchronous for load in loads):
+            self._step_tables = [*map(self._cache.get_block_ids, step.num_scheduled_tokens)]
         prefill = self._measured_prefill(step) if self._store.wants_timings else None
         if not loads and not work.saves and prefill is None:
             if not work.number and not work.finished_sending:
                 return IDLE
             return StepMetadata(step=work.number, finished_sending=work.finished_sending)
-        new_identity, self._identity_sent = None if self._identity_sent else self._identity, True
-        covered = (
-            self._guard.covered if self._guard is not None and new_identity is not None else b""
-        )
+        identity, covered = self._epoch.take_identity()
         return StepMetadata(
-            new_identity,
+            identity,
             loads,
             work.saves,
             prefill,
@@ -179,10 +165,7 @@ class SchedulerSide:
         """
         self._load_plan.complete_step(report, loaded)
         if report is not None:
-            if self._guard is not None:
-                self._guard.merge_counts(report.changes)
-            if report.unsupported_reason:
-                self._set_unsupported(report.unsupported_reason)
+            self._epoch.add_report(report)
             for request_id, group, first in report.unsaved:
                 self._save_plan.mark_unsaved(request_id, group, first)
             for request_id in report.failed:
@@ -194,50 +177,32 @@ class SchedulerSide:
             self._evict_failed(invalid_blocks)
 
     def reset(self) -> bool:
-        """Begins a random epoch: no page stored before is found again. If blocks of the engine's
-        cache are in use, they belong to the old epoch and might be saved under the new epoch: then
-        hits and saves stop until a reset finds all blocks free. Returns whether all blocks were
-        free.
-        """
-        self._set_identity(self._identity.with_new_epoch())
+        """Begins an epoch. Returns whether all blocks of the engine's cache were free."""
         for state in self._requests.values():
             self._load_plan.drop_match(state)
         self._save_plan.drop_deferred()
         pool = self._cache.block_pool if self._cache is not None else None
         # vLLM's null block is never free.
         clean = pool is None or pool.get_num_free_blocks() >= pool.num_gpu_blocks - 1
-        self._reset_unclean = not clean
-        if not clean:
-            logger.warning(
-                "ritornello: the cache was reset while blocks were in use; "
-                "neither hits nor saves until a reset finds the engine idle"
-            )
+        self._epoch.begin(clean=clean)
         return clean
 
     def on_caches_reset(self) -> None:
         """Begins an epoch if the weights changed. Called when all caches of the engine are empty:
         no page of earlier weights is left to be saved.
         """
-        if self._guard is None:
+        guard = self._epoch.guard
+        if guard is None:
             return
-        reading = self._guard.read()
-        if not self._guard.differs(reading) or self.reset():
-            self._guard.cover(reading)
+        reading = guard.read()
+        if not guard.differs(reading) or self.reset():
+            guard.cover(reading)
 
     def close(self) -> None:
         for state in self._requests.values():
             self._load_plan.drop_match(state)
         self._load_plan.close()
         self._store.close()
-
-    def _make_matcher(self) -> Matcher:
-        return Matcher(self._store, self._identity, LEASE_SECONDS, has_remote=self._has_remote)
-
-    def _set_identity(self, identity: Identity) -> None:
-        self._identity, self._identity_sent = identity, False
-        matcher = self._make_matcher()
-        self._load_plan.set_identity(identity, matcher)
-        self._save_plan.set_identity(identity, matcher)
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
         """Returns tokens before and tokens of the step's prefill, if exactly one request computes
@@ -270,14 +235,5 @@ class SchedulerSide:
             index = next((i for i, block in enumerate(blocks) if block in stale), None)
             if index is not None:
                 computed = state.request.num_computed_tokens
-                shared = computed > index * self._identity.groups[0].page_tokens
+                shared = computed > index * self._epoch.identity.groups[0].page_tokens
                 state.shares_failed_block = state.shares_failed_block or shared
-
-    def _set_unsupported(self, reason: str) -> None:
-        if not self._worker_unsupported:
-            logger.warning("ritornello: %s; neither hits nor saves", reason)
-        self._worker_unsupported = True
-
-    def _is_paused(self) -> bool:
-        changed = self._guard is not None and self._guard.changed()
-        return changed or self._worker_unsupported or self._reset_unclean

@@ -1,0 +1,60 @@
+"""The epoch of an engine's pages: their identity, and whether pages may be claimed and saved."""
+
+import logging
+
+from ritornello.vllm.identity import Identity
+from ritornello.vllm.metadata import WorkerReport
+from ritornello.vllm.weights.guard import WeightGuard
+
+logger = logging.getLogger("vllm.ritornello")
+
+
+class Epoch:
+    """The current epoch of one engine. `identity` is replaced when an epoch begins; only its
+    model's epoch changes. `guard`: knows whether the weights changed; None if they are not watched.
+    """
+
+    def __init__(self, identity: Identity, guard: WeightGuard | None) -> None:
+        self.identity = identity
+        self.guard = guard
+        self._identity_sent = False
+        # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
+        # a clean reset.
+        self._worker_unsupported = False
+        self._reset_unclean = False
+
+    def begin(self, *, clean: bool) -> None:
+        """Begins a random epoch: no page stored before is found again. If not `clean`, blocks of
+        the engine's cache are in use. They belong to the old epoch and might be saved under the new
+        epoch: hits and saves stop until a clean reset.
+        """
+        self.identity, self._identity_sent = self.identity.with_new_epoch(), False
+        self._reset_unclean = not clean
+        if not clean:
+            logger.warning(
+                "ritornello: the cache was reset while blocks were in use; "
+                "neither hits nor saves until a reset finds the engine idle"
+            )
+
+    def is_paused(self) -> bool:
+        """Returns whether no page may be claimed or saved."""
+        changed = self.guard is not None and self.guard.changed()
+        return changed or self._worker_unsupported or self._reset_unclean
+
+    def take_identity(self) -> tuple[Identity | None, bytes]:
+        """Returns the identity, and the weight changes that its epoch covers, for the workers; None
+        if the workers have the identity.
+        """
+        if self._identity_sent:
+            return None, b""
+        self._identity_sent = True
+        return self.identity, b"" if self.guard is None else self.guard.covered
+
+    def add_report(self, report: WorkerReport) -> None:
+        """Takes what workers report about their weights and their memory."""
+        if self.guard is not None:
+            self.guard.merge_counts(report.changes)
+        if report.unsupported_reason:
+            if not self._worker_unsupported:
+                logger.warning("ritornello: %s; neither hits nor saves", report.unsupported_reason)
+            self._worker_unsupported = True
