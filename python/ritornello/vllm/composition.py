@@ -1,8 +1,8 @@
 """A child of vLLM's MultiConnector.
 
-A child gets a copy of the configuration, MultiConnector sends one child's handshake to all
-children, and statistics are resolved by class name. This module finds the engine's configuration,
-collects the workers' facts through step metadata and reports, and registers the class.
+A child gets a copy of the configuration, and MultiConnector sends one child's handshake to all
+children. This module finds the engine's configuration, and collects the workers' facts through step
+metadata and reports.
 """
 
 import sys
@@ -58,14 +58,6 @@ def recompute(engine: Any) -> bool:
     failed: bool = config.kv_load_failure_policy != "recompute"
     config.kv_load_failure_policy = "recompute"
     return failed
-
-
-def register(factory: Any, name: str, module: str) -> None:
-    """Registers the class: vLLM resolves the statistics of children by class name."""
-    try:
-        factory.register_connector(name, module, name)
-    except ValueError:  # registered already
-        return
 
 
 class FactsCollector:

@@ -5,8 +5,8 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -31,7 +31,7 @@ from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import INTERFACE, interface_difference
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
 from ritornello.vllm.meter import StepMeter
-from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats, stats_of
+from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats
 from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.store import VllmStore
@@ -186,9 +186,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def on_new_request(self, request: "Request") -> None:
         """Starts transfers from the remote while the request is queued."""
         if self._scheduler is not None and self._settings.has_remote:
-            started = perf_counter()
-            self._scheduler.matched_tokens(request, 0)
-            self._meter.hook(started)
+            with self._meter.hook():
+                self._scheduler.matched_tokens(request, 0)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -196,19 +195,16 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             is_waiting = self._facts is not None and self._facts.pending()
             return None if is_waiting else 0, False
-        started = perf_counter()
-        found = self._scheduler.matched_tokens(request, num_computed_tokens)
-        self._meter.hook(started)
-        return found
+        with self._meter.hook():
+            return self._scheduler.matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
-        if self._scheduler is None:
-            return
-        started = perf_counter()
-        self._scheduler.request_admitted(request, blocks.get_block_ids(), num_external_tokens)
-        self._meter.hook(started)
+        if self._scheduler is not None:
+            with self._meter.hook():
+                block_ids = blocks.get_block_ids()
+                self._scheduler.request_admitted(request, block_ids, num_external_tokens)
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
@@ -221,10 +217,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         if self._scheduler is None:
             return self._facts.step_metadata() if self._facts else IDLE
-        started = perf_counter()
-        metadata = self._scheduler.plan(scheduler_output)
-        self._meter.hook(started)
-        return metadata
+        with self._meter.hook():
+            return self._scheduler.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         report = connector_output.kv_connector_worker_meta
@@ -234,14 +228,13 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 self._start_serving(facts)
         if self._scheduler is None:
             return
-        started = perf_counter()
-        self._scheduler.complete_step(
-            report if isinstance(report, WorkerReport) else None,
-            connector_output.invalid_block_ids,
-            connector_output.finished_recving or set(),
-            connector_output.failed_recving,
-        )
-        self._meter.hook(started)
+        with self._meter.hook():
+            self._scheduler.complete_step(
+                report if isinstance(report, WorkerReport) else None,
+                connector_output.invalid_block_ids,
+                connector_output.finished_recving or set(),
+                connector_output.failed_recving,
+            )
 
     def request_finished(
         self, request: "Request", block_ids: list[int]
@@ -253,10 +246,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler is None:
             return False, None
-        started = perf_counter()
-        kind = self._scheduler.request_finished(request.request_id)
-        self._meter.hook(started)
-        return kind, None
+        with self._meter.hook():
+            return self._scheduler.request_finished(request.request_id), None
 
     def reset_cache(self) -> bool | None:
         return None if self._scheduler is None else self._scheduler.reset()
@@ -276,8 +267,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
                 if self._unsupported_reason
                 else None
             )
-        facts: ShardFacts = self._worker.facts()
-        return facts
+        return self._worker.facts()
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -291,11 +281,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         metadata = self._connector_metadata
-        if self._worker is None or not isinstance(metadata, StepMetadata):
-            return
-        started = perf_counter()
-        self._worker.load(metadata)
-        self._meter.hook(started)
+        if self._worker is not None and isinstance(metadata, StepMetadata):
+            with self._meter.hook():
+                self._worker.load(metadata)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._worker is not None:
@@ -312,18 +300,15 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         metadata = self._connector_metadata
-        if self._worker is None or not isinstance(metadata, StepMetadata):
-            return
-        started = perf_counter()
-        self._worker.save(metadata)
-        self._meter.hook(started)
+        if self._worker is not None and isinstance(metadata, StepMetadata):
+            with self._meter.hook():
+                self._worker.save(metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         if self._worker is None:
             return KVConnectorTransferResults()
-        started = perf_counter()
-        finished, failed = self._worker.take_completed_loads()
-        self._meter.hook(started)
+        with self._meter.hook():
+            finished, failed = self._worker.take_completed_loads()
         # If failed blocks can be named, vLLM keeps the request's other blocks; if not, it computes
         # the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
@@ -342,7 +327,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     # Both sides.
 
     def get_kv_connector_stats(self) -> RitornelloStats | None:
-        return stats_of(self._meter.take_report())
+        counts = self._meter.take_report()
+        return RitornelloStats(data=counts) if counts else None
 
     def shutdown(self) -> None:
         if self._worker is not None:
@@ -373,7 +359,11 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         return RitornelloPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
-composition.register(KVConnectorFactory, RitornelloConnector.__name__, "ritornello.vllm")
+# vLLM resolves the statistics of MultiConnector's children by class name.
+with suppress(ValueError):  # registered already
+    KVConnectorFactory.register_connector(
+        "RitornelloConnector", "ritornello.vllm", "RitornelloConnector"
+    )
 
 
 def _is_outermost(connector: RitornelloConnector) -> bool:

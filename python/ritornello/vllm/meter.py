@@ -1,5 +1,7 @@
 """Counters of the connector, and the time of its hooks and of the engine's steps."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 from ritornello.connector.meter import Counts, Meter
@@ -36,8 +38,11 @@ class StepMeter(Meter):
             self.add_all({name: amount})
             self._news = True
 
-    def hook(self, started: float) -> None:
-        """Records the duration of a connector hook that began at `started` (perf_counter)."""
+    @contextmanager
+    def hook(self) -> Iterator[None]:
+        """Records the duration of a connector hook."""
+        started = perf_counter()
+        yield
         self.add_all({"hook_seconds": perf_counter() - started})
 
     def begin_step(self) -> None:

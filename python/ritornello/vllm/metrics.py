@@ -63,11 +63,10 @@ class RitornelloStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """Returns pages by counter, and the share of time spent in hooks, for vLLM's log line."""
-        help_text = {
-            name: int(self.data.get(name, 0)) for name in COUNTERS if name.endswith("_pages")
-        }
         summary: dict[str, int | float] = {
-            name: count for name, count in help_text.items() if count
+            name: int(self.data[name])
+            for name in COUNTERS
+            if name.endswith("_pages") and self.data.get(name)
         }
         steps = self.data.get("step_seconds", 0.0)
         if steps:
@@ -76,10 +75,6 @@ class RitornelloStats(KVConnectorStats):
 
     def is_empty(self) -> bool:
         return not self.data
-
-
-def stats_of(counts: Counts | None) -> RitornelloStats | None:
-    return RitornelloStats(data=dict(counts)) if counts else None
 
 
 class RitornelloPromMetrics(KVConnectorPromMetrics):

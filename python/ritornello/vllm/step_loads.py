@@ -37,12 +37,12 @@ class StepLoads:
         layer_group = self.layer_groups.reach(name)
         if layer_group is None:
             return
-        started = perf_counter()
-        for pending in self._pending:
-            pending.wait_layer_group(layer_group)
-        self.layer_groups.set_arrived(layer_group)
-        self._meter.add("layer_wait_seconds", self.record_wait(started))
-        self._meter.hook(started)
+        with self._meter.hook():
+            started = perf_counter()
+            for pending in self._pending:
+                pending.wait_layer_group(layer_group)
+            self.layer_groups.set_arrived(layer_group)
+            self._meter.add("layer_wait_seconds", self.record_wait(started))
 
     def finish(self) -> None:
         """Waits for the loads and records their results. A load costs its duration or, layer by

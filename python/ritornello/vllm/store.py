@@ -55,7 +55,6 @@ class VllmStore(FailSafeStore):
         self._settings: Settings = settings
         self._identity: Identity | None = None
         self._scopes: dict[ObjectId, Scope] = {}
-        self._bundles: dict[Sequence[ObjectId], list[Scope]] = {}
 
     def lookup(
         self,
@@ -65,10 +64,11 @@ class VllmStore(FailSafeStore):
         ttl: float,
         prompt: PromptLength,
     ) -> StoreHit | None:
-        """Returns the leading pages of which all objects (`object_ids`, a tuple) are present."""
+        """Returns the leading pages of which all objects are present."""
 
         def action(store: "Store") -> StoreHit:
-            match = store.lease_prefix(self._scopes_for(identity, object_ids), keys, ttl=ttl)
+            scopes = [self._scope_for(identity, object_id) for object_id in object_ids]
+            match = store.lease_prefix(scopes, keys, ttl=ttl)
             return StoreHit(match.pages, match.pages, match.lease)
 
         return self.call("lookup", action, None)
@@ -194,14 +194,7 @@ class VllmStore(FailSafeStore):
 
     def _scope_for(self, identity: Identity, object_id: ObjectId) -> "Scope":
         if self._identity is not identity:
-            self._identity, self._scopes, self._bundles = identity, {}, {}
+            self._identity, self._scopes = identity, {}
         if object_id not in self._scopes:
             self._scopes[object_id] = identity.scope(object_id)
         return self._scopes[object_id]
-
-    def _scopes_for(self, identity: Identity, object_ids: Sequence[ObjectId]) -> "list[Scope]":
-        if self._identity is not identity or object_ids not in self._bundles:
-            self._bundles[object_ids] = [
-                self._scope_for(identity, object_id) for object_id in object_ids
-            ]
-        return self._bundles[object_ids]
