@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.tier.host_rows import HostRows
 
 if TYPE_CHECKING:
-    from ritornello._core import Scope, Store, Ticket
+    from ritornello._core import Scope, Store
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -60,49 +59,6 @@ class TierStore(FailSafeStore):
 
     def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
         self._call_deferred("touch", lambda store: store.touch(scope, keys))
-
-    def submit_get(
-        self,
-        scope: "Scope",
-        keys: Sequence[bytes],
-        host: HostRows,
-        rows: Sequence[int],
-        timeout: float,
-    ) -> "Ticket | None":
-        """Starts to fill rows of the host tier."""
-        return self.call(
-            "get",
-            lambda store: store.submit_get(
-                scope, keys, host.pool.pages(rows), staged=host.staged, timeout=timeout
-            ),
-            None,
-        )
-
-    def submit_put(
-        self,
-        scope: "Scope",
-        keys: Sequence[bytes],
-        host: HostRows,
-        rows: Sequence[int],
-        parent: bytes | None,
-        retain_until: float | None,
-        timeout: float,
-    ) -> "Ticket | None":
-        """Starts to store rows of the host tier. The rows must not change until the ticket is done;
-        vLLM pins a chunk of the host tier until then.
-        """
-        return self.call(
-            "put",
-            lambda store: store.submit_put(
-                scope,
-                keys,
-                host.pool.pages(rows),
-                parent=parent,
-                retain_until=retain_until,
-                timeout=timeout,
-            ),
-            None,
-        )
 
     def close(self) -> None:
         """Stops the background thread and closes the store. All tickets must be done."""

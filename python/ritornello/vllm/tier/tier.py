@@ -32,7 +32,7 @@ from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.weights.guard import WeightGuard
 
 if TYPE_CHECKING:
-    from ritornello._core import Scope, Ticket
+    from ritornello._core import Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -217,7 +217,14 @@ class Tier:
         ) -> "Ticket | None":
             if host is None:
                 return None
-            return self._store.submit_get(scope, keys, host, rows, LOAD_SECONDS)
+
+            def action(store: "Store") -> "Ticket":
+                pages = host.pool.pages(rows)
+                return store.submit_get(
+                    scope, keys, pages, staged=host.staged, timeout=LOAD_SECONDS
+                )
+
+            return self._store.call("get", action, None)
 
         if self._weights_changed():
             # The weights changed after the chunks were promised.
@@ -247,7 +254,20 @@ class Tier:
                     return None
                 sequence = state.sequences[group.number]
                 parent = sequence.predecessor(context, keys[0]) if group.chained else None
-                return self._store.submit_put(scope, keys, host, rows, parent, until, STORE_SECONDS)
+
+                def action(store: "Store") -> "Ticket":
+                    # vLLM pins the chunks, so that their rows do not change until the ticket is
+                    # done.
+                    return store.submit_put(
+                        scope,
+                        keys,
+                        host.pool.pages(rows),
+                        parent=parent,
+                        retain_until=until,
+                        timeout=STORE_SECONDS,
+                    )
+
+                return self._store.call("put", action, None)
 
             parts = self._start_parts(context, keys, rows, move)
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, parts))

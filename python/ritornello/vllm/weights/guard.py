@@ -13,13 +13,14 @@ class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and
     cover the changes. `owner`: the connector, if it alone keeps KV in addition to vLLM's own cache.
+    `covered`: the changes that the current epoch covers; workers compare theirs with it.
     """
 
     def __init__(self) -> None:
         self.begin_epoch: Callable[[], object] = lambda: None
         self.owner: Any = None
         self._counters: ChangeCounters | None = None
-        self._covered = b""
+        self.covered = b""
         self._warned = False
         # No page was computed or loaded since changes were last covered.
         self._idle_since_cover = False
@@ -61,7 +62,7 @@ class WeightGuard:
 
     def differs(self, reading: bytes | None) -> bool:
         """Returns whether a reading has changes that the current epoch does not cover."""
-        return reading is None or reading != self._covered
+        return reading is None or reading != self.covered
 
     def cover(self, reading: bytes | None) -> None:
         """Declares that the current epoch covers the changes of a reading: no cache of the engine
@@ -69,7 +70,7 @@ class WeightGuard:
         between needs a further epoch.
         """
         if reading is not None:
-            self._covered = reading
+            self.covered = reading
             self._warned, self._idle_since_cover = False, True
 
     def on_reset(self, connector: Any, reset: bool, unresettable: Sequence[str] = ()) -> None:
@@ -97,8 +98,3 @@ class WeightGuard:
         """
         if self._idle_since_cover and self.differs(self.read()):
             self.begin_epoch()
-
-    @property
-    def covered(self) -> bytes:
-        """The changes that the current epoch covers, with which workers compare their changes."""
-        return self._covered
