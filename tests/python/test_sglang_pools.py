@@ -170,8 +170,8 @@ def test_closed_store_is_not_called(quiet: SGLangStore, meter: RateMeter) -> Non
 def test_rates_are_bounded_and_taken_once() -> None:
     meter = RateMeter()
     for _ in range(RATES_MAX + 5):
-        meter.prefetched(2, 500, 0.001)
-    meter.backed_up(0, 500, 1.0)
+        meter.moved("loaded", 2, 500, 0.001)
+    meter.moved("saved", 0, 500, 1.0)
     rates = meter.take_rates()
     assert rates.prefetch_pages == [2] * RATES_MAX
     assert rates.prefetch_bandwidth[0] == pytest.approx(0.001)

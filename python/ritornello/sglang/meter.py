@@ -26,19 +26,14 @@ class RateMeter(Meter):
         super().__init__()
         self._rates = Rates()
 
-    def prefetched(self, pages: int, page_bytes: int, seconds: float) -> None:
-        self._moved("loaded", pages, page_bytes, seconds)
-
-    def backed_up(self, pages: int, page_bytes: int, seconds: float) -> None:
-        self._moved("saved", pages, page_bytes, seconds)
-
     def take_rates(self) -> Rates:
         """Returns the rates since the last call."""
         with self._lock:
             rates, self._rates = self._rates, Rates()
         return rates
 
-    def _moved(self, what: str, pages: int, page_bytes: int, seconds: float) -> None:
+    def moved(self, what: str, pages: int, page_bytes: int, seconds: float) -> None:
+        """Counts pages that one call "loaded" or "saved"."""
         if not pages:
             return
         moved_bytes = pages * page_bytes

@@ -117,7 +117,7 @@ class RitornelloStorage(HiCacheStorage):
             logger.warning("ritornello: the weights changed; a new epoch begins")
 
         if self._epoch != updates.epoch:
-            self._attempt("new epoch", action, None)
+            self._store.attempt("new epoch", action, None)
 
     def clear(self) -> None:
         """Deletes the pages of this engine's model; other scopes of the store stay."""
@@ -273,7 +273,7 @@ class RitornelloStorage(HiCacheStorage):
             way = "in place" if pool.in_place else "copied"
             logger.info("ritornello: pool %s, pages of %d bytes, %s", name, pool.page_bytes, way)
 
-        self._attempt(f"pool {name}", action, None)
+        self._store.attempt(f"pool {name}", action, None)
 
     def _presence(self, transfer: PoolTransfer, keys: list[bytes]) -> Presence:
         pool = self._pools.get(str(transfer.name))
@@ -293,7 +293,7 @@ class RitornelloStorage(HiCacheStorage):
             pool = self._pools.get(str(transfer.name))
             done = 0
             if pool is not None and keys:
-                done = self._attempt(
+                done = self._store.attempt(
                     operation,
                     # The lambda is called before the next iteration.
                     lambda pool=pool, transfer=transfer, keys=keys: action(  # type: ignore[misc]
@@ -312,14 +312,7 @@ class RitornelloStorage(HiCacheStorage):
         pool = self._pools.get(KV)
         if pool is None:
             return default
-        return self._attempt(operation, lambda: action(pool), default)
-
-    def _attempt(self, operation: str, action: Callable[[], T], default: T) -> T:
-        try:
-            return action()
-        except Exception as error:
-            self._store.record_failure(operation, error)
-            return default
+        return self._store.attempt(operation, lambda: action(pool), default)
 
 
 def _storage_named_at_start() -> bool:

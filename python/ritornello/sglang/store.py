@@ -48,7 +48,7 @@ class SGLangStore(FailSafeStore):
         afterwards.
         """
         if self._stale():
-            self._meter.add("missed_pages:before_reset", len(keys))
+            self._meter.missed("before_reset", len(keys))
             return 0
 
         def action(store: "Store") -> int:
@@ -56,10 +56,8 @@ class SGLangStore(FailSafeStore):
             outcome = store.submit_get(scope, keys, out, timeout=GET_SECONDS).wait()
             if outcome is None:
                 return 0
-            self._meter.prefetched(outcome.pages, scope.page_bytes, perf_counter() - started)
-            if outcome.pages < len(keys):
-                missed = len(keys) - outcome.pages
-                self._meter.add(f"missed_pages:{outcome.reason or 'error'}", missed)
+            self._meter.moved("loaded", outcome.pages, scope.page_bytes, perf_counter() - started)
+            self._meter.missed(outcome.reason or "error", len(keys) - outcome.pages)
             return outcome.pages
 
         return self.call("get", action, 0)
@@ -75,7 +73,7 @@ class SGLangStore(FailSafeStore):
         before.
         """
         if self._stale():
-            self._meter.add("skipped_pages:before_reset", len(keys))
+            self._meter.skipped("before_reset", len(keys))
             return 0
 
         def action(store: "Store") -> int:
@@ -84,10 +82,8 @@ class SGLangStore(FailSafeStore):
             outcome = ticket.wait()
             if outcome is None:
                 return 0
-            self._meter.backed_up(outcome.pages, scope.page_bytes, perf_counter() - started)
-            if outcome.pages < len(keys):
-                skipped = len(keys) - outcome.pages
-                self._meter.add(f"skipped_pages:{outcome.reason or 'error'}", skipped)
+            self._meter.moved("saved", outcome.pages, scope.page_bytes, perf_counter() - started)
+            self._meter.skipped(outcome.reason or "error", len(keys) - outcome.pages)
             return outcome.pages
 
         return self.call("put", action, 0)
