@@ -364,7 +364,7 @@ def test_listing_pages_are_complete(limit: int) -> None:
     while True:
         listed, cursor = list_objects(held, runs.keys, limit, cursor)
         assert len(listed) <= limit
-        seen += [(one.key, one.nbytes) for one in listed]
+        seen += [(key, nbytes) for _, key, nbytes in listed]
         if cursor is None:
             break
         assert listed
@@ -378,7 +378,7 @@ def test_listing_continues_after_emptied_scope() -> None:
     listed, cursor = list_objects([(FAMILY, first, 3), (FAMILY, second, 3)], runs.keys, 2, None)
     assert len(listed) == 2
     listed, cursor = list_objects([(FAMILY, first, 0), (FAMILY, second, 3)], runs.keys, 9, cursor)
-    assert [(one.key, one.nbytes) for one in listed] == [(key, 8192) for key in keys]
+    assert [(key, nbytes) for _, key, nbytes in listed] == [(key, 8192) for key in keys]
     assert cursor is None
 
 

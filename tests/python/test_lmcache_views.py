@@ -81,10 +81,12 @@ def alive(references: "list[weakref.ref[MemoryObj]]") -> int:
 @pytest.mark.parametrize("in_arena", [False, True])
 def test_objects_outlive_their_transfer(l2: ObjectStore, in_arena: bool) -> None:
     completions = Completions()
-    for number, start in enumerate((l2.put, l2.get)):
+    for number, is_put in enumerate((True, False)):
         objects = [MemoryObj(7) for _ in range(COUNT)]
         references = [weakref.ref(obj) for obj in objects]
-        assert start(number, items(objects, in_arena=in_arena), completions) is None
+        moved = items(objects, in_arena=in_arena)
+        assert l2.start(number, moved, completions, is_put=is_put) is None
+        del moved
         del objects
         assert alive(references) == COUNT
         assert wait(l2, completions) == [True] * COUNT
@@ -95,7 +97,7 @@ def test_objects_outlive_transfer_of_closed_store(l2: ObjectStore) -> None:
     completions = Completions()
     objects = [MemoryObj(7) for _ in range(COUNT)]
     references = [weakref.ref(obj) for obj in objects]
-    l2.put(1, items(objects, in_arena=True), completions)
+    l2.start(1, items(objects, in_arena=True), completions, is_put=True)
     del objects
     assert alive(references) == COUNT
     l2.store.close()

@@ -10,6 +10,7 @@ eventfd for stores and one for loads, and LMCache takes the results when it poll
 import ctypes
 import os
 from functools import lru_cache, partial
+from itertools import count
 from threading import Lock, Thread
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._finished_stores: list[Job] = []
         self._lookup_results: dict[int, Any] = {}
         self._load_results: dict[int, Any] = {}
-        self._last_task = 0
+        self._numbers = count(1)
         self._closed = False
         # LMCache's base class keeps its list in `_listeners`.
         self._own_listeners: list[L2AdapterListener] = []
@@ -99,7 +100,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
         number, items = self._start_task(keys, objects)
-        job = self._objects.put(number, items, self._stores)
+        job = self._objects.start(number, items, self._stores, is_put=True)
         if job is not None:
             with self._lock:
                 self._finished_stores.append(job)
@@ -127,7 +128,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def submit_lookup_and_lock_task(
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
-        number = self._next_task()
+        number = next(self._numbers)
         self._lookups.submit(partial(self._run_lookup, number, keys, group_layout_descs))
         return number
 
@@ -185,7 +186,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def submit_load_task(self, keys: list[ObjectKey], objects: "list[MemoryObj]") -> int:
         number, items = self._start_task(keys, objects)
-        job = self._objects.get(number, items, self._loads)
+        job = self._objects.start(number, items, self._loads, is_put=False)
         if job is not None:
             with self._lock:
                 self._finish_load(job)
@@ -267,7 +268,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def _start_task(
         self, keys: list[ObjectKey], objects: "list[MemoryObj]"
     ) -> tuple[int, "Sequence[Item | None]"]:
-        number, items, sizes = self._next_task(), [], []
+        number, items, sizes = next(self._numbers), [], []
         for key, obj in zip(keys, objects, strict=True):
             item = None
             try:
@@ -292,11 +293,6 @@ class RitornelloL2Adapter(L2AdapterInterface):
             if 0 <= at <= len(self._l1_memory) - nbytes:
                 return Item(name, ObjectFormat(nbytes, layout), owning_view(obj, obj.data_ptr))
         return Item(name, ObjectFormat(nbytes, layout), owning_view(obj))
-
-    def _next_task(self) -> int:
-        with self._lock:
-            self._last_task += 1
-            return self._last_task
 
     def _reopened(self) -> None:
         """Handles a reopened store: its leases have ended and its contents may differ."""

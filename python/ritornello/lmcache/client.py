@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from threading import Lock
 from typing import Any, TypeAlias
 
@@ -36,7 +37,7 @@ class NativeClient:
         self._completions = Completions()
         self._completed: list[Completion] = []
         self._puts: set[int] = set()
-        self._last_number = 0
+        self._numbers = count(1)
         self._path: str = params["path"]
         # Decided by the first buffer: all memory is assumed to be alike.
         self._staging_undecided = True
@@ -48,28 +49,23 @@ class NativeClient:
         """Starts to store objects. Their memory must not change until the submission is
         completed.
         """
-        number = self._next_number()
+        number = next(self._numbers)
         with self._lock:
             self._puts.add(number)
-        items = self._items(keys, memoryviews)
-        self._complete_if_done(self._objects.put(number, items, self._completions))
-        return number
+        return self._start(number, keys, memoryviews, is_put=True)
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
         """Starts to load objects. Their memory belongs to the store until the submission is
         completed. An object of a different size is a miss.
         """
-        number = self._next_number()
-        items = self._items(keys, memoryviews)
-        self._complete_if_done(self._objects.get(number, items, self._completions))
-        return number
+        return self._start(next(self._numbers), keys, memoryviews, is_put=False)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
-        number, count, none = self._next_number(), len(keys), [False] * len(keys)
+        number, none = next(self._numbers), [False] * len(keys)
         groups = group_names(map(self._name, keys))
 
         def lookup() -> list[bool]:
-            return self._objects.lookup(groups, count, 0)[0]
+            return self._objects.lookup(groups, len(keys), 0)[0]
 
         def query(expired: bool) -> None:
             found = none if expired else self._objects.store.attempt("look", lookup, none)
@@ -79,11 +75,11 @@ class NativeClient:
         return number
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
-        number, count, none = self._next_number(), len(keys), [False] * len(keys)
+        number, none = next(self._numbers), [False] * len(keys)
         groups = group_names(map(self._name, keys))
 
         def delete() -> list[bool]:
-            return self._objects.delete(groups, count)
+            return self._objects.delete(groups, len(keys))
 
         def query(expired: bool) -> None:
             deleted = none if expired else self._objects.store.attempt("delete", delete, none)
@@ -107,11 +103,6 @@ class NativeClient:
         self._lookups.close()
         self._objects.store.close()
 
-    def _next_number(self) -> int:
-        with self._lock:
-            self._last_number += 1
-            return self._last_number
-
     def _name(self, key: str) -> ObjectName | None:
         try:
             return parse_name(key)
@@ -130,11 +121,16 @@ class NativeClient:
             items.append(Item(name, ObjectFormat(nbytes), memory) if name and nbytes else None)
         return items
 
-    def _complete_if_done(self, job: Job | None) -> None:
+    def _start(
+        self, number: int, keys: Sequence[str], memories: Sequence[Any], *, is_put: bool
+    ) -> int:
+        items = self._items(keys, memories)
+        job = self._objects.start(number, items, self._completions, is_put=is_put)
         if job is not None:
             with self._lock:
                 completion = self._completion_of(job)
             self._complete(completion)
+        return number
 
     def _completion_of(self, job: Job) -> Completion:
         """Returns the completion of a job. A get always succeeds; a put fails if any object was not

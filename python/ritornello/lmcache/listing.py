@@ -5,7 +5,7 @@ keys to skip there.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ritornello.lmcache.naming import Family
 
@@ -13,23 +13,15 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 
-class ListedObject(NamedTuple):
-    """One stored object."""
-
-    family: Family
-    key: bytes
-    nbytes: int
-
-
 def list_objects(
     stored: "list[tuple[Family, Scope, int]]",
     keys_of: "Callable[[Scope, int, int], tuple[list[bytes], int]]",
     limit: int,
     cursor: str | None,
-) -> tuple[list[ListedObject], str | None]:
-    """Returns at most `limit` objects of `stored` (scopes with their numbers of objects), and the
-    cursor of the next page, None after the last page. ValueError for an invalid cursor or a limit
-    below 1.
+) -> tuple[list[tuple[Family, bytes, int]], str | None]:
+    """Returns family, key and bytes of at most `limit` objects of `stored` (scopes with their
+    numbers of objects), and the cursor of the next page, None after the last page. ValueError for
+    an invalid cursor or a limit below 1.
     """
     if limit < 1:
         raise ValueError(f"a page has at least one key, not {limit}")
@@ -38,7 +30,7 @@ def list_objects(
     if start and start not in ids:
         # The scope, and its position in the list, was dropped since the previous call.
         return [], None
-    listed: list[ListedObject] = []
+    listed: list[tuple[Family, bytes, int]] = []
     for family, scope, objects in stored[ids.index(start) if start else 0 :]:
         # The scope of the cursor may have become empty, and is still a valid position.
         has_more = objects > 0
@@ -50,7 +42,7 @@ def list_objects(
                 return listed, f"{scope.id.hex()}:{after}:{skip}"
             keys, next_after = keys_of(scope, after, skip + room)
             new = keys[skip : skip + room]
-            listed += [ListedObject(family, key, scope.page_bytes) for key in new]
+            listed += [(family, key, scope.page_bytes) for key in new]
             if skip + len(new) < len(keys):
                 skip += len(new)
             else:

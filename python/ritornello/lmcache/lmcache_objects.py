@@ -77,20 +77,6 @@ class ObjectStore:
         self.staged = False
         self._weak_hash_logged = False
 
-    def put(
-        self, number: int, items: Sequence[Item | None], completions: "Completions"
-    ) -> Job | None:
-        """Starts a put. Skips items that are None. Returns the job if it is already over, because
-        no ticket could be started, else None.
-        """
-        return self._start_tickets(number, items, completions, True)
-
-    def get(
-        self, number: int, items: Sequence[Item | None], completions: "Completions"
-    ) -> Job | None:
-        """Starts a get. An object stored in a different format is a miss. Returns as `put` does."""
-        return self._start_tickets(number, items, completions, False)
-
     def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
         """Takes outcomes of tickets. Returns the jobs that they complete."""
         finished = []
@@ -157,9 +143,13 @@ class ObjectStore:
                 used[family.salt] = used.get(family.salt, 0) + pages * object_format.nbytes
         return used
 
-    def _start_tickets(
-        self, number: int, items: Sequence[Item | None], completions: "Completions", is_put: bool
+    def start(
+        self, number: int, items: Sequence[Item | None], completions: "Completions", *, is_put: bool
     ) -> Job | None:
+        """Starts a put or a get. Skips items that are None; of a get, an object stored in a
+        different format is a miss. Returns the job if it is already over, because no ticket could
+        be started, else None.
+        """
         groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
         for index, item in enumerate(items):
             if item is not None and not self._refuses_hashes((item.name.key,)):
