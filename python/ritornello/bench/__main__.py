@@ -8,13 +8,13 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ritornello.bench.client import Server, ServingError
 from ritornello.bench.confidence import mean
-from ritornello.bench.driver import ANSWER_SECONDS, Driver, Record
+from ritornello.bench.driver import ANSWER_SECONDS, Driver, Record, Workload
 from ritornello.bench.engines import MetricsWatch
 from ritornello.bench.long_context import LongContext
 from ritornello.bench.multi_round_qa import MultiRoundQA
@@ -77,12 +77,23 @@ async def measure(
     """Checks the servers, runs the workload, and reads the engines' counters."""
     servers = [Server(url) for url in given.base_url or [DEFAULT_URL]]
     model = await model_of(servers, given.model)
-    workload = WORKLOADS[given.workload].of(given, Source(given.seed, given.prompts == "text"))
     driver = Driver(servers, model, given.timeout, on_record=on_record)
     watch = await MetricsWatch.begin(servers)
-    records = await driver.run(workload)
+    records = await driver.run(workload_of(given))
     metrics = await watch.end(sum(r.prompt_tokens for r in records))
     return records, total(records, metrics)
+
+
+def workload_of(given: argparse.Namespace) -> Workload:
+    kind, values = WORKLOADS[given.workload], vars(given)
+    values = {
+        **values,
+        "source": Source(given.seed, given.prompts == "text"),
+        # Flags of LMCache's program that have other names here.
+        "time_s": values.get("time"),
+        "ramp_up": not values.get("disable_ramp_up"),
+    }
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
 
 
 async def model_of(servers: Sequence[Server], wanted: str | None) -> str:

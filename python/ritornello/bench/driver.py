@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, Protocol
 
-from ritornello.bench.client import Prompt, Reply, Server, ServingError
+from ritornello.bench.client import Prompt, Server, ServingError
 
 ANSWER_SECONDS = 600.0
 
@@ -98,21 +98,24 @@ class Driver:
             **({} if isinstance(request.prompt, str) else {"return_token_ids": True}),
             **self.extra,
         }
+        record = Record(request.session, request.round, server, request.history_tokens, sent)
         try:
             reply = await self.servers[server].complete(body, self.deadline_s)
             if not reply.arrivals:
                 raise ServingError(f"{self.servers[server].base_url}: an answer without tokens")
         except ServingError as error:
-            record = Record(
-                request.session,
-                request.round,
-                server,
-                request.history_tokens,
-                sent,
-                error=str(error),
-            )
+            record = replace(record, error=str(error))
         else:
-            record = _record(request, server, sent, reply)
+            record = replace(
+                record,
+                prompt_tokens=reply.prompt_tokens or len(request.prompt),
+                answer_tokens=reply.answer_tokens,
+                cached_tokens=reply.cached_tokens,
+                ttft_s=reply.arrivals[0],
+                gaps_s=tuple(b - a for a, b in pairwise(reply.arrivals)),
+                total_s=reply.total_s,
+                answer=reply.answer,
+            )
         self.records.append(record)
         self.on_record(record)
         return record
@@ -122,22 +125,3 @@ class Driver:
         self.began, self.records = perf_counter(), []
         await workload.run(self)
         return self.records
-
-
-def _record(request: Request, server: int, sent: float, reply: Reply) -> Record:
-    arrivals = reply.arrivals
-    prompt_tokens = reply.prompt_tokens or len(request.prompt)
-    return Record(
-        session=request.session,
-        round=request.round,
-        server=server,
-        history_tokens=request.history_tokens,
-        sent_s=sent,
-        prompt_tokens=prompt_tokens,
-        answer_tokens=reply.answer_tokens,
-        cached_tokens=reply.cached_tokens,
-        ttft_s=arrivals[0],
-        gaps_s=tuple(b - a for a, b in pairwise(arrivals)),
-        total_s=reply.total_s,
-        answer=reply.answer,
-    )

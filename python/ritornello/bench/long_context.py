@@ -47,22 +47,6 @@ class LongContext:
         add("--sleep-time-after-warmup", type=float, default=0.0, help="seconds (0)")
         add("--hit-miss-ratio", type=_hit_miss, default=(1, 0), help='for example "3:1" (all hit)')
 
-    @classmethod
-    def of(cls, given: argparse.Namespace, source: Source) -> "LongContext":
-        return cls(
-            source=source,
-            num_documents=given.num_documents,
-            document_length=given.document_length,
-            output_len=given.output_len,
-            repeat_count=given.repeat_count,
-            repeat_mode=given.repeat_mode,
-            max_inflight_requests=given.max_inflight_requests,
-            question_len=given.question_len,
-            hit_miss_ratio=given.hit_miss_ratio,
-            sleep_time_after_warmup=given.sleep_time_after_warmup,
-            shuffle_seed=given.shuffle_seed,
-        )
-
     @property
     def requests(self) -> int:
         return self.num_documents * (1 + self.repeat_count)

@@ -46,22 +46,6 @@ class MultiRoundQA:
         add("--disable-ramp-up", action="store_true", help="with --time: all begin with round 1")
         add("--init-user-id", type=int, default=0, help="another number makes other users (0)")
 
-    @classmethod
-    def of(cls, given: argparse.Namespace, source: Source) -> "MultiRoundQA":
-        return cls(
-            source=source,
-            num_users=given.num_users,
-            num_rounds=given.num_rounds,
-            qps=given.qps,
-            shared_system_prompt=given.shared_system_prompt,
-            user_history_prompt=given.user_history_prompt,
-            answer_len=given.answer_len,
-            question_len=given.question_len,
-            time_s=given.time,
-            ramp_up=not given.disable_ramp_up,
-            init_user_id=given.init_user_id,
-        )
-
     @property
     def requests(self) -> int | None:
         return self.num_users * self.num_rounds if self.time_s is None else None

@@ -79,21 +79,6 @@ class MultiTurn:
         add("--max-parallel", type=int, default=128, help="concurrent requests (128)")
         add("--ready-queue-policy", choices=POLICIES, default="random", help="(random)")
 
-    @classmethod
-    def of(cls, given: argparse.Namespace, source: Source) -> "MultiTurn":
-        return cls(
-            source=source,
-            num_clients=given.num_clients,
-            num_rounds=given.num_rounds,
-            request_length=given.request_length,
-            output_length=given.output_length,
-            request_rate=given.request_rate,
-            max_parallel=given.max_parallel,
-            distribution=given.distribution,
-            ready_queue_policy=given.ready_queue_policy,
-            sub_question_input_length=given.sub_question_input_length,
-        )
-
     @property
     def requests(self) -> int:
         return self.num_clients * self.num_rounds
