@@ -10,3 +10,17 @@ words of its engine; the rules that follow from them are here.
     meter               counters
     strided_blocks      an engine's memory as pages
 """
+
+from collections.abc import Callable
+from importlib import import_module
+
+
+def deferred_imports(package: str, **modules: str) -> Callable[[str], object]:
+    """Returns a `__getattr__` of a package that imports names from its modules at first use."""
+
+    def get(name: str) -> object:
+        if name in modules:
+            return getattr(import_module(f"{package}.{modules[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get

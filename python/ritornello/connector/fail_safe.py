@@ -144,7 +144,11 @@ class FailSafeStore:
             return known[2]
 
         def check(store: "Store") -> str:
-            reason = _hash_refusal(store, algorithm)
+            reason = ""
+            try:
+                store.policy.check_hash(algorithm)
+            except InvalidError as error:
+                reason = str(error)
             self._hash_verdict = (store, algorithm, reason)
             return reason
 
@@ -347,14 +351,6 @@ class FailSafeStore:
         # Formatted now: a retained log record must not keep the exception's frames alive.
         reason = f"{type(error).__name__}: {error}"
         self._logger.warning("ritornello: %s failed (%s); %s", operation, reason, outcome)
-
-
-def _hash_refusal(store: "Store", algorithm: str) -> str:
-    try:
-        store.policy.check_hash(algorithm)
-    except InvalidError as error:
-        return str(error)
-    return ""
 
 
 def _close_failed(store: "Store") -> None:

@@ -13,6 +13,8 @@ Settings in addition to `path`: see `settings`. Only `adapter` imports LMCache.
 
 from typing import TYPE_CHECKING
 
+from ritornello.connector import deferred_imports
+
 if TYPE_CHECKING:
     from ritornello.lmcache.adapter import RitornelloL2Adapter
     from ritornello.lmcache.client import NativeClient
@@ -20,14 +22,5 @@ if TYPE_CHECKING:
 __all__ = ["NativeClient", "RitornelloL2Adapter"]
 
 
-def __getattr__(name: str) -> object:
-    # Deferred: this module imports LMCache.
-    if name == "RitornelloL2Adapter":
-        from ritornello.lmcache.adapter import RitornelloL2Adapter
-
-        return RitornelloL2Adapter
-    if name == "NativeClient":
-        from ritornello.lmcache.client import NativeClient
-
-        return NativeClient
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported at first use, because the adapter imports LMCache.
+__getattr__ = deferred_imports(__name__, RitornelloL2Adapter="adapter", NativeClient="client")

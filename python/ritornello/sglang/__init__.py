@@ -16,16 +16,13 @@ SGLang calls `storage` only. The modules that make decisions (`identity`, `pages
 
 from typing import TYPE_CHECKING
 
+from ritornello.connector import deferred_imports
+
 if TYPE_CHECKING:
     from ritornello.sglang.storage import RitornelloStorage
 
 __all__ = ["RitornelloStorage"]
 
 
-def __getattr__(name: str) -> object:
-    # Deferred: this module imports SGLang.
-    if name == "RitornelloStorage":
-        from ritornello.sglang.storage import RitornelloStorage
-
-        return RitornelloStorage
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported at first use, because it imports SGLang.
+__getattr__ = deferred_imports(__name__, RitornelloStorage="storage")

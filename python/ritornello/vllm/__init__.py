@@ -18,6 +18,8 @@ vLLM calls `connector` and `tier.manager` only. The modules that make decisions 
 
 from typing import TYPE_CHECKING
 
+from ritornello.connector import deferred_imports
+
 if TYPE_CHECKING:
     from ritornello.vllm.connector import RitornelloConnector
     from ritornello.vllm.tier.manager import RitornelloTier
@@ -25,14 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["RitornelloConnector", "RitornelloTier"]
 
 
-def __getattr__(name: str) -> object:
-    # Deferred: these modules import vLLM.
-    if name == "RitornelloConnector":
-        from ritornello.vllm.connector import RitornelloConnector
-
-        return RitornelloConnector
-    if name == "RitornelloTier":
-        from ritornello.vllm.tier.manager import RitornelloTier
-
-        return RitornelloTier
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Imported at first use, because they import vLLM.
+__getattr__ = deferred_imports(
+    __name__, RitornelloConnector="connector", RitornelloTier="tier.manager"
+)
