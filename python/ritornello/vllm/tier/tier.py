@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -205,71 +206,58 @@ class Tier:
     def load(self, transfer: Transfer) -> None:
         """Starts to fill rows of the host tier."""
         context: Context = transfer.req_context
-        keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        state, host = self._peek_state(context), self._rows
+        keys, state = list(transfer.keys), self._peek_state(context)
         # The load takes over the leases of this step.
         leases: list[int] = []
         while state.leases:
             leases.append(state.leases.popleft())
 
-        def move(
-            group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
-        ) -> "Ticket | None":
-            if host is None:
-                return None
+        def submit(
+            host: HostRows,
+            group: Group,
+            scope: "Scope",
+            keys: Sequence[bytes],
+            rows: Sequence[int],
+            store: "Store",
+        ) -> "Ticket":
+            pages = host.pool.pages(rows)
+            return store.submit_get(scope, keys, pages, staged=host.staged, timeout=LOAD_SECONDS)
 
-            def action(store: "Store") -> "Ticket":
-                pages = host.pool.pages(rows)
-                return store.submit_get(
-                    scope, keys, pages, staged=host.staged, timeout=LOAD_SECONDS
-                )
-
-            return self._store.call("get", action, None)
-
-        if self._weights_changed():
-            # The weights changed after the chunks were promised.
-            parts = [TicketPart(range(len(keys)), None, "weights_changed")]
-        else:
-            parts = self._start_parts(context, keys, rows, move)
+        # The weights may have changed after the chunks were promised.
+        refusal = "weights_changed" if self._weights_changed() else ""
+        parts = self._start_parts(transfer, keys, refusal, "get", submit)
         if self._guard is not None:
             self._covered[transfer.job_id] = self._guard.covered
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
 
     def save(self, transfer: Transfer) -> None:
-        """Starts to store rows of the host tier. The store skips chunks that are already stored."""
+        """Starts to store rows of the host tier. The store skips chunks that are already stored.
+        vLLM pins chunks until their job is reported, so that their rows do not change.
+        """
         context: Context = transfer.req_context
-        keys, rows = list(transfer.keys), transfer.chunk_ids.tolist()
-        state, host = self._peek_state(context), self._rows
-        reason = self._store_refusal(state)
-        if reason:
-            parts = [TicketPart(range(len(keys)), None, reason)]
-        else:
-            retain = state.options.retain
-            until = time() + retain if retain else None
+        keys, state = list(transfer.keys), self._peek_state(context)
+        retain = state.options.retain
+        until = time() + retain if retain else None
 
-            def move(
-                group: Group, scope: "Scope", keys: Sequence[bytes], rows: Sequence[int]
-            ) -> "Ticket | None":
-                if host is None:
-                    return None
-                sequence = state.sequences[group.number]
-                parent = sequence.predecessor(context, keys[0]) if group.chained else None
+        def submit(
+            host: HostRows,
+            group: Group,
+            scope: "Scope",
+            keys: Sequence[bytes],
+            rows: Sequence[int],
+            store: "Store",
+        ) -> "Ticket":
+            sequence = state.sequences[group.number]
+            return store.submit_put(
+                scope,
+                keys,
+                host.pool.pages(rows),
+                parent=sequence.predecessor(context, keys[0]) if group.chained else None,
+                retain_until=until,
+                timeout=STORE_SECONDS,
+            )
 
-                def action(store: "Store") -> "Ticket":
-                    # vLLM pins the chunks, so that their rows do not change until the ticket is
-                    # done.
-                    return store.submit_put(
-                        scope,
-                        keys,
-                        host.pool.pages(rows),
-                        parent=parent,
-                        retain_until=until,
-                        timeout=STORE_SECONDS,
-                    )
-
-                return self._store.call("put", action, None)
-
-            parts = self._start_parts(context, keys, rows, move)
+        parts = self._start_parts(transfer, keys, self._store_refusal(state), "put", submit)
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, parts))
 
     def _store_refusal(self, state: RequestState) -> str:
@@ -283,20 +271,24 @@ class Tier:
 
     def _start_parts(
         self,
-        context: Context,
+        transfer: Transfer,
         keys: Sequence[bytes],
-        rows: Sequence[int],
-        move: "Callable[[Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]",
+        refusal: str,
+        operation: str,
+        submit: "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int], Store], Ticket]",
     ) -> list[TicketPart]:
+        """Starts one ticket for each run of consecutive chunks; none for a reason of `refusal`."""
+        if refusal or self._rows is None:
+            return [TicketPart(range(len(keys)), None, refusal or "error")]
         parts: list[TicketPart] = []
-        unassigned = set(range(len(keys)))
+        unassigned, rows = set(range(len(keys))), transfer.chunk_ids.tolist()
         for group, scope, indices in self._by_group(keys):
             unassigned.difference_update(indices)
             group_keys = [keys[index] for index in indices]
-            for run in consecutive_runs(context, group, group_keys):
-                moved = indices[run]
-                ticket = move(group, scope, group_keys[run], [rows[index] for index in moved])
-                parts.append(TicketPart(moved, ticket))
+            for run in consecutive_runs(transfer.req_context, group, group_keys):
+                moved = [rows[index] for index in indices[run]]
+                action = partial(submit, self._rows, group, scope, group_keys[run], moved)
+                parts.append(TicketPart(indices[run], self._store.call(operation, action, None)))
         if unassigned:
             parts.append(TicketPart(sorted(unassigned), None, "group"))
         return parts
