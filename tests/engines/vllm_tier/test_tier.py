@@ -210,9 +210,13 @@ def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
 def test_refusing_store_costs_hits_only(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = prompt(11, 300)
+    asked, call = prompt(11, 300), TierStore.call
+
+    def refuse_puts(store: TierStore, operation: str, action: Any, default: Any) -> Any:
+        return default if operation == "put" else call(store, operation, action, default)
+
     with monkeypatch.context() as broken:
-        broken.setattr(TierStore, "submit_put", lambda *a: None)
+        broken.setattr(TierStore, "call", refuse_puts)
         broken.setattr(TierStore, "lease_prefix", lambda *a: None)
         expected = ask(engine, asked)
         engine.forget_all()
