@@ -5,9 +5,9 @@ SGLang reports neither to its storage. Weights change in methods of each model r
 storage threads have ended and their queues are empty. Both methods are wrapped on the classes,
 because SGLang looks them up on the class at each call.
 
-Invariant: from the beginning of an update to the next flush the current epoch is not the flushed
-one, and a storage loads and stores only under the flushed one. A page that was computed before an
-update is therefore never stored under an epoch after it.
+Invariant: between the beginning of an update and the next flush, `epoch` differs from `flushed`,
+and no storage loads or stores. A page that was computed before an update is therefore never stored
+under the epoch that follows it.
 """
 
 import functools

@@ -27,9 +27,10 @@ Heads = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The pages that are needed to continue a sequence at its end: the pages that contain one of
-    its last `reach` tokens; None: all pages. (A state that is stored at the end of pages has reach
-    1.)
+    """Which pages of a sequence the engine needs to compute its next token. Full attention reads
+    all pages: `reach` is None. A sliding window reads the last `reach` tokens, and needs the pages
+    that contain them. A recurrent state sums up all tokens before it, and needs the last page only:
+    its reach is 1.
     """
 
     reach: int | None = None

@@ -123,7 +123,9 @@ class DeferredSaves:
             step.saves = [save for save in step.saves if keep(save)]
 
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
-        """Covers later steps too, in flight on the same blocks, and saves not yet released."""
+        """Drops the saves of failed requests, and saves of blocks that failed to load or were
+        computed on top of them: in later steps too, which are in flight on the same blocks.
+        """
         bad = set(failed)
         tables = [(name, table) for step in self._steps for name, table in step.tables.items()]
         result.stale = stale_blocks([table for _, table in tables], invalid, self._null)

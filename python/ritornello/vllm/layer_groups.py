@@ -18,7 +18,7 @@ class LayerGroups:
         self._arrived = 0
 
     def set(self, group_of: Mapping[str, int]) -> None:
-        """Takes the index of each layer's group; none if all layers are one group."""
+        """Sets the group of each layer, by index. A single group counts as none."""
         self._group_of = dict(group_of) if len({*group_of.values()}) > 1 else {}
         self._unannounced = set(self._group_of)
 
@@ -35,7 +35,7 @@ class LayerGroups:
         self._unannounced.discard(name)
 
     def reach(self, name: str) -> int | None:
-        """Returns the group that must have arrived before a layer runs, None if it has."""
+        """Returns the group that must have arrived before a layer runs; None if it has arrived."""
         self._due.discard(name)
         group = self._group_of.get(name, len(self._group_of))
         return group if group >= self._arrived else None

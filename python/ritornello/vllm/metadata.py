@@ -12,8 +12,8 @@ from ritornello.vllm.identity import Identity
 
 class PageBlocks(NamedTuple):
     """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
-    index of `keys[0]` in its sequence. `before`: the keys before it if keys chain; all keys for a
-    store that needs all, else the last key.
+    index of `keys[0]` in its sequence. `before`: if keys chain, the keys before page `first`: all
+    for a store with a remote, otherwise the last.
     """
 
     group: int

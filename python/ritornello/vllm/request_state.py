@@ -44,8 +44,8 @@ class Step(Protocol):
 @dataclass(slots=True)
 class LeasedMatch:
     """Stored pages of the first `looked_up` tokens of a request, usable until `valid_until`.
-    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: the answer that
-    vLLM got.
+    `local_tokens`: leading tokens that were in the engine's cache. `asynchronous`: whether vLLM was
+    told that the load is asynchronous.
     """
 
     found: PrefixMatch

@@ -5,8 +5,8 @@ in steps that compute several of its tokens, and after its blocks changed.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
 (`worker`) submits one put for each object that this worker writes. It drops all saves of a step if
-the weights changed, the layout is not supported, or a synchronous load of the step failed; only the
-last are planned again.
+the weights changed, the layout is not supported, or a synchronous load of the step failed; after a
+failed load they are planned again.
 
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are stored, being saved, or given

@@ -60,7 +60,7 @@ class Shard:
         self.caches, self.memory = {}, ()
 
     def objects(self, identity: Identity) -> HeldObjects:
-        """LayoutError if the memory differs from the identity."""
+        """Returns this worker's objects. LayoutError if the memory differs from the identity."""
         if len(identity.groups) != len(self.memory):
             raise LayoutError(
                 f"{len(self.memory)} KV cache groups here, {len(identity.groups)} by the model"

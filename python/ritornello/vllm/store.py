@@ -33,8 +33,8 @@ class PromptLength(NamedTuple):
 class StoreHit(NamedTuple):
     """Result of a lookup. `pages`: leading pages to load, protected by `lease`. `present`: leading
     pages that are known to be stored. `pending`: the lookup must be repeated, and holds no lease.
-    `tiers`: the tiers of the stored pages, in order. `decision`: the lookup that the gate decided
-    on.
+    `tiers`: the tiers of the stored pages, in order. `decision`: the core's `Lookup` with which the
+    gate decided to load or to compute; None without tiers.
     """
 
     pages: int
@@ -46,7 +46,9 @@ class StoreHit(NamedTuple):
 
 
 class VllmStore(FailSafeStore):
-    """The store of one connector process. `wants_timings`: it decides by how long loads take."""
+    """The store of one connector process. `wants_timings`: it chooses between loading and computing
+    by how long both took.
+    """
 
     wants_timings = False
 
@@ -90,7 +92,7 @@ class VllmStore(FailSafeStore):
         return []
 
     def record_timings(self, report: WorkerReport, decisions: dict[str, Any]) -> None:
-        """Passes on how long loads and steps took. `decisions`: what each load was decided on, by
+        """Tells the gate how long loads and prefills took. `decisions`: see `StoreHit.decision`, by
         request.
         """
 

@@ -1,10 +1,10 @@
 """vLLM's host tier as the pages of a `PagePool`: row `i` is page `i`. Pages are written from their
 rows, and read into them, directly or through the store's staging memory if that is faster.
 
-The rows are in a shared mapping at multiples of 4 KiB, and a view counts them. At shutdown vLLM
-releases the view and unmaps the rows, which a reference of ours to the view would prevent.
-Therefore the pool has the rows' address, and `HostRows` keeps the array that the view refers to
-alive while jobs may run.
+The rows are in a shared mapping, at multiples of 4 KiB. vLLM passes a view of them, which it
+releases at shutdown before it unmaps the rows; a reference of ours to the view would prevent this.
+Therefore the pool has the rows' address, and `HostRows` keeps the array behind the view alive while
+jobs may run.
 """
 
 import ctypes

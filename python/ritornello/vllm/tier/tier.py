@@ -128,8 +128,8 @@ class Tier:
 
     def lookup(self, key: bytes, context: Context) -> LookupAnswer:
         """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
-        of a request answers for all keys after it. If not, `PENDING` refers to `batch_lookup`, on a
-        thread that may block.
+        of a request answers for all keys after it. If not, returns `PENDING`: `batch_lookup`, on a
+        thread that may block, finds the answer.
         """
         state = self._state_of(context)
         answer = state.answers.get(key)

@@ -18,7 +18,7 @@ class Adapters:
 
     def replaced(self, name: str, path: str, *, in_place: bool) -> bool:
         """Returns whether an adapter about to be loaded differs from the adapter last seen under
-        its name and path. If its files cannot be read: whether it is loaded `in_place`.
+        its name and path. Returns `in_place` if its files cannot be read.
         """
         found = signature(Path(path))
         known = self._signatures.get((name, path))

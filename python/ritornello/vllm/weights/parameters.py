@@ -7,7 +7,7 @@ reads `SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
 its `__tensor_flatten__` names are compared and read in its place. A parameter that cannot be
-compared or read hides no other.
+compared or read does not keep the others from being compared.
 """
 
 import logging

@@ -6,9 +6,11 @@ Other changes are counted when detected: at the beginning of a step, before page
 the scheduler's process requests it, and every `SAMPLE_SECONDS`, between two steps, by a sample of
 the parameters' bytes.
 
-A model may be loaded by one call for every tensor, so an announced change only counts. The baseline
-is taken when the next step that computes begins. Checks in between are not needed: a reset that
-covers the change leaves no older pages, and that step computes the first pages after the reset.
+Checks compare the parameters with a baseline. An announced change is counted immediately, but the
+next baseline is taken when the next step that computes begins: vLLM may load a model with a call
+for each tensor, and a baseline for each call would be slow. Checks compare nothing in between. They
+are not needed: a reset that covers the change leaves no older pages, and the first pages after the
+reset are computed by that step.
 
 vLLM calls the functions at the end of this module in the worker's process.
 """
@@ -73,8 +75,8 @@ class WeightWatch:
         return self._counters.count(self.slot)
 
     def covered_by(self, covered: bytes) -> bool:
-        """Returns whether no change was counted beyond the changes of the reading; changes of this
-        process alone if the scheduler runs on another machine.
+        """Returns whether no change was counted since the reading: by any process, or by this
+        process if the scheduler runs on another machine.
         """
         if self.shared:
             return self._counters.read() == covered
@@ -165,7 +167,7 @@ class WeightWatch:
         return update
 
     def _wrap_suspend(self, method: Any) -> Any:
-        """Sleep above level 1 discards the weights; `discard` does if it names them."""
+        """Sleep above level 1 discards the weights, and `discard` unless it names other memory."""
 
         def suspend(*args: Any, **named: Any) -> Any:
             given = (*args, *named.values())
