@@ -20,7 +20,7 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     """Opens or creates the store. Without a capacity, a new store gets half of the free space."""
     from ritornello._core import InvalidError, Store
 
-    path, options = Path(settings.path), settings.options()
+    options = settings.options()
     if settings.capacity is not None:
         return Store.open(settings.path, settings.capacity, **options)
     try:
@@ -28,7 +28,7 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     except InvalidError as error:
         if NO_STORE not in str(error):
             raise
-        capacity = default_capacity(path)
+        capacity = shutil.disk_usage(nearest(Path(settings.path))).free // 2 // MIB * MIB
         store = Store.open(settings.path, capacity, **options)
         logger.warning(
             'ritornello: created %s with half of the free space, %d MiB; say "capacity" to choose',
@@ -36,8 +36,3 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
             capacity // MIB,
         )
         return store
-
-
-def default_capacity(path: Path) -> int:
-    """Returns half of the free bytes of the file system of `path`, rounded down to MiB."""
-    return shutil.disk_usage(nearest(path)).free // 2 // MIB * MIB

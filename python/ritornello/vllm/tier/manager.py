@@ -250,7 +250,9 @@ class RitornelloTier(SecondaryTierManager):
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(config_info_of(TierSettings.parse(tier_settings_of(tier_config))))
+        vllm_keys = ("type", "module_path", "backpressure")
+        settings = {key: value for key, value in tier_config.items() if key not in vllm_keys}
+        return tuple(config_info_of(TierSettings.parse(settings)))
 
     def config_info(self) -> Mapping[str, str | int | float | bool]:
         return config_info_of(self._settings)
@@ -318,12 +320,6 @@ class AsyncLookups(AsyncLookupManager):
 
     def batch_lookup(self, keys: "list[OffloadKey]", req_context: "ReqContext") -> Iterable[bool]:
         return self._tier.batch_lookup(keys, req_context)
-
-
-def tier_settings_of(tier_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a tier's configuration without vLLM's own keys."""
-    own = ("type", "module_path", "backpressure")
-    return {key: value for key, value in tier_config.items() if key not in own}
 
 
 def config_info_of(settings: TierSettings) -> dict[str, str]:
