@@ -65,7 +65,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	$(SUITES) $(LONG_SUITES) $(PAIRED_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 # ---- set-up
 

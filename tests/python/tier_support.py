@@ -75,17 +75,27 @@ class Transfer:
 
 
 class TierHarness:
-    """A tier over `ROWS` rows, in shared memory as vLLM's are."""
+    """A tier over `rows` rows, in shared memory as vLLM's are."""
 
-    def __init__(self, path: Path, spaces: Namespace | None = None, **settings: Any) -> None:
-        self.memory = mmap.mmap(-1, ROWS * ROW)
-        self.host: Bytes = np.frombuffer(self.memory, np.uint8).reshape(ROWS, ROW)
+    def __init__(
+        self,
+        path: Path,
+        spaces: Namespace | None = None,
+        *,
+        row_bytes: int = ROW,
+        rows: int = ROWS,
+        **settings: Any,
+    ) -> None:
+        self.row_bytes = row_bytes
+        self.memory = mmap.mmap(-1, rows * row_bytes)
+        self.host: Bytes = np.frombuffer(self.memory, np.uint8).reshape(rows, row_bytes)
         self.host[:] = 0xA5
         parsed = TierSettings.parse({"path": str(path), "capacity": "1GiB"} | settings)
         self.counts = Meter()
         self.store = TierStore(parsed.store, self.counts)
-        rows = HostRows(self.host.data, ROW, str(path))
-        self.tier = Tier(self.store, spaces or namespace(), rows, parsed, self.counts)
+        host_rows = HostRows(self.host.data, row_bytes, str(path))
+        spaces = spaces or namespace(row_bytes=row_bytes)
+        self.tier = Tier(self.store, spaces, host_rows, parsed, self.counts)
         self._job = 0
 
     def begin(self, name: str, *sequences: Sequence[bytes], **params: Any) -> Request:
@@ -96,7 +106,7 @@ class TierHarness:
     def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> FinishedJob:
         """Writes the expected bytes of `keys` to rows from `first`, and stores them."""
         rows = range(first, first + len(keys))
-        self.host[rows] = pages_of(keys, ROW)
+        self.host[rows] = pages_of(keys, self.row_bytes)
         self.tier.save(self._transfer(request, keys, rows))
         return self.ended()
 
@@ -119,7 +129,7 @@ class TierHarness:
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
         """Returns whether the rows from `first` contain the bytes of `keys`."""
-        expected = pages_of(keys, ROW)
+        expected = pages_of(keys, self.row_bytes)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
 
     def ended(self) -> FinishedJob:

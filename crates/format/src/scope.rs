@@ -111,8 +111,10 @@ const OPAQUE: &str = "opaque";
 /// The context of the identity digest. Changes with the fields of the identity, as
 /// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
-/// The largest page, in bytes: a quarter of the largest segment.
-pub const PAGE_BYTES_MAX: u64 = 64 << 20;
+/// The largest page, in bytes. A chunk of 256 tokens of Llama-3.1-405B, the largest page that the
+/// engines' documented settings make, has 126 MiB; the maximum leaves room for four times as many
+/// tokens. Pages may be longer than a segment: their pieces then lie in several segments.
+pub const PAGE_BYTES_MAX: u64 = 512 << 20;
 
 impl Scope {
     /// The version of the identity that a [`ScopeId`] digests. A registry records it, because all

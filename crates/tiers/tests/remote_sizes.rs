@@ -1,7 +1,7 @@
 //! Objects whose header claims false lengths: no fetch and no allocation relies on the claim.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use ritornello_format::{Result, RunHeader, ScopeId, UNIT};
+use ritornello_format::{PAGE_BYTES_MAX, Result, RunHeader, ScopeId, UNIT};
 use ritornello_tiers::remote::{
     Backend, Inventory, Listed, MemoryBackend, Prompt, RemoteTier, fsck,
 };
@@ -112,7 +112,7 @@ fn fsck_reads_no_more_than_an_object_can_hold() {
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let found = fsck(backend.as_ref(), &inventory, None, false, &mut |_| {}).unwrap();
     assert!(
-        backend.longest_range.load(Relaxed) <= 65 << 20,
+        backend.longest_range.load(Relaxed) <= PAGE_BYTES_MAX + (1 << 20),
         "{}",
         backend.longest_range.load(Relaxed)
     );

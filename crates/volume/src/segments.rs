@@ -23,7 +23,7 @@ use crate::staging::{Staging, StagingStats};
 use files::Files;
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, PAGE_BYTES_MAX, Result, SegmentId, UNIT};
+use ritornello_format::{Error, Result, SegmentId, UNIT};
 use ritornello_medium::{Access, Medium};
 use std::fmt;
 use std::io;
@@ -57,6 +57,10 @@ impl SegmentsConfig {
     /// the rest covers the time in which a busy machine does not schedule the calling thread.
     pub const IN_FLIGHT_BYTES: usize = 32 << 20;
 }
+
+/// Minimum bytes of staging, which holds the encoded pages that calls read and write at the same
+/// time. A page longer than staging is written unencoded.
+const STAGING_BYTES_MIN: usize = 64 << 20;
 
 /// Open handles of segment files `<dir>/seg-<number>`. Allocation of space inside the files is the
 /// task of [`Space`](crate::space::Space).
@@ -107,8 +111,7 @@ impl Segments {
             0 => SegmentsConfig::IN_FLIGHT_BYTES,
             bytes => bytes.max(UNIT as usize),
         };
-        // Room for a few calls that need staging at the same time, and for any single page.
-        let staging = Staging::new((4 * in_flight_bytes).max(PAGE_BYTES_MAX as usize))?;
+        let staging = Staging::new((4 * in_flight_bytes).max(STAGING_BYTES_MIN))?;
         let choice = choose::choose(medium.as_ref(), &live, io, staging.stats().backing)?;
         let mut found = choice.volumes.into_iter();
         let (mut volumes, mut unusable_dirs) = (Vec::new(), Vec::new());

@@ -6,7 +6,7 @@ use super::stats::PrefetchCounters;
 use super::tier_policies::MAX_LOOKUP_WAIT;
 use super::tier_set::{RemoteHandle, TierSet};
 use crate::Residence;
-use crate::remote::group_pages;
+use crate::remote::{group_pages, step_pages};
 use ritornello_format::residency::Tier;
 use ritornello_store::{LeaseNumber, PutOptions};
 use ritornello_volume::page_memory::BorrowedPages;
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a put of fetched pages to the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Objects read concurrently.
-const OBJECTS_AT_ONCE: usize = 4;
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -41,12 +39,13 @@ impl Fetch<'_> {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
         let group = group_pages(pages.page_bytes);
+        let step = step_pages(pages.page_bytes);
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
         let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
-            let end = range.end.min((at / group + OBJECTS_AT_ONCE) * group);
+            let end = range.end.min(at / group * group + step);
             let claimed =
                 tiers.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..end);
             let mut claims = claimed.into_iter().peekable();

@@ -10,7 +10,7 @@ use super::tier_set::{RemoteHandle, TierSet};
 use super::write_back::WriteBack;
 use super::write_queue::{Next, WriteJob, WriteQueue};
 use crate::Residence;
-use crate::remote::group_pages;
+use crate::remote::step_pages;
 use ritornello_format::residency::Tier;
 use ritornello_store::PutOptions;
 use ritornello_volume::page_memory::BorrowedPages;
@@ -26,9 +26,8 @@ const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of one write to a tier, or one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum bytes copied to a local tier, and maximum objects written to a remote, in one step.
+/// Maximum bytes copied to a local tier in one step.
 const COPY_BYTES: u64 = 8 << 20;
-const OBJECTS_AT_ONCE: usize = 4;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -312,7 +311,7 @@ impl TierWriter {
             // The object of a page depends on its position in the prompt, which is unknown here.
             return (0, 0);
         }
-        let max_bytes = OBJECTS_AT_ONCE * group_pages(pages.page_bytes);
+        let step = step_pages(pages.page_bytes);
         let (mut at, mut lost, mut buffer) = (0, 0, Vec::new());
         while at < range.end && !self.queue.is_closing() {
             let missing = pages.lend(range.end, |prompt| {
@@ -320,7 +319,7 @@ impl TierWriter {
             });
             let Ok(missing) = missing else { break };
             at = missing.start;
-            let end = missing.end.min(at + max_bytes);
+            let end = missing.end.min(at + step);
             if at == end {
                 break;
             }

@@ -47,7 +47,7 @@ pub use inventory::{Inventory, Object};
 pub use keyring::KeyRing;
 pub use memory::MemoryBackend;
 pub use options::RemoteOptions;
-pub(crate) use packing::group_pages;
 pub use packing::{Form, Prompt};
+pub(crate) use packing::{group_pages, step_pages};
 pub use rejected::RejectedObjects;
 pub use remote_tier::{RemoteStats, RemoteTier};

@@ -16,6 +16,9 @@ use std::ops::Range;
 
 /// Approximate length of an object.
 pub(super) const OBJECT_BYTES: u64 = 8 << 20;
+/// Maximum objects, and approximate maximum bytes, that one call reads or writes concurrently.
+const CONCURRENT_OBJECTS: u64 = 4;
+const CONCURRENT_BYTES: u64 = 256 << 20;
 /// Pages that fit into a run header with keys of 64 bytes.
 pub(super) const PAGES_MAX: u64 = 128;
 
@@ -72,6 +75,19 @@ pub(crate) fn group_pages(page_bytes: u64) -> usize {
     1 << fitting.ilog2()
 }
 
+/// Objects that one call reads or writes concurrently: fewer if they are long, because all of them
+/// are in memory.
+pub(super) fn concurrent_objects(page_bytes: u64) -> usize {
+    let object_bytes = (page_bytes * group_pages(page_bytes) as u64).max(1);
+    (CONCURRENT_BYTES / object_bytes).clamp(1, CONCURRENT_OBJECTS) as usize
+}
+
+/// Pages of the objects that one call reads or writes concurrently. A caller that proceeds in steps
+/// of this length needs no more memory than the call does.
+pub(crate) fn step_pages(page_bytes: u64) -> usize {
+    concurrent_objects(page_bytes) * group_pages(page_bytes)
+}
+
 /// The page ranges of the objects that hold the first `pages` pages, in order.
 pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
@@ -110,6 +126,10 @@ mod tests {
         assert_eq!(group_pages(192 << 10), 32);
         assert_eq!(group_pages(8 << 20), 1);
         assert_eq!(group_pages(64 << 20), 1);
+        assert_eq!(concurrent_objects(4096), 4);
+        assert_eq!(concurrent_objects(64 << 20), 4);
+        assert_eq!(concurrent_objects(126 << 20), 2);
+        assert_eq!(concurrent_objects(512 << 20), 1);
         assert_eq!(group_pages(1), 128);
     }
 

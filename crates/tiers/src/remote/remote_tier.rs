@@ -15,9 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects read or written concurrently.
-const OBJECTS_AT_ONCE: usize = 4;
-
 /// Statistics of a remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
@@ -111,6 +108,7 @@ impl RemoteTier {
             .filter(|span| span.end > range.start && span.start < range.end)
             .collect();
         let promised = objects.last().map_or(0, |span| range.end.min(span.end) - range.start);
+        let concurrent = packing::concurrent_objects(prompt.page_bytes);
         let mut copied = 0;
         let mut left = objects.into_iter().map(|span| {
             let pages = range.start.max(span.start)..range.end.min(span.end);
@@ -118,7 +116,7 @@ impl RemoteTier {
             let call = read.start(&self.executor, deadline);
             (read, call)
         });
-        let mut pending: VecDeque<_> = left.by_ref().take(OBJECTS_AT_ONCE).collect();
+        let mut pending: VecDeque<_> = left.by_ref().take(concurrent).collect();
         while let Some((read, answer)) = pending.pop_front() {
             let pages = &read.pages;
             let at = (pages.start - range.start) * page;
@@ -187,14 +185,14 @@ impl RemoteTier {
                 missing.push((span.clone(), name));
             }
         }
-        let mut pending: VecDeque<(Range<usize>, String, _)> =
-            VecDeque::with_capacity(OBJECTS_AT_ONCE);
+        let concurrent = packing::concurrent_objects(prompt.page_bytes);
+        let mut pending: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(concurrent);
         let mut left = missing.into_iter();
         // The first missing page.
         let mut first_missing = end;
         loop {
             let next = left.next();
-            if pending.len() == OBJECTS_AT_ONCE || next.is_none() {
+            if pending.len() == concurrent || next.is_none() {
                 let Some((span, name, answer)) = pending.pop_front() else { break };
                 if !self.written(&span, &name, answer) {
                     first_missing = first_missing.min(span.start);

@@ -3,10 +3,11 @@
 //! Purely in memory and never persisted. At open, free space is derived from the extents that the
 //! index names ([`Space::mark`]), so allocator and index cannot disagree after a crash.
 //!
-//! **Rules**, found by simulation (see `docs/space.md`): a run's header and page 0 are contiguous;
-//! pages up to 256 KiB are never split, longer pages only into pieces of at least 256 KiB; a run
-//! has as few extents as possible, and is on one volume if possible; a share of all space stays
-//! free, so that runs have a choice of holes.
+//! **Rules**, found by simulation (see `docs/space.md`): a run's header and page 0 are contiguous,
+//! or the header and the first 256 KiB of a page longer than 16 MiB; pages up to 256 KiB are never
+//! split, longer pages only into pieces of at least 256 KiB; a run has as few extents as possible,
+//! and is on one volume if possible; a share of all space stays free, so that runs have a choice of
+//! holes.
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file

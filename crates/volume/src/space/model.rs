@@ -1,5 +1,6 @@
 //! Compares the space with a bitmap, under random operations.
 
+use super::shape::LONG_PAGE_UNITS;
 use super::*;
 use proptest::prelude::*;
 use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
@@ -80,7 +81,11 @@ fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     let total: u32 = extents.iter().map(|extent| extent.units).sum();
     assert_eq!(total, header + page * pages);
     assert!(extents.len() <= RUN_EXTENTS_MAX);
-    assert!(extents[0].units >= header + page, "header and page 0 are contiguous");
+    if page <= LONG_PAGE_UNITS {
+        assert!(extents[0].units >= header + page, "header and page 0 are contiguous");
+    } else {
+        assert!(extents[0].units >= header + PIECE_UNITS, "so are the header and a piece");
+    }
     let place = ritornello_format::Place {
         header_units: header,
         page_units: page,

@@ -1,6 +1,10 @@
 //! Legal cuts of a run into extents.
 
-use ritornello_format::{PIECE_UNITS, WHOLE_PAGE_UNITS};
+use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
+
+/// Page 0 of a run is contiguous with the header up to this length. Longer pages would find few
+/// holes of their length in a full store.
+pub(super) const LONG_PAGE_UNITS: u32 = ((16 << 20) / UNIT) as u32;
 
 /// A header, followed by pages of equal length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +19,13 @@ impl RunShape {
         u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
     }
 
-    /// Length of the header and page 0, which are contiguous.
+    /// Length of the header and the beginning of page 0, which are contiguous: all of page 0, so
+    /// that one operation reads both, or its first piece if the page is long enough that another
+    /// operation costs nothing.
     pub(super) fn first_units(self) -> u64 {
-        u64::from(self.header_units) + u64::from(self.page_units)
+        let together =
+            if self.page_units > LONG_PAGE_UNITS { PIECE_UNITS } else { self.page_units };
+        u64::from(self.header_units) + u64::from(together)
     }
 
     /// Number of units of the run, starting at its unit `from`, that a hole of `room` units can
@@ -25,7 +33,8 @@ impl RunShape {
     /// run.
     ///
     /// Legal cuts are between pages, and inside a page longer than 256 KiB if every piece of that
-    /// page is at least 256 KiB long; never before the end of page 0.
+    /// page is at least 256 KiB long; in page 0 only if the page is longer than
+    /// [`LONG_PAGE_UNITS`].
     pub(super) fn usable(self, from: u64, room: u64) -> u64 {
         let total = self.units();
         debug_assert!(from < total);
@@ -82,6 +91,18 @@ mod tests {
         assert_eq!(run.usable(265, 63), 0, "two cuts in one page");
         assert_eq!(run.usable(265, 100), 72);
         assert_eq!(run.usable(265, 136), 136);
+    }
+
+    #[test]
+    fn long_pages_are_cut_behind_the_first_piece() {
+        let page = LONG_PAGE_UNITS + 1;
+        let run = RunShape { header_units: 1, page_units: page, pages: 1 };
+        assert_eq!(run.usable(0, 64), 0, "the header is contiguous with a piece");
+        assert_eq!(run.usable(0, 65), 65);
+        let room = u64::from(page) - 1;
+        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "a piece is left");
+        let short = RunShape { page_units: LONG_PAGE_UNITS, ..run };
+        assert_eq!(short.usable(0, 65), 0);
     }
 
     #[test]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 # Maximum page size of a store.
-ROW_BYTES_MAX = 64 << 20
+ROW_BYTES_MAX = 512 << 20
 # Fields of a cache's description that depend on the number of ranks.
 RANK_FIELDS = ("num_kv_heads",)
 

@@ -5,6 +5,7 @@ use crate::core::StoreCore;
 use ritornello_format::{
     Error, ErrorKind, RUN_HEADER_UNITS_MAX, Result, Scope, ScopeSettings, UNIT,
 };
+use ritornello_volume::space::RUN_EXTENTS_MAX;
 
 impl StoreCore {
     pub(crate) fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
@@ -26,16 +27,23 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Checks that a page and its run header fit into one segment.
+    /// Checks that a page and its run header take at most half of the store, so that a put can
+    /// replace a page that is being read, and half of the extents that a run may have, so that a
+    /// page finds room among shorter pages.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;
-        let most = self.shape.budget().segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
+        let budget = self.shape.budget();
+        let segments = u64::from(budget.segments_max / 2).min(RUN_EXTENTS_MAX as u64 / 2);
+        let most = segments * budget.segment_bytes - u64::from(RUN_HEADER_UNITS_MAX) * UNIT;
         if page_bytes <= most {
             return Ok(());
         }
-        Err(Error::invalid("a page is too large for the segments of this store")
-            .with("page_bytes", page_bytes)
-            .with("at_most", most))
+        Err(Error::invalid(
+            "a page is too large for this store: raise the capacity, or store fewer tokens in a \
+             page",
+        )
+        .with("page_bytes", page_bytes)
+        .with("at_most", most))
     }
 
     fn register(&self, scope: &Scope) -> Result<ScopeRef> {

@@ -80,16 +80,14 @@ impl StoreCore {
                 Ok(extents) => return Ok(extents),
                 Err(obstacle) => obstacle,
             };
-            if let Obstacle::Drain = obstacle {
-                drains = self.await_drain(drain_until);
-                continue;
-            }
-            round += 1;
             match obstacle {
-                Obstacle::Drain => {}
+                Obstacle::Drain => drains = self.await_drain(drain_until),
                 Obstacle::Full => return Err(Refusal::NoSpace),
+                // Not a round: a long page takes many segments, and growth ends by itself, because
+                // each call adds a segment or stops the growth of a volume.
                 Obstacle::Grow(segment) => self.grow(segment, deadline)?,
                 Obstacle::Sync => {
+                    round += 1;
                     if Instant::now() >= deadline {
                         return Err(Refusal::Deadline);
                     }

@@ -1,0 +1,99 @@
+//! Pages longer than a segment: stored in several pieces, visible and evicted as a whole.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{ErrorKind, PAGE_BYTES_MAX};
+use ritornello_medium::Host;
+use ritornello_store::{Catalog, ClientId, Options};
+use ritornello_volume::segments::Segments;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Longer than 17 segments, and no whole units.
+const PAGE: u64 = 17 * MIB + 100;
+
+/// Two directories with segments of 1 MiB.
+fn two_paths(dir: &Path) -> Options {
+    let paths = vec![dir.join("a"), dir.join("b")];
+    Options { paths, ..options(&dir.join("home"), 160) }
+}
+
+#[test]
+fn long_pages_survive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |open: &Open| {
+        for scope in [chained(PAGE), unchained(PAGE)] {
+            assert_eq!(get(&open.store, &scope, &sequence(1, 2)).pages, 2);
+        }
+    };
+    let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
+    for scope in [chained(PAGE), unchained(PAGE)] {
+        assert_eq!(put(&open.store, &scope, &sequence(1, 2), None).pages, 2);
+    }
+    check(&open);
+    open.close();
+    let again = Options { capacity: None, paths: Vec::new(), ..two_paths(dir.path()) };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    check(&open);
+    open.close();
+}
+
+#[test]
+fn long_pages_replace_short_pages_and_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
+    let (short, long) = (unchained(300_000), unchained(PAGE));
+    for name in 0..80 {
+        put(&open.store, &short, &sequence(name, 8), None);
+    }
+    assert!(open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0, "the store is full");
+    for name in 0..20 {
+        let keys = sequence(name, 1);
+        assert_eq!(put(&open.store, &long, &keys, None).pages, 1, "page {name}");
+        assert_eq!(get(&open.store, &long, &keys).pages, 1, "page {name}");
+    }
+    let present = (0..20).filter(|name| get(&open.store, &long, &sequence(*name, 1)).pages == 1);
+    let present = present.count() as u64;
+    assert!((2..=9).contains(&present), "{present} of 20 pages fit");
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.used_bytes >= present * PAGE, "a page that is left is left as a whole");
+    open.close();
+}
+
+#[test]
+fn damage_in_any_piece_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_on(Arc::new(Host), &two_paths(dir.path())).unwrap();
+    let (scope, keys) = (unchained(PAGE), sequence(1, 1));
+    put(&open.store, &scope, &keys, None);
+    open.store.flush().unwrap();
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(&scope, false).unwrap().unwrap();
+    let located = catalog.begin_read(reference, &refs(&keys)).unwrap();
+    let place = &located.runs[0].place;
+    assert!(place.extents.len() > 17);
+    let last = place.extents.last().unwrap();
+    let segments = open.core.segments();
+    let file = segments.dir(last.segment.volume()).unwrap().join(Segments::file_name(last.segment));
+    let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+    file.write_all_at(b"other bytes", last.offset()).unwrap();
+    let outcome = get(&open.store, &scope, &keys);
+    assert_eq!((outcome.pages, outcome.reason), (0, "checksum"));
+    open.close();
+}
+
+#[test]
+fn a_page_larger_than_half_of_the_store_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 24);
+    let error = try_put(&open.store, &unchained(PAGE), &sequence(1, 1), None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let line = error.to_string();
+    assert!(line.contains("raise the capacity") && line.contains("at_most"), "{line}");
+    let error = unchained(PAGE_BYTES_MAX + 1).resolved_page_bytes().unwrap_err();
+    assert!(error.to_string().contains(&PAGE_BYTES_MAX.to_string()), "{error}");
+    open.close();
+}
