@@ -50,8 +50,8 @@ struct FailedSearch {
     reopening: bool,
 }
 
-/// The right to change the membership, of one thread at a time. A call that searches for a new owner
-/// holds it; other calls wait for it and use the result, unless the last search failed.
+/// The right to change the membership, of one thread at a time. A call that searches for a new
+/// owner holds it; other calls wait for it and use the result, unless the last search failed.
 pub(crate) struct Turn<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,
@@ -126,8 +126,8 @@ impl CurrentMembership {
         }
     }
 
-    /// Refuses all later calls with `Closed`; the last figures of a failed core stay available until
-    /// the store is closed.
+    /// Refuses all later calls with `Closed`; the last figures of a failed core stay available
+    /// until the store is closed.
     pub(crate) fn begin_leaving(&self) {
         self.leaving.store(true, Ordering::Release);
     }

@@ -78,8 +78,8 @@ impl Membership {
                 }
                 return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
                     |error| match error.kind() {
-                        // The disk failed before the previous owner died: treated as if that owner were
-                        // reopening the store.
+                        // The disk failed before the previous owner died: treated as if that owner
+                        // were reopening the store.
                         ErrorKind::Fatal | ErrorKind::Retry if known => {
                             tracing::debug!(%error, "the store cannot be taken over yet");
                             StoreReopening::error(&error.to_string())

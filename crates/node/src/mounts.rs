@@ -119,7 +119,8 @@ fn is_unlisted(mount: &Mount) -> bool {
     mount[1].is_empty()
 }
 
-/// The mount on a line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`): the fields 1, 3, 4 and 5.
+/// The mount on a line of `/proc/self/mountinfo` (`proc_pid_mountinfo(5)`): the fields 1, 3, 4 and
+/// 5.
 fn parse(line: &str) -> Option<Mount> {
     let mut fields = line.split(' ').map(str::to_owned);
     let number = fields.next()?;

@@ -144,8 +144,8 @@ impl Node {
         self.shared.catalog.membership.get().role()
     }
 
-    /// Returns whether this process owns the store, and a call that needs no disk waits for nothing:
-    /// the store is not being reopened or closed. Never waits.
+    /// Returns whether this process owns the store, and a call that needs no disk waits for
+    /// nothing: the store is not being reopened or closed. Never waits.
     #[must_use]
     pub fn answers_at_once(&self) -> bool {
         self.shared.catalog.membership.answers_at_once()

@@ -298,7 +298,8 @@ mod tests {
         assert!(!path.join("LOCK").exists());
     }
 
-    /// A Kubernetes volume with `fsGroup`: its owner is another user, its group is one of this process.
+    /// A Kubernetes volume with `fsGroup`: its owner is another user, its group is one of this
+    /// process.
     #[test]
     fn group_directory_error_names_a_subdirectory() {
         if !rustix::process::geteuid().is_root() {

@@ -1,5 +1,5 @@
-//! Stores whose path now leads to another store: every process closes them, through the descriptor of
-//! their directory.
+//! Stores whose path now leads to another store: every process closes them, through the descriptor
+//! of their directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;

@@ -108,8 +108,8 @@ impl Put<'_> {
     /// Encodes and writes the missing pages; a part is encoded while the previous part is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // The leading `without_bytes` pages have no bytes to encode. The reservation of their part shows
-        // whether they are stored.
+        // The leading `without_bytes` pages have no bytes to encode. The reservation of their part
+        // shows whether they are stored.
         present[..self.without_bytes].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);

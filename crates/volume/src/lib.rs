@@ -4,8 +4,8 @@
 //! through the fastest engine that works (`io_uring`, a thread pool, the page cache, or copies
 //! where the files are in memory), with a checksum over every byte. `Staging` is the huge-page
 //! memory that pages pass through where the caller's own memory cannot be used. `space` allocates
-//! extents. `baseline` measures the speed of disk and memory. `ThreadPool` runs jobs on threads, for
-//! this crate and the crates above it.
+//! extents. `baseline` measures the speed of disk and memory. `ThreadPool` runs jobs on threads,
+//! for this crate and the crates above it.
 //!
 //! **Promises.** A page that is reported as verified holds, byte for byte, the page that was
 //! written under its key in its generation. Any other outcome is a miss with a reason, never a

@@ -32,7 +32,8 @@ use std::sync::Arc;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
-/// Upper bound of an operation's length in bytes. Longer operations are not faster, and overlap less.
+/// Upper bound of an operation's length in bytes. Longer operations are not faster, and overlap
+/// less.
 const OP_BYTES_MAX: usize = 4 << 20;
 /// The limit of an operation's length is never less than this, in bytes, even if few bytes are kept
 /// in flight: shorter operations cost too much CPU per byte.

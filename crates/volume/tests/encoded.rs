@@ -285,8 +285,8 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Pages that their header rules out make room for the reads behind them, also when no other page is
-/// in flight.
+/// Pages that their header rules out make room for the reads behind them, also when no other page
+/// is in flight.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -183,7 +183,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Keys(keys) => keys)
     }
 
-    /// Changes capacity or directories; see [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
+    /// Changes capacity or directories; see
+    /// [`StoreCore::change_capacity`](crate::StoreCore::change_capacity).
     fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         let request = Request::ChangeCapacity { change: Cow::Borrowed(change) };
         expect!(self.call(&request), Response::Done => ())

@@ -117,7 +117,8 @@ impl Residents {
         }
     }
 
-    /// Takes the runs that wait for one of `pages`: the number of the page, and the run's first page.
+    /// Takes the runs that wait for one of `pages`: the number of the page, and the run's first
+    /// page.
     pub(super) fn take_waiting_children(
         &mut self,
         slot: ScopeSlot,

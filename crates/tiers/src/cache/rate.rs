@@ -63,8 +63,8 @@ impl RateLimiter {
         }
     }
 
-    /// Waits like [`wait`](Self::wait), in steps of [`BACKGROUND_QUANTUM`]. Returns false if `control`
-    /// stops the wait, and immediately if the deadline cannot be met.
+    /// Waits like [`wait`](Self::wait), in steps of [`BACKGROUND_QUANTUM`]. Returns false if
+    /// `control` stops the wait, and immediately if the deadline cannot be met.
     pub(super) fn wait_in_steps(&self, bytes: u64, control: &Control) -> bool {
         let Some(rate) = self.bytes_per_second else { return true };
         let duration = (self.backlog() as f64 + bytes as f64) / rate as f64;

@@ -301,8 +301,8 @@ impl TierWriter {
         (at - range.start, lost)
     }
 
-    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects hold groups of
-    /// pages counted from the start of the prompt, so missing pages before the range are written
+    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects hold groups
+    /// of pages counted from the start of the prompt, so missing pages before the range are written
     /// too: without these pages no lookup reaches the range.
     fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());

@@ -68,8 +68,8 @@ impl Prompt<'_> {
     }
 }
 
-/// Pages of a full object with pages of this length, a power of two; full objects begin at multiples
-/// of it.
+/// Pages of a full object with pages of this length, a power of two; full objects begin at
+/// multiples of it.
 pub(crate) fn group_pages(page_bytes: u64) -> usize {
     let fitting = (OBJECT_BYTES / page_bytes.max(1)).clamp(1, PAGES_MAX);
     1 << fitting.ilog2()

@@ -92,7 +92,8 @@ impl Arena {
         Some(arena)
     }
 
-    /// An arena in transparent huge pages, or in small pages where the kernel does not provide them.
+    /// An arena in transparent huge pages, or in small pages where the kernel does not provide
+    /// them.
     fn transparent(len: usize) -> Result<Self> {
         let mapped = len + HUGE;
         let mapping = map(mapped, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|error| {

@@ -150,8 +150,8 @@ pub(super) struct Expected<'e, 'a> {
     pub(super) stored: Range<u64>,
     /// Memory of the whole page.
     pub(super) target: &'e PageMemory,
-    /// Leading bytes of the page that arrived in an earlier call. They may be in use by waiters, and
-    /// are not written again.
+    /// Leading bytes of the page that arrived in an earlier call. They may be in use by waiters,
+    /// and are not written again.
     pub(super) arrived_bytes: u64,
 }
 
@@ -249,8 +249,8 @@ pub(super) struct PartCheck<'a> {
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
     InPlace(Box<SliceSums<'a>>),
-    /// The bytes are verified here, and copied or decoded to the target. With the number of the next
-    /// slice.
+    /// The bytes are verified here, and copied or decoded to the target. With the number of the
+    /// next slice.
     Deliver(StoredBytes, u16),
 }
 

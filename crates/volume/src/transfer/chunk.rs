@@ -96,9 +96,9 @@ impl RunLayout {
         })
     }
 
-    /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends them
-    /// to `chunks`. A chunk ends at a page border where pages are shorter than `self.op`, and never
-    /// crosses an extent.
+    /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends
+    /// them to `chunks`. A chunk ends at a page border where pages are shorter than `self.op`, and
+    /// never crosses an extent.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
         for extent in &place.extents {

@@ -24,8 +24,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
-    /// if the file system failed, no memory was free, or `control` stopped the call. `Invalid` if the
-    /// two places do not match.
+    /// if the file system failed, no memory was free, or `control` stopped the call. `Invalid` if
+    /// the two places do not match.
     pub fn copy_run(
         &self,
         from: &Place,

@@ -73,8 +73,8 @@ struct Bounce {
     at: usize,
 }
 
-/// The buffers of one chunk. The kernel uses them until the operation completes, so the job keeps them
-/// with the operation.
+/// The buffers of one chunk. The kernel uses them until the operation completes, so the job keeps
+/// them with the operation.
 #[derive(Default)]
 struct OpBuffers {
     bounces: Vec<Bounce>,

@@ -3,8 +3,8 @@
 //! Pages are read in parts: a part is the slices of one page that one section needs, and the whole
 //! page if the call names no sections. The segments, on disk ([`disk::read`]) or mapped
 //! ([`mapped::read`]), bring the parts to memory in the order of their sections and verify each
-//! against the header of its run. [`ReadJob`] keeps what the two have in common: what is expected of
-//! each part, the outcome of each page, and the sections that have arrived.
+//! against the header of its run. [`ReadJob`] keeps what the two have in common: what is expected
+//! of each part, the outcome of each page, and the sections that have arrived.
 //!
 //! A slice is the smallest part of a page that can be verified. Each slice is read with the first
 //! section that needs one of its bytes, so that no slice is read twice, for any division of the run
@@ -258,8 +258,9 @@ impl<'a> ReadJob<'a> {
             run.pages[page].outcome = Some(outcome);
             run.undecided -= 1;
         }
-        // Thousands of runs may be read in one call: free the headers of finished ones. In sections, a
-        // page that missed may have parts that are still to be verified, for earlier sections.
+        // Thousands of runs may be read in one call: free the headers of finished ones. In
+        // sections, a page that missed may have parts that are still to be verified, for earlier
+        // sections.
         if run.undecided == 0 && self.arrivals.is_none() {
             run.header = Header::Done;
         }

@@ -1,5 +1,5 @@
-//! Writes runs: the pages of each, checksummed on their way, and its header last, because the header
-//! holds the checksums.
+//! Writes runs: the pages of each, checksummed on their way, and its header last, because the
+//! header holds the checksums.
 
 use super::check::{SliceSums, raw, total};
 use super::chunk::RunLayout;

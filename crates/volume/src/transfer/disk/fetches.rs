@@ -1,4 +1,5 @@
-//! The headers and parts of one read on their way: queued in chunks, in flight, in memory, verified.
+//! The headers and parts of one read on their way: queued in chunks, in flight, in memory,
+//! verified.
 
 use super::OpBuffers;
 use crate::io_engine::IoVec;
@@ -83,8 +84,8 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Makes sure that a chunk is queued. Returns `false` if none can be now. `is_idle` says whether no
-    /// operation is in flight.
+    /// Makes sure that a chunk is queued. Returns `false` if none can be now. `is_idle` says
+    /// whether no operation is in flight.
     pub(super) fn fill_queue(&mut self, is_idle: bool) -> bool {
         while self.queue.is_empty() {
             if self.job.runs.len() < self.job.reads.len() {
@@ -156,8 +157,8 @@ impl<'a> Fetches<'a> {
             self.job.complete(part, Err(MissReason::Header));
             return;
         };
-        // Bytes can be read to the target if that is their form and their offset in the page, and if
-        // they are whole units: the bytes beside them may have arrived, and be in use.
+        // Bytes can be read to the target if that is their form and their offset in the page, and
+        // if they are whole units: the bytes beside them may have arrived, and be in use.
         let stored = &expected.stored;
         let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
         let in_place = expected.is_in_place()
@@ -182,9 +183,9 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Why all parts of the first chunk have failed already: their other bytes are not worth a read,
-    /// nor a wait for memory. `None` if the chunk holds bytes of the header, or any part may be
-    /// delivered.
+    /// Why all parts of the first chunk have failed already: their other bytes are not worth a
+    /// read, nor a wait for memory. `None` if the chunk holds bytes of the header, or any part may
+    /// be delivered.
     pub(super) fn front_failure(&self) -> Option<MissReason> {
         let Span { run, chunk, parts } = self.queue.front()?;
         let run = &self.job.runs[*run];
@@ -311,8 +312,8 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Queues a part whose chunks are all complete for its check. While the header is awaited it does
-    /// nothing: `complete_header_chunk` calls again, so that each part is completed once.
+    /// Queues a part whose chunks are all complete for its check. While the header is awaited it
+    /// does nothing: `complete_header_chunk` calls again, so that each part is completed once.
     fn complete_fetch(&mut self, part: usize) {
         let fetch = &mut self.parts[part];
         let failure = match self.job.runs[self.job.parts[part].run].header {

@@ -194,9 +194,9 @@ impl<'a> DiskWrite<'a> {
         for (page, _) in parts {
             self.queue(at, page);
         }
-        // SAFETY: the source's memory is readable until the call returns (`PageSource`), `in_flight`
-        // holds buffers and header until the operation completes, and the engine does not return
-        // before.
+        // SAFETY: the source's memory is readable until the call returns (`PageSource`),
+        // `in_flight` holds buffers and header until the operation completes, and the engine does
+        // not return before.
         NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) })
     }
 }
