@@ -93,13 +93,8 @@ impl BatchMemory {
         }))
     }
 
-    /// Runs `action`, detached from the interpreter, then releases the memory.
-    pub(crate) fn during<T: Send>(
-        &self,
-        py: Python<'_>,
-        action: impl FnOnce() -> Result<T> + Send,
-    ) -> PyResult<T> {
-        let done = py.detach(action);
+    /// Releases the memory of a call that has ended, and raises its error.
+    pub(crate) fn finish<T>(&self, py: Python<'_>, done: Result<T>) -> PyResult<T> {
         self.release(py);
         done.or_raise(py)
     }

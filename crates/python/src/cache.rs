@@ -159,7 +159,7 @@ impl Cache {
         let put = Submission::put(scope, keys, pages, first, timeout)?;
         let source = put.memory.0.as_ref();
         let submit = || cache.submit_put(put.scope, put.keys, first, source, options, put.control);
-        Ok(Ticket::new(put.memory.during(py, submit)?, None))
+        Ok(Ticket::new(put.memory.finish(py, py.detach(submit))?, None))
     }
 
     /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier

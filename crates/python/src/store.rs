@@ -103,7 +103,7 @@ impl Store {
         let memory = BatchMemory::source(pages, keys.len(), scope.page_bytes)?;
         let (store, source) = (node.store(), memory.0.as_ref());
         let put = || store.put_batch(&scope.inner, &keys, source, &terms, &control);
-        Ok(memory.during(py, put)?.pages)
+        Ok(memory.finish(py, py.detach(put))?.pages)
     }
 
     /// Sets the settings of a scope, durably: the codec of its pages, and the bytes that it may
@@ -194,7 +194,7 @@ impl Store {
         let memory = BatchMemory::target(out, keys.len(), scope.page_bytes)?;
         let (store, target) = (node.store(), memory.0.as_ref());
         let get = || store.get_batch(&scope.inner, &keys, target, &control);
-        Ok(memory.during(py, get)?.pages)
+        Ok(memory.finish(py, py.detach(get))?.pages)
     }
 
     /// Starts a put. With `copy` the bytes are copied into bounded staging before the call returns,
@@ -225,7 +225,7 @@ impl Store {
         if copy {
             let source = put.memory.0.as_ref();
             let submit = || store.submit_put_copy(scope, keys, source, terms, control);
-            return Ok(Ticket::new(put.memory.during(py, submit)?, None));
+            return Ok(Ticket::new(put.memory.finish(py, py.detach(submit))?, None));
         }
         let source = Arc::clone(&put.memory.0);
         let ticket = py.detach(|| store.submit_put(scope, keys, source, terms, control));
