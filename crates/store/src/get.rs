@@ -88,8 +88,9 @@ impl Store {
         Ok(Outcome { pages, bytes, seconds: 0.0, reason, ok })
     }
 
-    /// Reports pages that failed verification to the owner, which reads them itself and removes
-    /// them if it agrees. In a chained scope one page per run is enough.
+    /// Reports pages that failed verification, or could not be read, to the owner. The owner reads
+    /// each page itself, and removes it if this fails too. In a chained scope one page per run is
+    /// reported, because all pages after it are removed with it.
     fn report(
         &self,
         scope: ScopeRef,

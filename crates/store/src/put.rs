@@ -231,11 +231,12 @@ impl Put<'_> {
     }
 }
 
-/// A reservation that is neither committed nor aborted. If the reservation is dropped (after an
-/// error or a panic), this process writes to it no longer, and aborts it at the current owner.
+/// A reservation that is neither committed nor aborted. All writes of this process to its space have
+/// ended. If this value is dropped (after an error or a panic), the reservation is aborted at the
+/// current owner.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// The reservation has no runs if no page was missing, or no page may be put.
+    /// Has no runs if no page was missing, or every missing page was refused.
     reserved: Reserved,
     /// Header checksum of each run that was written.
     sums: Vec<Option<u64>>,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Default deadline of blocking calls.
+/// Timeout of blocking calls without a deadline.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a call that fails with `Retry`.
@@ -107,7 +107,7 @@ impl Store {
     /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if the change takes longer than some minutes, and continues in the background.
+    /// `Retry` if the change takes longer than some minutes: it continues in the background.
     /// `Invalid` if the change is impossible.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
@@ -123,8 +123,8 @@ impl Store {
         self.change_capacity(&CapacityChange::Capacity(capacity))
     }
 
-    /// Changes the settings of a scope, durably, and registers a new scope; fields not given in
-    /// `settings` return to the default. Stored pages keep their encoding; a quota below the
+    /// Changes the settings of a scope, durably. Registers the scope if it is new. Fields not given
+    /// in `settings` return to the default. Stored pages keep their encoding; a quota below the
     /// scope's size evicts immediately.
     ///
     /// # Errors
@@ -262,7 +262,8 @@ impl Store {
         &self.staging
     }
 
-    /// Finishes running tickets, ends waiting ones, and refuses later calls.
+    /// Waits for running tickets, ends queued tickets with the reason `closed`, and refuses later
+    /// calls.
     pub fn close(&self) {
         if process_id() == self.process && !self.closed.swap(true, Ordering::AcqRel) {
             self.io_threads.close();
@@ -295,7 +296,8 @@ impl Store {
             .with("pages", pages))
     }
 
-    /// Replaces the error of a silent owner by `miss`, which receives the reason.
+    /// If `answer` is an error because the owner does not respond, counts it, and returns `miss` of
+    /// the error's reason instead.
     pub(crate) fn or_miss<T>(
         &self,
         answer: Result<T>,
@@ -375,10 +377,11 @@ impl Store {
     }
 }
 
-/// Checks that the sections of `control` make up a page of `scope`.
+/// Checks that the sections of `control` make up a page of `scope`, and that no other get has used
+/// them.
 ///
 /// # Errors
-/// `Invalid` if the sections do not make up a page.
+/// `Invalid` if the sections do not make up a page, or were used.
 pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     let (page, Some(sections)) = (scope.resolved_page_bytes()?, &control.sections) else {
         return Ok(());

@@ -49,8 +49,9 @@ impl Store {
         self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`; before the ticket is done, passes the copied pages to `left`,
-    /// starting at the first page that could not be stored, with that page's number.
+    /// Like `submit_put_copy`. If the put does not store all copied pages, calls `left` before the
+    /// ticket is done: with the number of the first page that was not stored, and the copies of this
+    /// page and of all pages after it.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -96,8 +97,9 @@ impl Store {
         })
     }
 
-    /// Runs `work` as a get of `pages` pages: in the same queue, with the same ticket. `work` may
-    /// also read from other stores. Its control stops it when the ticket is cancelled.
+    /// Runs `work` in the queue of gets, with a ticket like a get's. `pages` must be the number of
+    /// `keys`. `work` may also read from other stores. The control passed to `work` reports when the
+    /// ticket is cancelled.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -115,7 +117,7 @@ impl Store {
     }
 
     /// Starts a get. `target` belongs to the store until the ticket is done. If `control` names
-    /// sections of the pages, each is announced as soon as all pages have it
+    /// sections of the pages, each section is announced as soon as all pages of this get have it
     /// ([`Ticket::wait_section`]).
     ///
     /// # Errors

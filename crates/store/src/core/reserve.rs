@@ -16,15 +16,16 @@ use std::time::{Duration, Instant};
 
 /// Maximum pages of one put.
 const PUT_PAGES_MAX: usize = 65_535;
-/// Lease time of a put's parents; a put that takes longer may fail at commit.
+/// Duration of the lease on the stored pages that a put's missing pages follow; a put that takes
+/// longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Maximum payload of a run, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
 /// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].
 const PADDING_SHARE: u64 = 32;
-/// Maximum units of padding in a short run; another run would cost a header, and an operation per
-/// reader.
+/// Maximum units of padding in a short run: a separate run would cost more, a header on disk and an
+/// I/O operation in each read.
 const PADDING_UNITS: u64 = 8;
 
 /// A put that asks for space.
@@ -106,8 +107,9 @@ impl StoreCore {
         Ok(reserved)
     }
 
-    /// Ends the put before its first page in or behind absent space, which can neither be read nor
-    /// stored again. Returns the reason if it ended the put.
+    /// Shortens the put to the pages before its first hidden page: a hidden page can neither be read
+    /// nor stored again. Nothing is left of a chained put whose parent is hidden. Returns the reason
+    /// if it shortened the put.
     fn cut_before_absent(&self, put: &mut PutBatch<'_>) -> Option<Refusal> {
         let is_hidden = |page: &PageHash| self.is_hidden(put.scope.slot, *page);
         let end = match put.parent.as_ref().is_some_and(is_hidden) && put.scope.chained {
@@ -152,7 +154,8 @@ impl StoreCore {
         state.leases.grant(&runs, PUT_LEASE, put.client).map(LeaseNumber)
     }
 
-    /// Reports the missing pages to the eviction policy, gap by gap.
+    /// Reports the missing pages to the eviction policy: one report for each gap of consecutive
+    /// pages.
     fn report_demand(&self, put: &PutBatch<'_>) {
         let mut state = self.state.lock();
         let mut at: usize = 0;
@@ -223,7 +226,8 @@ impl StoreCore {
         client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
-    /// Ends a put without space. Its stored pages are retained before the lease on them ends.
+    /// Ends a put of which no run was placed. Pages of the put that are stored are retained before
+    /// the lease on them ends.
     fn end_unplaced(&self, put: &PutBatch<'_>, lease: LeaseNumber, promised: u64) -> Result<()> {
         self.retain(put.scope.slot, &put.hashes, put.request.retain_until);
         let mut state = self.state.lock();
@@ -245,7 +249,8 @@ impl StoreCore {
         let logged = self.log_reservation(client, id, &runs);
         let mut state = self.state.lock();
         state.residents.usage.release_promise(scope.slot, promised);
-        // The check is under the lock: a close that finds no open reservation records a clean end.
+        // Checked under the lock: a concurrent close would otherwise find no open reservation, and
+        // record a clean close, just before this reservation is added.
         if let Err(error) = logged.and_then(|()| self.lifecycle.check_open()) {
             state.release_lease(lease.0);
             runs.iter().for_each(|run| state.space.free(&run.place.extents));
@@ -304,9 +309,9 @@ impl<'a> PutBatch<'a> {
         at.checked_sub(1).map(|before| self.hashes[before]).or(self.parent)
     }
 
-    /// Returns the next missing pages of `from..end` that make up a run. The header holds their
-    /// keys and slices, the payload has at most `most` units, and padding is small where pages
-    /// differ in length on disk.
+    /// Returns the next missing pages of `from..end` that make up a run: the run's header has room
+    /// for their keys and slices, the payload has at most `most` units (a longer page is a run
+    /// alone), and padding is small where pages differ in length on disk.
     fn next_run(&self, from: usize, end: usize, most: u64) -> Option<Range<usize>> {
         let at = (from..end).find(|&at| !self.present[at])?;
         let gap = self.present[at..end].iter().take_while(|present| !**present).count();

@@ -25,7 +25,8 @@ pub(crate) struct Residents {
     eviction: Box<dyn Eviction>,
     pub(super) usage: Usage,
     pub(super) retention: Retention,
-    /// Runs committed before the page they follow, by that page: the hash of the run's first page.
+    /// Runs committed before the page that they follow: from the scope and hash of that page to the
+    /// hash of the run's first page.
     waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
 }
 
@@ -57,8 +58,8 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Reports pages that were read or put to the eviction policy, which measures other policies
-    /// with them, and knows a page by the low half of its hash.
+    /// Reports pages that were read or put to the eviction policy, which simulates other policies on
+    /// them. The policy identifies a page by the low half of its hash.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,
@@ -81,8 +82,8 @@ impl Residents {
         }
     }
 
-    /// Chooses victims of about `units`: of the store, or of the scope in `slot`, which has none
-    /// unless it has a quota.
+    /// Chooses victims that hold about `units`: among the runs of the store, or of the scope in
+    /// `slot`. A scope without a quota has no victims.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,
@@ -117,8 +118,8 @@ impl Residents {
         }
     }
 
-    /// Takes the runs that wait for one of `pages`: the number of the page, and the run's first
-    /// page.
+    /// Removes and returns the runs that wait for one of `pages`: for each, the index in `pages` of
+    /// the page that it waits for, and the run's first page.
     pub(super) fn take_waiting_children(
         &mut self,
         slot: ScopeSlot,

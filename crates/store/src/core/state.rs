@@ -27,7 +27,7 @@ pub(crate) struct State {
     pub(super) index_memory: IndexMemory,
 }
 
-/// Numbers of removals that the index has made and that are not completely applied to the other
+/// Counts the removals that the index has made and that are not completely applied to the other
 /// components.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRemovals {
@@ -115,7 +115,8 @@ impl StateLock {
     }
 
     /// Applies removals from the index, as [`State::apply_removals`] does, and passes the lock on
-    /// between steps of [`STEP_RUNS`]. Keeps the given order, because leaves come first.
+    /// between steps of [`STEP_RUNS`] removals. Keeps the given order, in which a run comes before
+    /// the run that it follows.
     pub(super) fn apply_removals(
         &self,
         state: &mut MutexGuard<'_, State>,

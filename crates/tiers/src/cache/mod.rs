@@ -1,19 +1,22 @@
 //! The cache: one interface for lookups, reads and writes of a list of tiers.
 //!
 //! The host and disk tiers are stores that all processes of this machine share; the remote tier is
-//! shared by several machines. A **lookup** leases the leading pages on local tiers; if they end
-//! before the prompt does, the scope is chained and pages may be loaded, the remote is asked in the
-//! background for the further pages. A **read** takes each page from the fastest local tier that
-//! has it; a **put** writes to the first tier, and each lower tier receives the pages according to
-//! its write policy. The load gate decides how many of the found pages are worth loading.
+//! shared by several machines. A **lookup** leases the leading pages on local tiers. If these pages
+//! end before the prompt does, the prefetcher asks the remote for the further pages in the
+//! background (only in a chained scope, and only if the lookup permits loads). A **read** takes
+//! each page from the fastest local tier that has it; a **put** writes to the first tier, and each
+//! lower tier receives the pages according to its write policy. The load gate decides how many of
+//! the found pages are worth loading.
 //!
 //! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
 //! of a tier with a rate limit waits for the time that earlier transfers have reserved: at most 20
 //! ms of each background transfer, and all of the time of puts and of fetched pages stored on the
 //! tier. Pages that background work cannot write within its bounds are dropped and counted
 //! (`dropped_pages`). Pages of a put that are neither stored on the first tier nor spilled are
-//! reported by its ticket, and counted as `lost_pages` of a tier when their write to it is due. A
-//! faulty tier costs hits; delivered bytes are the bytes that were put.
+//! reported as missing by the put's ticket, and a lower tier counts them as `lost_pages` when its
+//! turn comes to write them. A faulty tier costs hits, and never delivers wrong bytes: a read
+//! returns the bytes that were put. Except: in scopes with the lossy codecs `int8` and `int4`, it
+//! returns the values as the codec has rounded them.
 //!
 //! **Parts**, each with its own state, lock and threads; a part knows the parts below it only:
 //!
@@ -28,12 +31,13 @@
 //! ```
 //!
 //! **A read from a remote** begins in `Lookups`: if the local pages of a chained scope end before
-//! the prompt does, it hands the prompt to `Prefetcher`, and asks the caller to come again for as
-//! long as the prefetch policy waits. A thread of it asks the remote which pages exist and the gate
-//! which of them are worth loading, then fetches those (`Fetch`): `RemoteTier` reads objects, each
-//! verified by `ObjectRead`, with calls that have a deadline, retries and a breaker
-//! (`remote::call_executor`), and the pages are put into the first tier. A later lookup leases them
-//! there. The requests to an object store are made in `ritornello_remote`.
+//! the prompt does, it hands the prompt to `Prefetcher`, and asks the caller to repeat the lookup
+//! for as long as the prefetch policy waits. A thread of the prefetcher asks the remote which pages
+//! exist, and the gate which of these are worth loading, and fetches the latter (`Fetch`):
+//! `RemoteTier` reads objects, each verified by `ObjectRead`, with calls that have a deadline,
+//! retries and a breaker (`remote::call_executor`). The fetched pages are put into the first tier,
+//! where a later lookup leases them. The requests to an object store are made in
+//! `ritornello_remote`.
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;

@@ -43,8 +43,8 @@ impl RateLimiter {
     }
 
     /// Reserves the time that `bytes` take, and waits until it has passed. Returns the delay caused
-    /// by earlier transfers. If `control` stops the wait first, cancels the reservation and returns
-    /// `None`.
+    /// by earlier transfers. If `control` stops the wait first, or its deadline is before the end
+    /// of the reserved time, cancels the reservation and returns `None`.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };

@@ -12,7 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum rounds over the local tiers for pages that alternate between them.
+/// Maximum passes over the local tiers. Consecutive pages of a chained scope may alternate between
+/// tiers, and each pass then reads only up to the next page that a faster tier has.
 const MAX_ROUNDS: usize = 4;
 
 /// Default reason for pages that were not read.
@@ -126,7 +127,7 @@ pub(super) fn copy_for(
 /// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
-    /// Whether loads may start while this read waits for a tier's rate.
+    /// Whether this read reserves a tier's time in short periods, between which loads can start.
     background: bool,
     reason: &'static str,
 }
@@ -136,8 +137,9 @@ impl PartialRead {
         Self { missing: (0..pages).collect(), background: false, reason: NOT_FOUND }
     }
 
-    /// Reads missing pages from `tier`. Returns the pages read, and the time without rate-limit
-    /// delay.
+    /// Reads missing pages from `tier`. Returns the numbers of the pages read, and the duration of
+    /// the read; the duration excludes the delay by earlier transfers, unless this read is in the
+    /// background. `None` if no page was read.
     fn read_tier(
         &mut self,
         tier: &LocalTier,
@@ -178,8 +180,8 @@ impl PartialRead {
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
-        // A section is complete once every missing page has it, so a partial read must not report
-        // sections.
+        // A section counts as arrived when every page passed to `get_batch` has it. If these are
+        // only a part of the missing pages, the read must not report sections.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);

@@ -183,7 +183,7 @@ impl TierWriter {
         };
         let counts = self.tiers.counts(self.to);
         counts.lost.add(lost as u64);
-        // A cancelled job exceeded no bound.
+        // Pages of a cancelled job are not counted as dropped: the job exceeded no bound.
         if self.queue.is_job_current() {
             counts.dropped.add((range.len() - written - lost) as u64);
         }
@@ -201,8 +201,8 @@ impl TierWriter {
         written == range.len()
     }
 
-    /// Copies pages to `buffer`, from the tiers above or from the spilled pages. Returns the number
-    /// of leading pages copied.
+    /// Copies pages to `buffer`: from the tiers that `copy_for` reads, or from the spilled pages.
+    /// Returns the number of leading pages copied.
     fn gather(
         &self,
         job: &WriteJob,
@@ -230,7 +230,8 @@ impl TierWriter {
     }
 
     /// Writes a job to a local tier. Returns the number of leading pages of the job that are now on
-    /// the tier, and the number of its pages that the tiers above no longer have.
+    /// the tier, and the number of pages of the job that are not written because no other tier
+    /// could supply the first of them.
     fn write_local(&self, tier: &LocalTier, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(self.to);
