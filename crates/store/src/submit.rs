@@ -50,8 +50,8 @@ impl Store {
     }
 
     /// Like `submit_put_copy`. If the put does not store all copied pages, calls `left` before the
-    /// ticket is done: with the number of the first page that was not stored, and the copies of this
-    /// page and of all pages after it.
+    /// ticket is done: with the number of the first page that was not stored, and the copies of
+    /// this page and of all pages after it.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -98,8 +98,8 @@ impl Store {
     }
 
     /// Runs `work` in the queue of gets, with a ticket like a get's. `pages` must be the number of
-    /// `keys`. `work` may also read from other stores. The control passed to `work` reports when the
-    /// ticket is cancelled.
+    /// `keys`. `work` may also read from other stores. The control passed to `work` reports when
+    /// the ticket is cancelled.
     ///
     /// # Errors
     /// Like `submit_put`.

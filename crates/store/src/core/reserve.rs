@@ -107,9 +107,9 @@ impl StoreCore {
         Ok(reserved)
     }
 
-    /// Shortens the put to the pages before its first hidden page: a hidden page can neither be read
-    /// nor stored again. Nothing is left of a chained put whose parent is hidden. Returns the reason
-    /// if it shortened the put.
+    /// Shortens the put to the pages before its first hidden page: a hidden page can neither be
+    /// read nor stored again. Nothing is left of a chained put whose parent is hidden. Returns the
+    /// reason if it shortened the put.
     fn cut_before_absent(&self, put: &mut PutBatch<'_>) -> Option<Refusal> {
         let is_hidden = |page: &PageHash| self.is_hidden(put.scope.slot, *page);
         let end = match put.parent.as_ref().is_some_and(is_hidden) && put.scope.chained {
