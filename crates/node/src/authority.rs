@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 /// Answers clients: a [`StoreCore`], or a stub in a test.
 pub(crate) trait Authority: Send + Sync {
-    /// Whether clients are admitted.
+    /// Checks that clients are admitted.
     ///
     /// # Errors
-    /// `Miss`, with the failure, while the store is reopened.
+    /// `Miss`, with the failure that poisoned the core, while the store is reopened.
     fn admit(&self) -> Result<()> {
         Ok(())
     }
     /// Returns a catalog for one client.
     ///
     /// # Errors
-    /// As of [`Authority::admit`].
+    /// Any error of [`Authority::admit`].
     fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
-    /// The last connection of a client is closed.
+    /// Called when the last connection of a client is closed.
     fn client_disconnected(&self, client: ClientId);
 }
 

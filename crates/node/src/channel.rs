@@ -15,9 +15,11 @@ use std::time::{Duration, Instant};
 
 /// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Maximum length of the first message: before the peer is known, it gets no memory.
+/// Maximum length of the first message. It fits the initial buffer, so a peer that is not known yet
+/// takes no further memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Larger buffers are not kept between messages: there may be a thousand connections.
+/// Maximum length of the buffers that a connection keeps between messages: there may be a thousand
+/// connections.
 const BUFFER_KEPT: usize = 64 << 10;
 /// Initial buffer length: 256 keys of 32 bytes, and a reserve.
 const BUFFER_START: usize = 16 << 10;
@@ -93,7 +95,7 @@ impl Channel {
     /// Sends the staged message.
     ///
     /// # Errors
-    /// Lost, or the error of `check`.
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the connection fails; the error of `check`.
     pub(crate) fn send(&mut self, check: WaitCheck<'_>) -> Result<()> {
         self.send_all(&self.output, check)?;
         self.output.clear();
@@ -128,7 +130,8 @@ impl Channel {
     /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection.
     ///
     /// # Errors
-    /// `Invalid` if the message is too long; lost, or the error of `check`.
+    /// `Invalid` if the message is too long; [`OwnerLost`](crate::owner_lost::OwnerLost) if the
+    /// connection fails; the error of `check`.
     pub(crate) fn receive(&mut self, check: WaitCheck<'_>) -> Result<Option<&[u8]>> {
         self.discard_consumed();
         let (mut checked, mut stuck) = (Instant::now(), false);
@@ -167,7 +170,8 @@ impl Channel {
     }
 
     /// Shuts the connection down in both directions and returns the pending message if it has
-    /// arrived completely. Otherwise the peer fails to send it and knows that it did not arrive.
+    /// arrived completely. If it has not, the peer's send fails, so that the peer knows that the
+    /// message did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
         // Received bytes can still be read; the connection ends after them.

@@ -33,8 +33,9 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// A client lives as long as its owner: after a failover the process connects as a new client under
 /// a new name. The old client remains while it holds reservations (see
-/// [`crate::failover_catalog`]). When it is dropped its name is released, and all space that
-/// the former owner had granted under it, known to the client or not, returns to the store.
+/// [`crate::failover_catalog`]). When the old client is dropped, its name is released, and all
+/// space that the former owner had granted under this name returns to the store, even space of
+/// reservations whose response never arrived.
 #[derive(Debug)]
 pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
@@ -99,8 +100,9 @@ impl Client {
     /// Sends a request, and waits for its response if it has one.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys; the error that the owner returned; lost if it died;
-    /// [`OwnerSilent`] if it does not respond; `Retry` if the response did not arrive in time.
+    /// `Invalid` for malformed keys; the error that the owner returned;
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
+    /// not respond; `Retry` if the response did not arrive in time.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
@@ -134,21 +136,22 @@ impl Client {
             self.check_in(channel);
             return exchanged;
         }
-        // The next response on this connection would be matched to the wrong request.
+        // The connection is closed: the response that is still to come would be taken for the
+        // response to the next request.
         let last = channel.take_last_message().map(response);
         drop(channel);
         self.close_one();
         match (exchanged, last) {
-            // The response arrived while the wait was abandoned, or this process itself was
-            // stopped.
+            // The response arrived just as the wait timed out, or while this process was stopped
+            // (SIGSTOP).
             (Err(error), Some(Ok(response))) if error.kind() == ErrorKind::Retry => Ok(response),
             (Err(error), _) => Err(error),
             (Ok(_), _) => Err(unexpected()),
         }
     }
 
-    /// Checks whether a call made at `asked` may wait longer, and starts a probe if it has waited
-    /// long.
+    /// Checks whether a call made at `asked` may wait longer, and starts a probe if the call has
+    /// waited for [`PROBE_AFTER`].
     fn check_wait(self: &Arc<Self>, asked: Instant, until: Instant) -> Result<()> {
         self.check_responsive()?;
         let now = Instant::now();
@@ -164,7 +167,8 @@ impl Client {
     }
 
     /// # Errors
-    /// Lost if the owner died, [`OwnerSilent`] if it does not respond.
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
+    /// not respond.
     pub(crate) fn check_responsive(&self) -> Result<()> {
         if self.directory.lock.holder()? != Some(self.owner) {
             return Err(owner_lost(io::ErrorKind::ConnectionAborted.into()));
@@ -227,7 +231,8 @@ impl Client {
                 self.check_responsive()?;
                 pool = self.pool.lock();
             }
-            // The most recently used connection is the warmest.
+            // Last in, first out: the caches of the owner's core probably still hold the state of
+            // the connection that was used last.
             if let Some(channel) = pool.idle.pop() {
                 return Ok(channel);
             }
@@ -283,7 +288,7 @@ impl Client {
 
 /// The probe of a silent owner; see [`crate::liveness`].
 struct OwnerProbe {
-    /// Weak, because a client holds its name for as long as it lives.
+    /// Weak, so that a probe does not keep the client, and with it the client's name, alive.
     client: Weak<Client>,
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,
@@ -341,7 +346,8 @@ fn unexpected() -> Error {
 /// Connects to the listening owner. Returns the connection and the socket file that led to it.
 ///
 /// # Errors
-/// Lost if no process listens; [`OwnerSilent`] if the listen queue of `owner` stays full.
+/// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; [`OwnerSilent`] if the listen
+/// queue of `owner` stays full.
 fn dial(
     directory: &NodeDirectory,
     owner: LockHolder,
@@ -357,7 +363,8 @@ fn dial(
 /// the owner's epoch.
 ///
 /// # Errors
-/// Lost if the owner died, [`OwnerSilent`] if it did not reply; the error that it returned.
+/// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it did not
+/// reply; the error that it returned.
 fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),
@@ -366,8 +373,8 @@ fn handshake(
     patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
-        // A socket that a forked child of a dead owner keeps open accepts connections and never
-        // answers; the next owner puts its own socket file in that place.
+        // A forked child of a dead owner keeps the owner's socket open: the socket accepts
+        // connections and never answers. The next owner replaces the socket file by its own.
         if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
             return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }

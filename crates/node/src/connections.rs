@@ -1,5 +1,5 @@
-//! Connections to an owner: clients by name, each with its connections, and unauthenticated
-//! connections whose client is not known yet.
+//! Connections to an owner: clients by name, each with its connections; and unauthenticated
+//! connections, over which no hello has arrived yet.
 //!
 //! Limits keep one peer from starving other peers. Unauthenticated connections have a separate
 //! quota; when it is used up, the oldest unauthenticated connection is closed. Connections per
@@ -28,7 +28,7 @@ const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Maximum names of one process: the process takes a new name with each owner and keeps every name
 /// that has pending reservations.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Maximum connections without a handshake.
+/// Maximum connections whose handshake is not complete.
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Bytes of long messages over all clients, and per client.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
@@ -136,9 +136,9 @@ impl Connections {
 }
 
 impl ConnectionGuard {
-    /// Assigns the connection to a client: a new client if `first`, otherwise a connected client.
-    /// Returns the client's catalog and a grant of memory for its long messages, or `None` if that
-    /// client is no longer connected.
+    /// Assigns the connection to the client `name`: a new client if `first`, otherwise a client
+    /// that is connected already. Returns the client's catalog and a grant of memory for its long
+    /// messages, or `None` if `first` is false and no such client is connected.
     ///
     /// # Errors
     /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; any

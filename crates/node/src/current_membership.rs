@@ -30,7 +30,8 @@ pub(crate) struct CurrentMembership {
     membership: RwLock<Arc<Membership>>,
     /// Held by a [`Turn`], and taken before `membership`.
     changing: Mutex<Option<FailedSearch>>,
-    /// The last search failed, because the owner reopens the store or the store cannot be opened.
+    /// Whether the last search for an owner failed because the owner reopens the store, or because
+    /// this process could not open it.
     is_reopening: AtomicBool,
     /// The segments that calls of this process read and write.
     segments: OnceLock<Weak<Segments>>,
@@ -65,8 +66,8 @@ impl CurrentMembership {
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
         let membership = Membership::join(&opening, until, REOPENING_TIMEOUT, false)
             .inspect_err(|_| opening.directory.lock.close())?;
-        // A later takeover opens the store with its settings at that time: it may have been
-        // resized.
+        // The store may be resized or converted before a later takeover, which must keep the
+        // settings that the store has then.
         opening.options.capacity = None;
         opening.options.paths.clear();
         opening.options.index = None;
@@ -97,15 +98,16 @@ impl CurrentMembership {
         self.membership.read()
     }
 
-    /// Returns whether this process owns the store and no thread waits to change that: a call then
-    /// waits for no process and no lock of the membership. Never waits.
+    /// Returns whether this process owns the store and no thread waits to change the membership. If
+    /// so, a call waits neither for another process nor for the membership's lock. Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
         // A waiting writer blocks new readers until the calls in progress end.
         let membership = self.membership.try_read();
         membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
     }
 
-    /// Returns the failure in this process while it owns the store and has not reopened it.
+    /// Returns the failure of a write or sync that poisoned the core of this process, until the
+    /// store is reopened. `None` if another process owns the store.
     pub(crate) fn failure(&self) -> Option<String> {
         match &*self.get() {
             Membership::Owner(owner) => owner.core.poisoned(),
@@ -142,7 +144,7 @@ impl CurrentMembership {
         self.replaced.load(Ordering::Acquire)
     }
 
-    /// Closes the files of `segments` whenever a new owner is used.
+    /// Registers the segments whose files are closed whenever the owner changes.
     pub(crate) fn set_segments(&self, segments: &Arc<Segments>) {
         let _ = self.segments.set(Arc::downgrade(segments));
     }
@@ -238,8 +240,8 @@ impl Turn<'_> {
         self.replace(membership);
     }
 
-    /// Replaces the membership when no call of the local core is in progress; new calls wait until
-    /// then. Returns `false` on timeout.
+    /// Waits until no call of the local core is in progress, then replaces the membership. Blocks
+    /// new calls meanwhile. Returns `false` on timeout.
     pub(crate) fn try_replace(
         &self,
         timeout: Duration,
@@ -252,8 +254,8 @@ impl Turn<'_> {
         true
     }
 
-    /// Closes the membership when no call of the local core is in progress, and the lock file.
-    /// Returns `None` on timeout, otherwise the result of [`Membership::close`].
+    /// Waits until no call of the local core is in progress, then closes the membership and the
+    /// lock file. Returns `None` on timeout, otherwise the result of [`Membership::close`].
     pub(crate) fn try_close(&self, until: Instant) -> Option<Result<Result<()>>> {
         let mut membership = self.current.membership.try_write_until(until)?;
         let closed = membership.close();
@@ -281,7 +283,7 @@ impl Turn<'_> {
 
     fn replace(&self, membership: Membership) {
         let old = std::mem::replace(&mut *self.current.membership.write(), Arc::new(membership));
-        // After the lock is released.
+        // Dropped after the lock is released, because dropping a membership may take long.
         drop(old);
     }
 }

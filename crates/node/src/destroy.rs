@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// The store's files except the manifest and the lock. They include the policy file, although
-/// operators write it: its permissions were given to this store, and the next store in its place
-/// begins without permissions.
+/// The store's files except the manifest and the lock. The policy file is one of them, although
+/// operators write it: its permissions were given to this store, and must not apply to another
+/// store that is created here later.
 const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
@@ -55,7 +55,8 @@ fn remove_all(path: &Path, volumes: &[PathBuf]) -> Result<()> {
     let removed = (|| {
         for volume in volumes {
             remove_files(volume, is_segment)?;
-            // After the segments: an interrupted removal finds the directory again.
+            // Removed after the segments, because a repeated removal recognises the directory by
+            // its marker.
             remove_where(volume, is_marker)?;
         }
         for database in ["lsm", "lsm.new", "lsm.old"] {

@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a call that waits for a disk: a commit in `durable` mode, `flush`, `clear`.
+/// Maximum duration of a call that waits for a disk, such as a commit in `durable` mode, `flush` or
+/// `clear`.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Retries without a pause; an owner that closes the connection more often is retried after
-/// [`RETRY_PAUSE`].
+/// Retries without a pause after the owner was lost; each further retry waits for [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
-/// The pause before each further retry.
+/// The pause before each retry after the first [`QUICK_RETRIES`].
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// See the module documentation.
@@ -153,7 +153,8 @@ impl Catalog for FailoverCatalog {
                 }
                 return Ok(Response::Done);
             }
-            // Leases and reservations end with the core that granted them.
+            // A release or an abort needs no repetition: leases and reservations end with the core
+            // that granted them.
             (Err(error), Unanswered::Later(_)) if StoreReopening::caused(&error) => {
                 return Ok(Response::Done);
             }
@@ -181,7 +182,7 @@ fn timeout_of(rule: &CallRule) -> Duration {
     }
 }
 
-/// Returns the last figures of a failed core for a request that they answer.
+/// Returns the last statistics of a failed core, if the request asks for statistics.
 fn last_figures(
     rule: &CallRule,
     membership: &Arc<Membership>,
@@ -193,7 +194,7 @@ fn last_figures(
     Some((stats, Arc::clone(membership)))
 }
 
-/// Whether the response to a request that may acknowledge pages does so.
+/// Whether `response`, to a request that may acknowledge puts or deletes, acknowledges some.
 fn acknowledges(response: &Response) -> bool {
     match response {
         // The commit of granted runs acknowledges them. Without such runs no commit follows: the
@@ -205,7 +206,7 @@ fn acknowledges(response: &Response) -> bool {
     }
 }
 
-/// Requests that need more than an answer.
+/// Requests that also change this process's records of reservations and acknowledgements.
 impl FailoverCatalog {
     fn reserve_space(
         &self,
@@ -226,7 +227,8 @@ impl FailoverCatalog {
         called
     }
 
-    /// Sends the request to the issuer of the reservation, once.
+    /// Sends a commit to the owner that issued the reservation, without retrying: the next owner
+    /// does not know the reservation.
     fn commit_once(
         &self,
         request: &Request<'_>,
@@ -247,9 +249,10 @@ impl FailoverCatalog {
         Ok((committed, issuer))
     }
 
-    /// Fails with `Miss`, once, if an owner died, or its core failed and was reopened, after it had
-    /// acknowledged puts or deletes to this process that no flush has covered, whether the process
-    /// wrote the pages or found them present.
+    /// Ends a flush that began at `mark` and that the owner of `flushed` executed. Fails with
+    /// `Miss`, once, if acknowledged changes may be lost: an earlier owner had acknowledged puts or
+    /// deletes to this process that no flush has covered, and then died, or its core failed and was
+    /// reopened. Acknowledged puts include pages that this process did not write but found present.
     fn complete_flush(&self, mark: FlushMark, flushed: &Membership) -> Result<()> {
         let is_preserved = mark
             .owner
@@ -267,8 +270,9 @@ impl FailoverCatalog {
 
 /// Reservations that this process may be writing to, by number, each with the owner that issued it.
 ///
-/// An issuer that is no longer in use, the client of a former owner, is kept as long as one of its
-/// reservations is pending: its name stays locked, so that the space stays withheld from others.
+/// After a failover, this process's client of the former owner is kept as long as one of its
+/// reservations is pending: the client's name stays locked, so that the new owner withholds the
+/// reserved space.
 #[derive(Default)]
 pub(crate) struct PendingReservations {
     state: Mutex<State>,
@@ -305,7 +309,7 @@ impl PendingReservations {
         self.state.lock().open.get(&reservation).cloned()
     }
 
-    /// Removes a reservation that is no longer written to. Returns its issuer.
+    /// Removes a reservation whose writes have ended. Returns the owner that issued it.
     fn remove(&self, reservation: u64) -> Option<Arc<Membership>> {
         let issuer = self.state.lock().open.remove(&reservation);
         self.changed.notify_all();
@@ -332,8 +336,8 @@ impl PendingReservations {
     }
 }
 
-/// Puts and deletes that an owner acknowledged and that no flush has covered. An owner that dies
-/// loses those since its last sync, and a flush in the next epoch must report the loss.
+/// Whether an owner has acknowledged puts or deletes that no flush has covered. If that owner dies,
+/// its changes since its last sync are lost, and a flush in the next epoch must report this.
 #[derive(Debug, Default)]
 struct Unflushed(Mutex<FlushMark>);
 

@@ -24,9 +24,9 @@
 //! reconnects under a *new* name and releases the old name when no reservation is left under it;
 //! reservations that the client never received return to the store with the name. Leases of a
 //! former owner are void. Every call is retried automatically except `commit`, which fails with
-//! `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after the death of an owner fails if that
-//! owner had acknowledged puts to this process that no flush has covered, including pages that
-//! another process wrote: they may be lost.
+//! `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after the
+//! death of an owner fails if that owner had acknowledged puts to this process that no flush has
+//! covered, including pages that another process wrote: they may be lost.
 //!
 //! **Failed writes.** A failed write or sync poisons the owner's core, and the owner opens another
 //! core in its place when the disks accept writes again (`heal.rs`). Clients see the death of one
