@@ -40,7 +40,7 @@ pub fn destroy(path: &Path) -> Result<()> {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
     let mut volumes = directory.present_volumes(&manifest);
-    // A drained volume is no longer in the manifest.
+    // The default volume: if it was drained, the manifest no longer lists it.
     let drained = path.join("segments");
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);

@@ -1,7 +1,7 @@
 //! Socket messages for a fuzzer, compiled only with the feature `fuzzing`.
 //!
-//! The first byte of an input selects which of the four kinds of message follows; on the socket the
-//! sender's turn decides that.
+//! The first byte of an input selects which of the four kinds of message follows. On the socket no
+//! such byte exists: each message's position in the exchange decides its kind.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
@@ -23,10 +23,10 @@ const HELLO: u8 = 0;
 const WELCOME: u8 = 1;
 const REQUEST: u8 = 2;
 const RESPONSE: u8 = 3;
-/// Bytes that a decoded message may take more than the input: a second that the nanoseconds of its
-/// duration carry into the seconds may make them a byte longer.
+/// Number of bytes by which the encoding of a decoded message may exceed the input: a duration with
+/// 10^9 nanoseconds or more decodes to a larger number of seconds, which may take one more byte.
 const CARRY: usize = 1;
-/// Messages of each variant.
+/// Number of messages generated for each variant of an enum.
 const EACH: usize = 4;
 
 /// Returns whether `bytes` decode as this kind of message. If so, asserts that encoding and
@@ -160,7 +160,8 @@ mod tests {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };
-        // The last variants: a variant is encoded as its number and its fields.
+        // `Stats` and `Failed` are the last variants. The encoding of a variant begins with its
+        // number.
         let last_request = written(&Request::Stats)[0];
         let last_response =
             written(&Response::Failed(ritornello_format::Error::miss("").into()))[0];

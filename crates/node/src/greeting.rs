@@ -7,8 +7,8 @@
 //!
 //! A client says hello in its newest version. An owner that speaks this version replies in it. Any
 //! other owner replies in its newest version; if the client speaks that version, it connects again
-//! and says hello in it. Both therefore use the newest common version, and builds that know only
-//! version 7, which accepts nothing else, are understood on both sides.
+//! and says hello in it. Both therefore use the newest version that they have in common. This works
+//! even if one of the two builds knows only version 7, whose greeting names no oldest version.
 
 use crate::channel::decode;
 use ritornello_format::{Error, Result};
@@ -18,15 +18,15 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::ops::RangeInclusive;
 
-/// Increases whenever a message changes. The messages of a version never change: `tests/recorded`
-/// holds recorded messages.
+/// The newest version that this build speaks. It increases whenever a message changes. The messages
+/// of a version never change: tests compare them with recordings in `tests/recorded`.
 pub(crate) const NEWEST: u32 = 8;
 /// The oldest version that this build speaks, as owner and as client.
 pub(crate) const OLDEST: u32 = 7;
 /// First version whose greeting also says the oldest version that its sender speaks.
 const SAYS_OLDEST: u32 = 8;
 const MAGIC: [u8; 4] = *b"RTRN";
-/// The owner, in errors.
+/// Names the owner in errors.
 pub(crate) const OWNER: &str = "the process that owns this store";
 
 /// The first message in one direction.

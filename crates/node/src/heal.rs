@@ -175,8 +175,9 @@ impl FailoverCatalog {
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
 
-    /// Returns whether the store is closed. The lock is held until no call and no write of this
-    /// process is in progress: otherwise the next owner would reuse the space of these writes.
+    /// Tries once to close the store, and returns whether it is closed. The lock is held until no
+    /// call and no write of this process is in progress: otherwise the next owner would reuse the
+    /// space of these writes.
     fn try_leave(&self) -> bool {
         let until = Instant::now() + WRITES_TIMEOUT;
         if !self.reservations.close(until) {
@@ -211,8 +212,9 @@ impl FailoverCatalog {
     /// Returns whether it was reopened.
     ///
     /// # Errors
-    /// If the disks reject writes or a write of this process is in progress. The poisoned core then
-    /// keeps serving; if it is closed already, calls return misses.
+    /// Any error that keeps the store from being reopened now: the disks reject writes, or calls or
+    /// writes of this process are in progress. The poisoned core then keeps serving; if it is
+    /// closed already, calls return misses.
     fn reopen(&self, number: u64) -> Result<bool> {
         let busy = || Error::retry("calls of this process still use the failed store");
         let opening = &self.membership.opening;
@@ -224,8 +226,8 @@ impl FailoverCatalog {
             let core = &owner.core;
             let Some(cause) = core.poisoned() else { return Ok(false) };
             core.check_disks_writable()?;
-            // No space is reserved after this, so that no reserved space is in use when the next
-            // core determines the free space.
+            // From here on this process reserves no space and writes to none: the next core counts
+            // all space without a stored run as free.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }

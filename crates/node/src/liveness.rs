@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PROBE_AFTER: Duration = Duration::from_secs(1);
 /// Minimum time from an answered probe to the next probe of a responsive owner.
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum calls deferred while the owner is silent, beyond which further leases are left to
-/// expire. Aborts need no limit: reservations are bounded by space.
+/// Maximum calls deferred while the owner is silent. Further releases are dropped: their leases
+/// expire. Aborts are deferred without a limit, because the store's space bounds the reservations.
 const DEFERRED_MAX: usize = 4096;
 
 /// One client's view of its owner's liveness.

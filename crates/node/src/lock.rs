@@ -15,8 +15,8 @@ const NAME: &str = "LOCK";
 /// Maximum times in a row that the file may be removed while it is being locked.
 const REPLACED_MAX: u32 = 8;
 
-/// The open `LOCK` file. A process has at most one of these per directory (the registry ensures
-/// it), because closing a second descriptor would release the lock.
+/// The open `LOCK` file. A process has at most one of these per directory ([`crate::open_stores`]
+/// ensures it), because closing a second descriptor would release the lock.
 #[derive(Debug)]
 pub(crate) struct DirectoryLock {
     process: Process,
@@ -41,8 +41,8 @@ impl DirectoryLock {
             if is_named(dir, file) {
                 return Ok(true);
             }
-            // The file was removed before it was locked, so this lock excludes no process. Closing
-            // it releases a lock on a file that no longer has a name.
+            // The file was removed before it was locked, so this lock excludes no process that
+            // opens `LOCK` now. The removed file is closed, and the current one is tried.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
         Err(Error::retry("another process keeps removing the store's LOCK file"))

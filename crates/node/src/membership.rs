@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// First and longest pause between attempts: neither a released lock nor an owner that has
-/// recovered notifies the waiting processes.
+/// First and longest pause between attempts to own the store or to connect to its owner: neither a
+/// released lock nor an owner that has recovered notifies the waiting processes.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// The role of this process.
@@ -55,7 +55,8 @@ impl Role {
 impl Membership {
     /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
     /// `until` if both fail because an owner starts or ends; for at most `reopening` if the owner
-    /// reopens the store. `known` says that this process has used the store already.
+    /// reopens the store. `known`: this process has used the store before, so an owner must have
+    /// been able to open it. A failure to open the store then counts as reopening.
     ///
     /// # Errors
     /// Any error of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an

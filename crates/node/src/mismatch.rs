@@ -7,10 +7,11 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// The pause between two attempts.
+/// The pause between two handshakes with such an owner.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The last owner found to speak other versions, and when.
+/// The last owner that has no version in common with this build: its process, the time of the
+/// handshake, and the versions that it speaks.
 #[derive(Debug, Default)]
 pub(crate) struct OwnerMismatch(Mutex<Option<(LockHolder, Instant, OtherVersion)>>);
 

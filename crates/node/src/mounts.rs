@@ -17,8 +17,8 @@ use std::time::Duration;
 /// The paths at which this process has opened stores, with the mounts at the last opening.
 static OPENED: Mutex<BTreeMap<PathBuf, Mounts>> = Mutex::new(BTreeMap::new());
 
-/// The lock is held for a lookup only. In a forked child a thread that does not exist there may
-/// hold it forever.
+/// Timeout of the lock on [`OPENED`]. The lock is held for a lookup only. But if a thread of the
+/// parent holds it during a fork, it stays locked in the child forever.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Records that a store was opened at `path`.
@@ -62,7 +62,8 @@ pub(crate) enum Place {
     Same,
     /// A mount that was made since then.
     New,
-    /// An older mount, below the mount that was removed.
+    /// A mount that existed already: the mount that the path led to was removed, and the path now
+    /// leads to the file system below its mount point.
     Below,
     /// The kernel does not report the mount.
     Unknown,
@@ -109,8 +110,8 @@ impl Mounts {
     }
 }
 
-/// The mount that contains the root directory of a `chroot(2)`. The table lists all other mounts,
-/// and this mount is older than the process.
+/// The mount that contains the root directory of a `chroot(2)`: the only mount that
+/// `/proc/self/mountinfo` does not list. It is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

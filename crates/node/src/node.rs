@@ -36,9 +36,9 @@ pub struct Node {
 /// an owner resizes the store and converts its index.
 ///
 /// # Errors
-/// `Invalid` if the directory, the file system or the owner's user does not fit, or a store cannot
-/// be created with these options; the message says what would. `Retry` if an owner does not listen
-/// within a minute, or has no protocol version in common with this build.
+/// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
+/// store cannot be created with these options; the message says what to change. `Retry` if an owner
+/// does not listen within a minute, or has no protocol version in common with this build.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
@@ -104,8 +104,9 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     }
     let directory = Directory::new(Arc::clone(medium), &path);
     let manifest = directory.manifest();
-    // Checked after the manifest. If the file exists, another process may be creating the store, or
-    // own a store of another format; the holder of the lock judges the other files.
+    // Checked after the manifest was read. If `LOCK` exists, another process may be creating the
+    // store, or own a store of another format; which files may be here is then checked under the
+    // lock.
     let is_locked = path.join("LOCK").exists();
     match manifest {
         Ok(Some(stored)) if stored.owner_epoch > 0 => return Ok(path),

@@ -51,9 +51,9 @@ impl Identity {
 pub(crate) enum Departure {
     MountedOver,
     Replaced,
-    /// The store failed, too.
+    /// The store failed, and its file system was unmounted. (A store that works is kept.)
     Unmounted,
-    /// The store failed, too.
+    /// The store failed, and its directory was moved or removed. (A store that works is kept.)
     Moved,
 }
 
@@ -73,7 +73,8 @@ impl fmt::Display for Departure {
 pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
-    /// Names that this process holds: its own locks look free to itself.
+    /// Client names whose files this process has locked. (`fcntl` reports a process's own locks as
+    /// free.)
     pub(crate) names: Mutex<BTreeSet<String>>,
     pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
@@ -123,12 +124,12 @@ impl NodeDirectory {
         })
     }
 
-    /// The path it was opened by.
+    /// The path by which the directory was opened.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory itself, even if it was moved.
+    /// A descriptor of the directory. It stays valid if the directory is moved.
     pub(crate) fn dir(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }
@@ -173,14 +174,15 @@ impl NodeDirectory {
             return None;
         }
         match self.mounts.place(&self.path) {
-            // The mount may hold a copy of the store: the copy has a separate owner.
+            // Whatever store the mount holds: even a copy of this store has a separate owner.
             Place::New => Some(Departure::MountedOver),
             Place::Below => None,
             // A change of the device may be an unmount.
             Place::Unknown if !is_same_device => None,
             Place::Same | Place::Unknown => {
                 let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();
-                // A file system with unstable inode numbers shows the same store.
+                // If the manifest names the same store, the directory was not replaced: its file
+                // system does not keep inode numbers stable.
                 there.is_some_and(|there| there.uuid != store).then_some(Departure::Replaced)
             }
         }
@@ -220,7 +222,8 @@ impl NodeDirectory {
 
     /// Takes the directory's lock. Returns `false` if another process holds it.
     pub(crate) fn try_own(&self) -> Result<bool> {
-        // A process that opens the store by its path would not find this owner.
+        // The lock is not taken while the path leads elsewhere: a process that opens the path
+        // would not find this owner.
         match self.is_elsewhere() {
             Ok(false) => {}
             Ok(true) => {

@@ -20,8 +20,8 @@ pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 /// parent's entries.
 static OPEN: Mutex<BTreeMap<Identity, (Process, Slot)>> = Mutex::new(BTreeMap::new());
 
-/// The lock is held for a lookup only. In a forked child a thread that does not exist there may
-/// hold it forever.
+/// Timeout of the lock on [`OPEN`]. The lock is held for a lookup only. But if a thread of the
+/// parent holds it during a fork, it stays locked in the child forever.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the slot of a directory in this process.

@@ -35,7 +35,7 @@ impl Owner {
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
-            // Closing fails for the same reason.
+            // An error of the close has the same cause.
             let _ = core.close();
             return Err(error);
         }
@@ -69,7 +69,7 @@ impl Owner {
                 server: Mutex::new(Some(server)),
             }),
             Err(error) => {
-                // The core has acknowledged nothing yet.
+                // An error of the close loses nothing: the core has acknowledged no change yet.
                 let _ = core.close();
                 Err(error)
             }

@@ -21,7 +21,7 @@ impl ClientPermissions {
     /// Checks that a client may send a request with this rule.
     ///
     /// # Errors
-    /// As of [`StorePolicy::check_client`].
+    /// Any error of [`StorePolicy::check_client`].
     pub(crate) fn check(&self, rule: &CallRule) -> Result<()> {
         let Some(call) = rule.permission else { return Ok(()) };
         self.policy.check_client(call).inspect_err(|error| {

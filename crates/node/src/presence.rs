@@ -17,7 +17,8 @@ use std::sync::Arc;
 
 /// Random bytes of a name, written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Maximum names tried: a sweep can remove one only between two system calls.
+/// Maximum names tried. A name fails only if a sweep removes its file between the two system calls
+/// that create and lock the file.
 const ATTEMPTS: u32 = 8;
 
 /// A locked name. While it exists, space that was granted under the name is withheld from others.
@@ -111,7 +112,7 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
             continue;
         };
         let file = File::from(file);
-        // Locked before it is removed: see `Presence::lock`.
+        // The file is locked before it is removed: `Presence::lock` relies on this order.
         if let Ok(true) = record_lock::try_lock(&file) {
             let _ = rustix::fs::unlinkat(directory.dir(), path(name), AtFlags::empty());
         }

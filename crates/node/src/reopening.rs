@@ -1,4 +1,4 @@
-//! The state between a poisoned core and the next one of the same process.
+//! The state of an owner between a poisoned core and the next core of the same process.
 //!
 //! The process keeps the directory's lock throughout, so that no client takes the store over. Its
 //! own calls return immediately: with a miss, or with `Retry` where a miss would be a false answer.
@@ -110,7 +110,8 @@ impl Reopening {
     /// Gives up reopening. The store stays as the failure left it, for the next owner.
     ///
     /// # Errors
-    /// As of [`Reopening::end_former`]. The inner error is the failure that poisoned the store.
+    /// Any error of [`Reopening::end_former`]. The inner error is the failure that poisoned the
+    /// store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         if let Some(owner) = &*self.former.lock() {
             drop(owner.close()?);

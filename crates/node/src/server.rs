@@ -1,5 +1,5 @@
-//! The owner's side of the socket: a thread that accepts connections, and one thread for each of
-//! them.
+//! The owner's side of the socket: a thread that accepts connections, and one thread for each
+//! connection.
 
 use crate::authority::Authority;
 use crate::channel::{Channel, decode};
@@ -33,7 +33,8 @@ const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 const WAIT_SLICE: Duration = Duration::from_secs(5);
 /// Interval of checks for dead clients whose connection a forked child keeps open.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Checks between two sweeps of files that dead clients left under `clients/`.
+/// Number of [`CHECK_INTERVAL`]s between two sweeps of files that dead clients left under
+/// `clients/`.
 const SWEEP_CHECKS: u32 = 12;
 /// Maximum time that received calls may run after the server stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,7 +90,7 @@ impl Server {
 
     /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // The write fails only on overflow, and happens once.
+        // A write to an eventfd fails only if the counter overflows; this one happens once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
             // A panic of that thread was reported where it happened.
@@ -107,7 +108,8 @@ impl Server {
         self.listener.unpublish(&self.directory);
     }
 
-    /// Waits after the core was closed. Returns whether no call is left inside it.
+    /// Waits, after the core was closed, until all connections have ended. Returns whether they
+    /// have: then no call is left inside the core.
     pub(crate) fn wait_until_idle(&self) -> bool {
         self.connections.wait_until_empty(CLOSE_TIMEOUT)
     }

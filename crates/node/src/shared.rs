@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Memory per process for copies of pages and unaligned reads, of which only used parts are
+/// Address space per process for copies of pages and unaligned reads. Only the parts in use are
 /// resident.
 const STAGING_BYTES: usize = 256 << 20;
 

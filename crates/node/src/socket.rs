@@ -19,7 +19,7 @@ use std::time::Duration;
 
 /// The name that clients connect to.
 pub(crate) const NAME: &str = "owner.sock";
-/// Digits after the name until a process listens on the socket.
+/// Number of random digits at the end of a socket file's temporary name.
 const SUFFIX: usize = 8;
 /// Length of the listen queue.
 const BACKLOG: i32 = 256;
@@ -78,7 +78,7 @@ impl Listener {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Removes the socket file, unless another owner's has replaced it.
+    /// Removes the socket file, unless the socket file of another owner has replaced it.
     pub(crate) fn unpublish(&self, directory: &NodeDirectory) {
         if self.file.is_some() && present(directory) == self.file {
             let _ = rustix::fs::unlinkat(directory.dir(), NAME, AtFlags::empty());
@@ -105,7 +105,7 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 /// the listen queue stays full for `timeout`.
 ///
 /// # Errors
-/// Lost if no process listens; `Invalid` for another user.
+/// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; `Invalid` for another user.
 pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(owner_lost)?;
     let timeout = timeout.max(Duration::from_millis(1));

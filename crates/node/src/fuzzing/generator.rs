@@ -1,5 +1,5 @@
-//! Makes values of any type that can be deserialized, from its shape alone: a new request is fuzzed
-//! without being listed.
+//! Makes values of any type that can be deserialized, from the calls of the type's `Deserialize`: a
+//! new request is fuzzed without being listed here.
 
 use serde::de::value::{Error, U32Deserializer};
 use serde::de::{
@@ -10,7 +10,7 @@ use serde::forward_to_deserialize_any;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Numbers that a fuzzer does not reach by small mutations of small numbers, among small ones.
+/// Small numbers, and numbers that a fuzzer does not reach by small mutations of small numbers.
 const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
 /// Lengths of bytes, all of them lengths of keys.
 const LENGTHS: [usize; 4] = [8, 16, 16, 64];
@@ -20,14 +20,15 @@ const ATTEMPTS: usize = 1000;
 const LIST_MAX: u64 = 3;
 static BYTES: [u8; 64] = [2; 64];
 
-/// Structures that are not invented, by name: their encoded values, of which one is used.
+/// Structs whose fields are not generated: for the name of each, encoded values, one of which is
+/// used.
 pub(super) type Known<'a> = &'a [(&'a str, Vec<Vec<u8>>)];
 
 /// A deserializer without input.
 pub(super) struct Generator<'a> {
     known: Known<'a>,
     dice: u64,
-    /// The variant of the outermost enum, until it is made.
+    /// The variant to choose for the outermost enum; `None` once it was chosen.
     variant: Option<u32>,
     /// Number of variants of the outermost enum.
     variants: usize,
