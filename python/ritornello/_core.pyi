@@ -325,8 +325,9 @@ class Store:
         disk.
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
-        """Returns keys of a scope, ordered by the time of the put, at least `limit` if the scope
-        has `limit` keys; and `after` for the next call, 0 after the last key. Reads from disk.
+        """Returns keys of a scope, ordered by the time of the put, and `after` for the next call, 0
+        after the last key. Returns at least `limit` keys (at least 16,384 for a larger `limit`)
+        if that many follow. Reads from disk.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
@@ -397,7 +398,7 @@ class Lookup:
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
-        """Leases on the pages to load. Release each with `Cache.release`, in any process."""
+        """Leases on the pages to load. Release each with `Cache.release`, in the same process."""
 
 @final
 class Cache:

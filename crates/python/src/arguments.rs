@@ -64,7 +64,8 @@ fn key_bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBy
     })
 }
 
-/// Returns a duration of `seconds`; `what` names the argument. Too large a number saturates.
+/// Returns a duration of `seconds`; `what` names the argument. A number that is too large
+/// saturates.
 pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(invalid(py, format!("{what} is {seconds}: pass seconds, zero or more")));
@@ -73,7 +74,7 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
 }
 
 /// Returns a time as seconds since 1970; takes a number or a `datetime`. Times before 1970 become
-/// 1, which has passed as well.
+/// 1, which has passed as well; zero would mean that no time is given.
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {

@@ -1,10 +1,10 @@
 //! Remote backends written in Python: any class with `get`, `exists` and `set`.
 //!
-//! The remote's own threads call them, and attach to the interpreter during the call only. An
-//! exception fails that call: the tier counts it and continues without the page. The first call
-//! runs the constructor; if the constructor raises, the next call runs it again. A service that is
-//! down or hangs therefore does not keep the tiers from opening. After the interpreter's exit no
-//! call starts, and running calls get [`STOP_TIMEOUT`] to end.
+//! The remote's own threads call the backend, and attach to the interpreter during the call only.
+//! An exception fails that call: the tier counts the failure and continues without the page. The
+//! first call runs the constructor; if the constructor raises, the next call runs it again. A
+//! service that is down or hangs therefore does not keep the tiers from opening. After the
+//! interpreter's exit no call starts, and running calls get [`STOP_TIMEOUT`] to end.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -127,8 +127,8 @@ impl PythonBackend {
         Ok((class.unbind(), arguments.unbind()))
     }
 
-    /// Returns the object, and constructs it on the first call. Concurrent calls wait for it,
-    /// detached from the interpreter.
+    /// Returns the object, and constructs it on the first call. Concurrent calls wait, detached
+    /// from the interpreter, until it is constructed.
     fn object<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let made = || self.class.call(py, (), Some(self.arguments.bind(py)));
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))

@@ -71,7 +71,7 @@ impl Cache {
     #[pyo3(signature = (
         scope, keys, *, ttl=60.0, gate="auto", page_tokens=0, page_bytes=0, computed=0, tokens=0
     ))]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn lookup(
         &self,
@@ -91,7 +91,7 @@ impl Cache {
         ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
-    /// Ends a lease, of this process or another. An unknown lease is ignored.
+    /// Ends a lease of this process. A lease that is unknown, or of another process, is ignored.
     fn release(&self, py: Python<'_>, lease: (String, u64)) -> PyResult<()> {
         let (cache, tier) = (self.cache(py)?, tier_of(py, &lease.0)?);
         let lease = TierLease { tier, lease: LeaseNumber(lease.1) };
@@ -117,7 +117,7 @@ impl Cache {
 
     /// Starts to read pages. `out` belongs to the cache until the ticket is done.
     #[pyo3(signature = (scope, keys, out, *, parent=None, sections=None, timeout=None))]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
@@ -141,7 +141,7 @@ impl Cache {
     #[pyo3(signature = (
         scope, keys, pages, *, first=0, parent=None, retain_until=None, timeout=None
     ))]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_put(
         &self,
@@ -284,7 +284,7 @@ pub(crate) struct Lookup(cache::Lookup);
 
 #[pymethods]
 impl Lookup {
-    /// "ready"; while it is "querying" or "loading", look up again.
+    /// "ready", "querying" or "loading". Unless it is "ready", the caller repeats the lookup later.
     #[getter]
     fn state(&self) -> &'static str {
         self.0.readiness.word()
@@ -324,7 +324,7 @@ impl Lookup {
         let decision = self.0.decision.as_ref()?;
         Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
     }
-    /// Leases on the pages; `Cache.release` takes each, in any process.
+    /// Leases on the pages to load. `Cache.release` ends each, in the process that took the lease.
     #[getter]
     fn leases(&self) -> Vec<(&'static str, u64)> {
         self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()

@@ -38,8 +38,8 @@ impl Completions {
         self.queue.fd().as_raw_fd()
     }
 
-    /// Adds a ticket, which `drain` returns with `tag` once it is done. A ticket belongs to one
-    /// collection at most.
+    /// Adds a ticket. Once it is done, `drain` returns `tag` with the ticket's outcome. A ticket
+    /// can be added to one collection at most.
     fn add(&self, ticket: &Bound<'_, Ticket>, tag: Py<PyAny>) -> PyResult<()> {
         check_process(ticket.py(), self.process)?;
         let mut pending = self.pending.lock();
@@ -51,8 +51,8 @@ impl Completions {
         Ok(())
     }
 
-    /// Returns the tickets completed since the last call, each once: its tag and its outcome. Does
-    /// not read the eventfd; the caller reads it before.
+    /// Returns the tag and the outcome of each ticket that has completed since the last call. Does
+    /// not read the eventfd: the caller reads it first.
     fn drain(&self, py: Python<'_>) -> PyResult<Vec<(Py<PyAny>, Outcome)>> {
         check_process(py, self.process)?;
         let completed = self.queue.take();

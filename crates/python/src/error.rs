@@ -71,7 +71,8 @@ pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
     }
 }
 
-/// Returns an `InvalidError`: the argument `what` must not be `given`, and what to pass instead.
+/// Returns an `InvalidError` for the argument `what`, whose value `given` is not accepted. `advice`
+/// says what to pass instead.
 pub(crate) fn invalid_argument(what: &str, given: &Bound<'_, PyAny>, advice: &str) -> PyErr {
     let shown = given.repr().map(|text| text.to_string()).unwrap_or_default();
     invalid(given.py(), format!("{what} is {shown}: pass {advice}"))

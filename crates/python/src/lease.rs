@@ -8,7 +8,8 @@ use ritornello_store::{LeaseNumber, Leased};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The longest reusable prefix, kept readable until `release()` or the end of its time.
+/// The longest stored prefix of the keys, leased: its pages stay readable until `release()` or
+/// until the time of the lease ends.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct LeasedPrefix {
     pages: usize,
@@ -33,7 +34,7 @@ impl LeasedPrefix {
         self.pages
     }
 
-    /// The lease's number, which `Store.release` takes in any process; zero if no page was found.
+    /// The lease's number, for `Store.release` in this process; zero if no page was found.
     #[getter]
     fn lease(&self) -> u64 {
         self.lease.0

@@ -8,7 +8,8 @@
 //! hang its shutdown; exceptions are the threads of a remote whose backend is a Python class,
 //! during its calls.
 //!
-//! `unsafe` here is of one kind: making fragments of buffers that Python keeps exported.
+//! `unsafe` code does two things: it calls CPython's buffer protocol, and it makes memory fragments
+//! of buffers that Python keeps exported.
 
 mod arguments;
 mod backend;

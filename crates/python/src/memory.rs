@@ -27,9 +27,9 @@ pub(crate) struct Chunk {
     pub(crate) bytes: usize,
 }
 
-// SAFETY: an address and a length; each access states why it is sound.
+// SAFETY: a chunk is an address and a length; each access states why it is sound.
 unsafe impl Send for Chunk {}
-// SAFETY: as above.
+// SAFETY: a chunk is an address and a length; each access states why it is sound.
 unsafe impl Sync for Chunk {}
 
 impl Chunk {
@@ -54,13 +54,14 @@ pub(crate) struct BufferGuard {
 /// a leaked export is never released.
 struct BufferView(Box<ffi::Py_buffer>);
 
-// SAFETY: only its owner touches it, and releases it attached to the interpreter.
+// SAFETY: only the owner of a view accesses it, and only `release_dropped` releases it, attached to
+// the interpreter.
 unsafe impl Send for BufferView {}
 // SAFETY: nothing is done through a shared reference.
 unsafe impl Sync for BufferView {}
 
-/// Guards dropped and not yet released. A channel, not a list under a lock, because a fork may
-/// happen while another thread sends.
+/// Guards dropped and not yet released. A channel instead of a list under a lock: if another thread
+/// held such a lock during a fork, it would stay locked in the child.
 static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
     LazyLock::new(|| {
         let (sender, receiver) = channel();
@@ -296,9 +297,9 @@ unsafe impl PageSource for Buffers {
     }
 }
 
-// SAFETY: as above. Buffers taken for writing were exported as writable and checked not to overlap;
-// `_core.pyi` requires the Python caller not to touch them until the call returns or the ticket is
-// done.
+// SAFETY: as for `PageSource`. Buffers taken for writing were exported as writable and checked not
+// to overlap; `_core.pyi` requires the Python caller not to touch them until the call returns or
+// the ticket is done.
 unsafe impl PageTarget for Buffers {
     fn len(&self) -> usize {
         self.pages.len()

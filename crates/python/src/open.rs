@@ -27,8 +27,9 @@ struct OpenNode {
     gate: Arc<CloseGate>,
 }
 
-/// Held for writing while a node is closed, and for reading by calls that stay attached to the
-/// interpreter: such a call never waits for a closing store, which may take seconds.
+/// Held for writing while a node is closed, which may take seconds. A call that stays attached to
+/// the interpreter holds it for reading; a call that cannot take it immediately detaches instead,
+/// so that no attached call waits for a closing store.
 pub(crate) type CloseGate = RwLock<()>;
 
 /// A node until it is closed, usable in the process that opened it.
@@ -123,8 +124,8 @@ pub(crate) fn close_cache_at_exit(cache: &Arc<Cache>) {
     caches.push(Arc::downgrade(cache));
 }
 
-/// Closes all open nodes: the last writes become durable before the threads are stopped. Waits at
-/// most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
+/// Closes all open caches and nodes, so that the last writes become durable before the process's
+/// threads are stopped. Waits at most [`EXIT_TIMEOUT`] for nodes that other threads are closing.
 #[pyfunction]
 fn _close_all(py: Python<'_>) {
     let open = mem::take(&mut *NODES.lock());

@@ -1,4 +1,5 @@
-//! An engine's registered memory: bases and strides once, page numbers afterwards.
+//! An engine's registered memory: the engine passes bases and strides once, and afterwards only
+//! page numbers.
 
 use crate::error::invalid;
 use crate::memory::{Access, BufferGuard, Chunk, MemoryRange, PageMemory, check_disjoint, overlap};
@@ -19,7 +20,7 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether all pages of the pool are disjoint, so that only equal ids can collide.
+    /// Whether all pages of the pool are disjoint. If so, only equal ids overlap.
     apart: bool,
     _held: BufferGuard,
 }
@@ -263,8 +264,8 @@ unsafe impl PageSource for Selection {
     }
 }
 
-// SAFETY: as above; a selection becomes a target only after `check_writable`, and the Python caller
-// must not touch its pages until the call returns or the ticket is done.
+// SAFETY: as for `PageSource`. A selection becomes a target only after `check_writable`, and the
+// Python caller must not touch its pages until the call returns or the ticket is done.
 unsafe impl PageTarget for Selection {
     fn len(&self) -> usize {
         self.len
@@ -275,5 +276,5 @@ unsafe impl PageTarget for Selection {
     }
 }
 
-// The pool keeps its buffers.
+// `release` does nothing: the pool keeps its buffers exported.
 impl PageMemory for Selection {}

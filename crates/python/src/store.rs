@@ -42,7 +42,7 @@ impl Store {
                           eviction='adaptive', codec='raw', admission='auto', write_budget=None, \
                           index=None, segment_bytes=None)"
     )]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
@@ -84,7 +84,7 @@ impl Store {
     /// Stores pages and returns the number of leading pages now stored, including pages stored
     /// earlier.
     #[pyo3(signature = (scope, keys, pages, *, parent=None, retain_until=None, timeout=None))]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn put_batch(
         &self,
@@ -107,7 +107,7 @@ impl Store {
     }
 
     /// Sets the settings of a scope, durably: the codec of its pages, and the bytes that it may
-    /// hold and retain. Omitted ones return to the store's default.
+    /// hold and retain. Omitted settings return to the store's default.
     #[pyo3(signature = (scope, *, codec=None, quota=None, retained=None))]
     fn configure(
         &self,
@@ -161,7 +161,8 @@ impl Store {
         Ok(LeasedPrefix::new(leased, &node))
     }
 
-    /// Ends a lease of this process by its number. An unknown one is ignored.
+    /// Ends a lease of this process by its number. A number that is unknown, or of another
+    /// process's lease, is ignored.
     fn release(&self, py: Python<'_>, lease: u64) -> PyResult<()> {
         self.node.call(py, |store| store.release(LeaseNumber(lease)))
     }
@@ -198,14 +199,14 @@ impl Store {
     }
 
     /// Starts a put. With `copy` the bytes are copied into bounded staging before the call returns,
-    /// and pages that do not fit are skipped; without, the memory must not change until the ticket
-    /// is done.
+    /// and pages that do not fit are skipped. Without `copy` the memory must not change until the
+    /// ticket is done.
     #[pyo3(
         signature = (
             scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None
         )
     )]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_put(
         &self,
@@ -234,9 +235,10 @@ impl Store {
 
     /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the bytes
     /// pass through staging, into whose huge pages some disks transfer faster than into small
-    /// pages. `sections` of the pages are read in order: `Ticket.wait_section`.
+    /// pages. `sections` are the ends of consecutive sections of a page; the get reads the sections
+    /// in order, and `Ticket.wait_section` waits for each.
     #[pyo3(signature = (scope, keys, out, *, staged=false, sections=None, timeout=None))]
-    // Python callers pass them by name.
+    // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
         &self,
@@ -282,8 +284,9 @@ impl Store {
         each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
     }
 
-    /// Returns at most `limit` keys of a scope, earlier puts first, and the `after` of the next
-    /// call, or zero at the end.
+    /// Returns keys of a scope, earlier puts first, and the `after` of the next call, or zero at
+    /// the end. Adds whole runs until there are at least `limit` keys (16,384 for a larger
+    /// `limit`).
     #[pyo3(signature = (scope, *, after=0, limit=1000))]
     fn keys<'py>(
         &self,
