@@ -39,7 +39,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // The scope of the tests, with pages twice as long.
+        // Puts a page in a scope that has the tests' name, and pages twice as long.
         ["wide"] => {
             let wide = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
             let keys = keys(9, 1);
@@ -268,7 +268,7 @@ fn killed_writers_space_is_reclaimed() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.stop();
-            // After this pause the request that was pending at the stop is answered.
+            // Waits until the owner has answered the request that the client sent before the stop.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;

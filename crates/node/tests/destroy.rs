@@ -131,7 +131,7 @@ fn store_in_use_is_not_converted() {
     );
 }
 
-/// The default volume directory of one store leads to the volume of another.
+/// The default volume directory of one store is a link to the volume of another store.
 #[test]
 fn destroy_leaves_a_foreign_default_directory_alone() {
     let dir = tempfile::tempdir().unwrap();

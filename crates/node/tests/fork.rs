@@ -16,7 +16,8 @@ fn helper() {
     serve_as_helper();
 }
 
-/// Runs `child` in a forked child of this process; the child itself prints the answer.
+/// Runs `child` in a forked child of this process, which prints the result. Returns the child's
+/// process id.
 fn fork(child: impl FnOnce() -> String) -> i32 {
     // SAFETY: only the calling thread allocates at the fork; the store's threads are asleep, and
     // glibc makes its allocator usable in the child.
@@ -59,14 +60,15 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
-        // Forks while other threads put and get. Counts the children that end well.
+        // Forks while other threads put and get. Counts the children whose calls were refused, and
+        // which exited.
         "fork-while-busy" => {
             let busy = AtomicBool::new(true);
             let (store, busy) = (node.store(), &busy);
             std::thread::scope(|threads| {
                 for thread in 0..3 {
                     threads.spawn(move || {
-                        // All of them fit, so that no page is evicted.
+                        // All sequences fit into the store, so that no page is evicted.
                         for name in (0..200).cycle().map(|name| 1000 * (thread + 1) + name) {
                             let stored = put(store, name, 20).unwrap();
                             assert_eq!(stored.pages, 20, "{stored:?}");

@@ -1,5 +1,5 @@
-//! A small store filled by several processes: what holds space, and what does not. With the index
-//! `run`: the files of `lsm` do not fit a small store full of small pages.
+//! A small store filled by several processes: which of their leases and puts keep space from reuse.
+//! The index is `run`, because the files of `lsm` do not fit a small store full of small pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -36,7 +36,7 @@ fn stopped_client_holds_only_its_leases() {
     assert!(catalog().deferred_bytes > 0, "leased pages stay where they are");
     eventually("the lease runs out", || catalog().leases == 0);
     assert_eq!((catalog().deferred_bytes, catalog().clients), (0, 1));
-    // Space that the client does not hold is reused: the store is filled twice over.
+    // The expired lease holds no space: puts of twice the store's capacity succeed.
     for name in 2..2 + 2 * CAPACITY / (100 * PAGE) {
         assert_eq!(put(store, name, 100).unwrap().pages, 100);
     }

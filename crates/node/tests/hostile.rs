@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The first bytes of this version's messages.
+/// The first bytes of a hello in protocol version 7.
 const GREETING: &[u8] = b"RTRN\x07\0\0\0";
 
 #[test]
@@ -20,7 +20,7 @@ fn helper() {
     serve_as_helper();
 }
 
-/// The request for statistics, which is the last request.
+/// The request for statistics: it has no fields, so it is encoded as its variant's number alone.
 const STATS: &[u8] = b"\x13";
 
 /// Behaviour of a misbehaving client process. Its connections stay open.
@@ -57,7 +57,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "asking".to_owned()
         }
-        // Announces long messages, and sends a byte of each from time to time.
+        // Announces a long message on each of many connections, and sends it byte by byte.
         "slow" => {
             for _ in 0..count {
                 let raw = Raw::new(dir);
@@ -72,7 +72,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             }
             "dripping".to_owned()
         }
-        // The same on one connection, until the owner closes it; the message would take days.
+        // Sends one long message byte by byte until the owner closes the connection. The whole
+        // message would take days.
         "drip" => {
             let raw = Raw::new(dir);
             let mut stream = raw.enter(dir, true).unwrap();
@@ -88,7 +89,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             let raw = Raw::new(dir);
             let mut stream = raw.enter(dir, true).unwrap();
             stream.write_all(&framed(&vec![0xFF; 16 << 20])).unwrap();
-            // A digit of a response may be a newline.
+            // The response may contain a newline byte, which would end the helper's answer.
             String::from_utf8_lossy(&read_message(&mut stream)).replace('\n', " ")
         }
         // Sends three requests before it reads the first response.
@@ -170,7 +171,7 @@ fn framed(body: &[u8]) -> Vec<u8> {
     [&(body.len() as u32).to_le_bytes(), body].concat()
 }
 
-/// Sends, and reads until the owner closes the connection.
+/// Sends `bytes`, and returns what the owner sends until it closes the connection.
 fn answer_to(dir: &Path, bytes: &[u8]) -> Vec<u8> {
     let mut stream = connect(dir);
     // The owner may have closed the connection before it has read everything.
@@ -262,7 +263,7 @@ fn excess_names_and_connections_are_refused() {
     let said = other.ask("connections 100");
     let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
     assert!((16..40).contains(&admitted) && said.contains("too many connections"), "{said}");
-    // Neither peer delays itself or other clients.
+    // Both peers that were refused, and a third client, are still served.
     let mut third = Helper::opened(dir.path());
     for (name, helper) in [&mut greedy, &mut other, &mut third].into_iter().enumerate() {
         assert_eq!(helper.ask(&format!("put {name} 5")), "5");
@@ -298,7 +299,7 @@ fn slow_peer_takes_nothing_from_others() {
         let grown = after.wrapping_sub(before).cast_signed();
         assert!(grown < 32 << 20, "{grown} bytes more");
     }
-    // A stopped peer does no more harm.
+    // The peer that reads no response is stopped, which delays no client either.
     crowd[0].stop();
     assert_eq!(client.ask("put 60 5"), "5");
     let started = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Stores whose path now leads to another store: every process closes them, through the descriptor
-//! of their directory.
+//! Stores whose path now leads to another store: every process closes such a store, and reaches its
+//! files through the descriptor of the store's directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -61,7 +61,7 @@ impl Moved {
         other
     }
 
-    /// Waits until calls are rejected, while the store may still be closing.
+    /// Waits until calls are rejected. The store may still be closing then.
     fn wait_for_rejection(&self) {
         eventually("calls are rejected", || {
             probe(self.node.store(), 1, 4).is_err_and(|error| error.kind() == ErrorKind::Closed)
@@ -170,7 +170,7 @@ fn directory_replaced_while_opening_is_opened_again() {
     let (dir, away): (&Path, &Path) = (&moved.dir, &moved.away);
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| moved.node.close());
-        // While the slot of the directory is taken.
+        // `close` now holds the directory's slot, for which `open` waits.
         std::thread::sleep(Duration::from_millis(100));
         let opening = scope.spawn(|| open(&options(dir)).map(|node| node.role()));
         std::thread::sleep(Duration::from_millis(100));
@@ -216,7 +216,7 @@ fn client_of_a_moved_store_opens_more_connections() {
     assert_eq!(client.role(), Role::Client);
     assert_eq!(put(client.store(), 1, 4).unwrap().pages, 4);
     std::fs::rename(&dir, &away).unwrap();
-    // Calls at one time use a connection each.
+    // Concurrent calls need a connection each.
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..8u64)
             .map(|thread| {

@@ -111,7 +111,7 @@ fn removing_mapped_segments_kills_no_process() {
     }
     assert!(heard.iter().all(|pages| pages.parse::<u64>().unwrap() <= 100), "{heard:?}");
     assert!(store.stats().unwrap().catalog.allocated_bytes <= CAPACITY / 4);
-    // A process that moves pages unmaps removed segments.
+    // A process unmaps removed segments when it next puts or gets pages.
     let mut name = 1_000_000;
     for client in &mut clients {
         eventually("the memory is released", || {
@@ -162,7 +162,7 @@ fn capacity_beyond_memory_is_refused() {
     node.close().unwrap();
 }
 
-/// Run again by [`full_tmpfs_stops_growth_only`], in a separate mount namespace.
+/// Does nothing unless [`full_tmpfs_stops_growth_only`] runs it, in a separate mount namespace.
 #[test]
 fn in_a_small_file_system() {
     let Some(dir) = std::env::var_os(SMALL) else { return };

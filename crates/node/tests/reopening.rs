@@ -133,7 +133,8 @@ fn poisoned_store_still_serves_reads() {
     client.finish();
 }
 
-/// Segments that have another inode by the end of the fault, as after a new mount.
+/// Replaces the segment files by copies during the fault, so that their inodes change as after a
+/// new mount.
 #[test]
 fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();
@@ -252,7 +253,8 @@ fn closing_does_not_wait_for_a_broken_disk() {
     }
 }
 
-/// Reports the first request for a page, and blocks until it may continue.
+/// A source of pages that reports its first access on `reached`, and blocks until `go` has a
+/// message.
 struct Halted {
     pages: OwnedPages,
     reached: Mutex<Sender<()>>,

@@ -1,4 +1,4 @@
-//! Owners that live and do not respond: stopped, frozen, in a debugger.
+//! Owners that are alive but do not respond because they are stopped, frozen or in a debugger.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -57,7 +57,7 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // Calls without a truthful default fail with a reason.
+    // Calls for which a miss would be a false answer fail with a reason.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),
@@ -179,7 +179,7 @@ fn successor_that_never_listens_delays_once() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // The heir holds the lock, like an owner that recovers, and is stopped.
+    // The helper `heir` takes the lock next, as an owner that recovers does, and never listens.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();

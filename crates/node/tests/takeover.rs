@@ -137,7 +137,8 @@ fn client_takes_over_from_a_killed_owner() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    // If the owner among the clients is killed first, another may take over before its turn.
+    // One of the clients is the owner. If it is killed first, another client may take over before
+    // it is killed in turn.
     assert!((3..=5).contains(&stats.owner_epoch), "{stats:?}");
     // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
@@ -243,7 +244,7 @@ fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     ticket.wait(Some(Duration::from_secs(30))).unwrap().pages
 }
 
-/// Client `third` puts 8 pages, this process puts the same by `put_again`, and the owner is killed.
+/// A client puts 8 pages, this process puts the same pages by `put_again`, and the owner is killed.
 fn flush_after_deduplicated_put(put_again: impl Fn(&Arc<Store>) -> usize) {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
@@ -256,7 +257,7 @@ fn flush_after_deduplicated_put(put_again: impl Fn(&Arc<Store>) -> usize) {
     let error = store.flush().unwrap_err();
     assert_eq!((node.role(), error.kind()), (Role::Owner, ErrorKind::Miss), "{error}");
     store.flush().unwrap();
-    // Pages that the next owner acknowledges are flushed by it.
+    // A flush of the next owner covers the pages that this owner has acknowledged.
     assert_eq!(third.ask("put 1 8"), "8");
     assert_eq!(put_again(store), 8);
     store.flush().unwrap();
@@ -274,7 +275,7 @@ fn flush_reports_lost_pages_that_copied_put_found_present() {
     flush_after_deduplicated_put(|store| put_copy(store, 1, 8));
 }
 
-/// The pages of sequence 1. The first access to one runs `then` before.
+/// A source of the pages of sequence 1. Calls `then` before the bytes of a page are accessed.
 struct Interrupted<F> {
     pages: OwnedPages,
     then: F,
@@ -391,7 +392,7 @@ fn recreated_store_opens_beside_old_handles() {
     let error = probe(first.store(), 1, 4).unwrap_err();
     assert!(error.to_string().contains("another store"), "{error}");
     first.close().unwrap();
-    // The other handle still exists, and neither serves nor interferes.
+    // The other handle still exists: its calls fail, and it does not disturb the new store.
     let anew = open(&options(dir.path())).unwrap();
     assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
     assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);

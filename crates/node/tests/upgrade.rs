@@ -18,7 +18,7 @@ const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
 const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
 /// The first bytes of that version's messages.
 const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
-/// Encodings of a granted hello and of one refused as invalid.
+/// First bytes of the replies to a hello: granted; refused with an error of kind `Invalid`.
 const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// The only request without a response.
@@ -103,7 +103,8 @@ fn recorded_client_of_version_7_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let (client, recorded) = (frames(CLIENT_7), frames(OWNER_7));
-    // Length, greeting, format, length of the name, name.
+    // Bytes 14 to 46 are the name; before it are the length, the greeting, the format and the
+    // length of the name.
     let name = std::str::from_utf8(&client[0][14..46]).unwrap();
     let lock = std::fs::File::create(dir.path().join("clients").join(name)).unwrap();
     rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();

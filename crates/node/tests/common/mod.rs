@@ -19,7 +19,7 @@ pub const CAPACITY: u64 = 64 * MIB;
 const MARK: &str = "helper> ";
 const VARIABLE: &str = "RITORNELLO_TEST_HELPER";
 
-/// `RITORNELLO_TEST_INDEX=lsm` names the index of the stores.
+/// Options of the tests' stores. The environment variable `RITORNELLO_TEST_INDEX` names the index.
 pub fn options(dir: &Path) -> Options {
     let index = std::env::var("RITORNELLO_TEST_INDEX").ok();
     Options {
@@ -131,7 +131,7 @@ impl Helper {
         self.input.flush().unwrap();
     }
 
-    /// The next answer; empty if the process is dead.
+    /// The helper's next answer; empty if the helper is dead.
     pub fn listen(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap_or(0) > 0 {
@@ -156,7 +156,7 @@ impl Helper {
         assert!(status.success());
     }
 
-    /// Sends SIGSTOP, and waits until all its threads have stopped.
+    /// Sends SIGSTOP, and waits until all threads of the helper have stopped.
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.pid());
@@ -169,7 +169,7 @@ impl Helper {
         });
     }
 
-    /// Sends SIGKILL, and waits until it is dead. Returns its answers that were not read.
+    /// Sends SIGKILL, and waits until the helper is dead. Returns its answers that were not read.
     pub fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         let said =
