@@ -148,9 +148,10 @@ impl Store {
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
     /// unchained scope the lease covers every page present.
     ///
-    /// A client's leases cover at most the space left for other clients: half of the store if no
-    /// other client has leases. If the prefix is longer, its leading pages that fit are leased and
-    /// counted; `probe` counts all pages. Reads are not bounded by this.
+    /// A client's leases cover at most as much space as no client has leased: half of the store if
+    /// no other client has leases. Of a longer prefix, only the leading pages that fit are leased,
+    /// and the result counts only these; `probe` counts all pages. Reads are not limited by this
+    /// rule.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's

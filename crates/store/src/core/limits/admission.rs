@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 use std::time::Instant;
 
-/// The ghost list holds as many pages as a store full of pages of this length.
+/// Page length from which the capacity of the ghost list (see [`crate::admission`]) follows: as
+/// many pages as a store full of pages of this length has.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 
 /// Admission, under its own lock, which is never taken together with another lock.
@@ -45,7 +46,7 @@ impl PutAdmission {
 pub(crate) struct Admitted {
     /// One past the last key that may be placed.
     pub(crate) end: usize,
-    /// Why later missing pages may not be placed.
+    /// Why the missing pages at `end` and after it may not be placed, if there are any.
     pub(crate) refused: Option<Refusal>,
     /// Missing pages before `end`.
     pages: usize,
@@ -99,7 +100,7 @@ impl StoreCore {
     }
 
     /// Counts refused pages by reason, and refunds the charge for pages that will not be written.
-    /// `last` is the reason for admitted pages in none of `runs`.
+    /// `last` is the reason why some admitted pages are in none of `runs`.
     pub(crate) fn count_refused(
         &self,
         admitted: &Admitted,
