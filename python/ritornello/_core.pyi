@@ -327,7 +327,7 @@ class Store:
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
         """Returns keys of a scope, ordered by the time of the put, and `after` for the next call, 0
         after the last key. Returns at least `limit` keys (at least 16,384 for a larger `limit`)
-        if that many follow. Reads from disk.
+        unless the scope has fewer. Reads from disk.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that

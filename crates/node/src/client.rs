@@ -41,7 +41,7 @@ pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
     presence: Presence,
     owner: LockHolder,
-    /// The protocol version of this connection.
+    /// The protocol version that this client and its owner speak.
     version: u32,
     /// The owner's epoch.
     pub(crate) epoch: OwnerEpoch,

@@ -47,7 +47,7 @@ struct FailedSearch {
     at: Instant,
     /// Time until the next search.
     pause: Duration,
-    /// Whether the owner reopens the store; otherwise it is silent.
+    /// Whether the owner reopens the store; otherwise the owner is silent.
     reopening: bool,
 }
 
@@ -240,8 +240,8 @@ impl Turn<'_> {
         self.replace(membership);
     }
 
-    /// Waits until no call of the local core is in progress, then replaces the membership. Blocks
-    /// new calls meanwhile. Returns `false` on timeout.
+    /// Waits until no call of the local core is in progress, then replaces the membership. New
+    /// calls wait for the replacement. Returns `false` on timeout.
     pub(crate) fn try_replace(
         &self,
         timeout: Duration,

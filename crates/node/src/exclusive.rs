@@ -6,7 +6,7 @@ use ritornello_format::{Error, Result};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait while this process is opening or closing the store.
+/// Maximum time to wait while another thread of this process is opening or closing the store.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs `work` on `path`, a canonical directory that holds a store, while holding its lock.

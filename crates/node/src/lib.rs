@@ -25,8 +25,9 @@
 //! reservations that the client never received return to the store with the name. Leases of a
 //! former owner are void. Every call is retried automatically except `commit`, which fails with
 //! `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after the
-//! death of an owner fails if that owner had acknowledged puts to this process that no flush has
-//! covered, including pages that another process wrote: they may be lost.
+//! death of an owner fails if that owner had acknowledged puts or deletes to this process that no
+//! flush has covered: they may be lost. (A put also acknowledges pages that it found present, which
+//! another process wrote.)
 //!
 //! **Failed writes.** A failed write or sync poisons the owner's core, and the owner opens another
 //! core in its place when the disks accept writes again (`heal.rs`). Clients see the death of one

@@ -90,7 +90,7 @@ impl Server {
 
     /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // A write to an eventfd fails only if the counter overflows; this one happens once.
+        // A write to an eventfd fails only if the counter overflows, and the stop writes once.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
             // A panic of that thread was reported where it happened.

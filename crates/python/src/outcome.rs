@@ -1,4 +1,4 @@
-//! What calls return: tickets, outcomes, and figures.
+//! The results of calls: tickets, outcomes, and statistics.
 
 use crate::arguments::deadline;
 use crate::batch::BatchMemory;

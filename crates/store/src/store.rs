@@ -30,10 +30,11 @@ pub struct PutOptions {
     /// Key of the page before the first, if known.
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
-    /// zero for no retention. At most a year ahead; applies to whole runs. Above the scope's limit
-    /// (`retained_bytes`, by default a quarter of its quota or of the store) or half of the store
-    /// in total, the retention that ends first is released. An end before the current end changes
-    /// nothing. Deleting pages and dropping scopes end retention.
+    /// zero for no retention. At most a year ahead; applies to whole runs. If the scope retains
+    /// more than its limit (`retained_bytes`, by default a quarter of its quota or of the store),
+    /// or all scopes retain more than half of the store, the retention that ends first is released.
+    /// An end before the current end changes nothing. Deleting pages and dropping scopes end
+    /// retention.
     pub retain_until: u64,
 }
 
@@ -149,9 +150,9 @@ impl Store {
     /// unchained scope the lease covers every page present.
     ///
     /// A client's leases cover at most as much space as no client has leased: half of the store if
-    /// no other client has leases. Of a longer prefix, only the leading pages that fit are leased,
-    /// and the result counts only these; `probe` counts all pages. Reads are not limited by this
-    /// rule.
+    /// no other client has leases. If the prefix is longer, the lease covers its leading pages that
+    /// fit, and the result counts the leased pages; `probe` counts all pages. Reads are not limited
+    /// by this rule.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's

@@ -116,7 +116,7 @@ impl StoreCore {
             true => 0,
             false => put.hashes.iter().position(is_hidden)?,
         };
-        // These pages are counted now, because `count_refused` never sees them.
+        // The removed pages are counted here, because `count_refused` does not receive them.
         let cut = (put.hashes.len() - end) as u64;
         self.counters.refused_absent_space.add(cut);
         self.counters.refused_pages.add(cut);
