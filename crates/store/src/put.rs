@@ -231,9 +231,9 @@ impl Put<'_> {
     }
 }
 
-/// A reservation that is neither committed nor aborted. All writes of this process to its space
-/// have ended. If this value is dropped (after an error or a panic), the reservation is aborted at
-/// the current owner.
+/// A reservation that is neither committed nor aborted. If this value is dropped (after an error or
+/// a panic), this process no longer writes to the reserved space, and the drop aborts the
+/// reservation at the current owner.
 struct PreparedPart<'a> {
     store: &'a Store,
     /// Has no runs if no page was missing, or every missing page was refused.
