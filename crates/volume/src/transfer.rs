@@ -36,7 +36,8 @@ pub struct Control {
     /// Stop when this flag is set.
     pub cancelled: Option<Arc<AtomicBool>>,
     /// Send all bytes through staging, including bytes that could move in place. The copy is faster
-    /// where the caller's memory is in small pages and the disk takes few segments per operation.
+    /// where the caller's memory is in pages of 4 KiB and the block device accepts few
+    /// scatter-gather entries per operation.
     pub through_staging: bool,
     /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
     /// ignore it.
@@ -56,7 +57,8 @@ impl Control {
         }
     }
 
-    /// Staging memory for `bytes`, as of [`Staging::take`]; waits until the call stops.
+    /// Takes `bytes` of staging memory ([`Staging::take`]). Waits for free memory until the
+    /// deadline or the cancellation of this call, at most 30 seconds, then returns `None`.
     #[must_use]
     pub fn stage(&self, staging: &Arc<Staging>, bytes: usize) -> Option<StagingBuffer> {
         staging.take(bytes, self.deadline, &|| self.stop().is_some())
@@ -67,9 +69,9 @@ impl Control {
 pub struct RunWrite<'a> {
     /// The destination. Its `header_checksum` is ignored.
     pub place: &'a Place,
-    /// Store, scope, slot, page length, parent, keys and slices per page. If the source's pages are
-    /// encoded, also every slice, with checksum zero. The other fields follow from the place and
-    /// from the bytes, and are ignored.
+    /// The header to write. The caller sets store, scope, slot, page length, parent, keys and
+    /// slices per page; if the source's pages are encoded, also every slice, with checksum zero.
+    /// The other fields are ignored: the write computes them from the place and from the bytes.
     pub header: &'a RunHeader,
     /// The bytes as stored on disk.
     pub source: &'a dyn PageSource,
@@ -131,7 +133,7 @@ impl PageOutcome {
 pub enum MissReason {
     /// The place is inconsistent, or outside the volumes.
     Place,
-    /// The place holds no run header, or a header that the index does not name.
+    /// The place holds no run header, or a header whose checksum differs from the index's.
     Header,
     /// The header names a different scope.
     Scope,
@@ -192,8 +194,8 @@ impl MissReason {
         }
     }
 
-    /// Whether the bytes on disk caused the miss, so that the caller must quarantine the entry. The
-    /// other reasons are conditions of the call.
+    /// Whether the bytes on disk caused the miss, so that the caller must remove the page and
+    /// quarantine its space. The other reasons are conditions of the call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
         matches!(

@@ -1,5 +1,5 @@
-//! Verifies what was read, against the checksum of a run's header in the index and the checksums of
-//! slices in the header, and decodes encoded slices.
+//! Verifies a run's header against the header checksum in the index, and slices against the
+//! checksums in the header. Decodes encoded slices.
 
 use super::page::PageMemory;
 use super::{Encoded, MissReason, RunRead};
@@ -130,8 +130,8 @@ pub(super) fn slices_of<'h>(
     if slices.iter().all(known) { Ok(slices) } else { Err(MissReason::Codec) }
 }
 
-/// Whether a slice has a possible length: as long as its part of the page if it is raw, else not
-/// empty and not longer.
+/// Whether a slice has a possible length. A raw slice is as long as its part of the page. An
+/// encoded slice is not empty, and not longer than that part.
 fn has_valid_length(header: &RunHeader, number: u16, slice: &Slice) -> bool {
     let part = Slice::part(number, header.slices_per_page, header.page_bytes);
     let (bytes, most) = (u64::from(slice.bytes), part.end - part.start);
@@ -165,12 +165,13 @@ impl Expected<'_, '_> {
         Slice::part(number, self.slices.len() as u16, self.read.page_bytes)
     }
 
-    /// Offset in the page's memory of the first byte.
+    /// Offset in the target page of the first byte of these slices.
     pub(super) fn target_start(&self) -> u64 {
         if self.is_as_stored() { self.stored.start } else { self.decoded(self.numbers.start).start }
     }
 
-    /// Whether the bytes on disk are the bytes of the target, and all of them may be written.
+    /// Whether these slices can be read to the target and stay there: the target takes them in
+    /// their form on disk, and none of their bytes arrived earlier.
     pub(super) fn is_in_place(&self) -> bool {
         let numbers = usize::from(self.numbers.start)..usize::from(self.numbers.end);
         self.is_as_stored()
@@ -178,12 +179,13 @@ impl Expected<'_, '_> {
                 && self.slices[numbers].iter().all(|slice| slice.codec == Slice::RAW)
     }
 
-    /// Verifies slice `number` in its form on disk, and copies or decodes it to the target.
-    /// `scratch` holds slices that decode into several fragments.
+    /// Verifies slice `number` in its form on disk, and copies or decodes it to the target. A slice
+    /// whose place in the target is in several fragments, or arrived in part, is decoded to
+    /// `scratch` first.
     ///
     /// # Safety
-    /// The caller has exclusive use of the target without the bytes that arrived earlier, and
-    /// `stored` does not overlap it.
+    /// The caller has exclusive use of the target, except the bytes that arrived earlier, and
+    /// `stored` does not overlap the target.
     unsafe fn deliver(
         &self,
         number: u16,
@@ -226,7 +228,7 @@ impl Expected<'_, '_> {
 pub(super) enum StoredBytes {
     /// A staging buffer, and the offset of the part's first byte in it.
     Staged(Arc<StagingBuffer>, usize),
-    /// A copy on the heap: decoding writes to the memory that holds the page as read.
+    /// A copy on the heap of bytes that were read to the target, where decoding overwrites them.
     Block(Block),
 }
 
@@ -241,7 +243,7 @@ impl StoredBytes {
 
 /// The verification of one part of a page, in steps.
 pub(super) struct PartCheck<'a> {
-    /// Bytes on disk that are verified.
+    /// Number of verified bytes of the part, as stored on disk.
     done: u64,
     work: Work<'a>,
 }
@@ -249,15 +251,15 @@ pub(super) struct PartCheck<'a> {
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
     InPlace(Box<SliceSums<'a>>),
-    /// The bytes are verified here, and copied or decoded to the target. With the number of the
-    /// next slice.
+    /// The part's bytes in memory of this crate, and the number of the next slice. Each slice is
+    /// verified there, then copied or decoded to the target.
     Deliver(StoredBytes, u16),
 }
 
 impl<'a> PartCheck<'a> {
-    /// Begins. The part's bytes are in `staged`. If `staged` is `None`, they were read to the
-    /// target, or in a mapped segment will be; if they cannot stay in their form on disk, `copy` is
-    /// called with their number and returns a copy of them.
+    /// Begins the check of a part whose bytes are in `staged`. If `staged` is `None`, the bytes
+    /// were read to the target or are in a mapped segment. Unless they are checked in the target
+    /// ([`Expected::is_in_place`]), `copy` then returns a copy of them, given their length.
     ///
     /// # Errors
     /// A failure of `copy`.
@@ -286,12 +288,11 @@ impl<'a> PartCheck<'a> {
     }
 
     /// Verifies up to `most` more bytes in place, or verifies and delivers one slice. Returns the
-    /// result for the part once it is known. `scratch` holds slices that decode into several
-    /// fragments.
+    /// result for the part once it is known. `scratch` is memory for decoding, reused by all steps.
     ///
     /// # Safety
     /// `expected` describes the same part in every call. The caller has exclusive use of its
-    /// target without the bytes that arrived earlier, and the bytes verified now have been read.
+    /// target, except the bytes that arrived earlier, and the bytes verified now have been read.
     pub(super) unsafe fn step(
         &mut self,
         expected: &Expected<'_, '_>,
@@ -334,8 +335,8 @@ impl<'a> PartCheck<'a> {
                 *number
             }
         };
-        // All slices were compared if the bytes are all there. Were the target shorter than the
-        // header says, the last slice would be open still.
+        // At the end of the bytes every slice must have been compared. If the target is shorter
+        // than the header says, the last slice was not, and the part fails.
         let result = if next == numbers.end { Ok(()) } else { Err(MissReason::Checksum) };
         (self.done == all).then_some(result)
     }

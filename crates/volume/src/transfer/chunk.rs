@@ -6,7 +6,7 @@ use ritornello_format::{
 };
 use std::ops::Range;
 
-/// A span of one segment that holds bytes `logical` of a run, counted from its header.
+/// A span of one segment that holds bytes `logical` of a run, counted from the header's first byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) segment: SegmentId,
@@ -72,7 +72,7 @@ impl RunLayout {
         })
     }
 
-    /// The bytes of pages `pages`, counted from the run's header.
+    /// The byte range of pages `pages` in the run, counted from the header's first byte.
     pub(super) fn pages(&self, pages: Range<u64>) -> Range<u64> {
         self.header + pages.start * self.page..self.header + pages.end * self.page
     }

@@ -10,7 +10,7 @@ use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
 use std::io;
 
-/// Bytes copied per round, or one page if pages are longer.
+/// Bytes that are read and then written at a time; one page if pages are longer.
 const WINDOW: u64 = 4 << 20;
 
 impl Segments {
@@ -18,14 +18,14 @@ impl Segments {
     /// must keep for the new place. Pages stay encoded and keep their generation, so their
     /// checksums stay valid; only the header changes, because it names the extents.
     ///
-    /// `live` holds for each page whether it still exists. Other pages are not read, and are zero
+    /// `live` holds for each page whether it still exists. Removed pages are not read, and are zero
     /// in the new place. `to` holds as many pages as `live` has entries; its `header_checksum` is
     /// ignored. The copy is durable only after [`Segments::sync`].
     ///
     /// # Errors
-    /// `Miss` if the header or a live page fails verification, or the disk refuses to read it. `Retry`
-    /// if the file system failed, no memory was free, or `control` stopped the call. `Invalid` if
-    /// the two places do not match.
+    /// `Miss` if the header or a live page fails verification, or the disk refuses to read it.
+    /// `Retry` if the file system failed, no memory was free, or `control` stopped the call.
+    /// `Invalid` if the two places do not match.
     pub fn copy_run(
         &self,
         from: &Place,

@@ -58,8 +58,8 @@ impl<T> InFlight<T> {
     }
 }
 
-/// A part of the memory of a page that an operation covers: a number that the caller chooses, the
-/// bytes of the memory, and the memory.
+/// Bytes of one page that an operation moves: a number by which the caller knows the page, the
+/// range of the bytes in the page's memory, and this memory.
 type Piece<'m> = (usize, Range<usize>, &'m PageMemory);
 
 /// Bytes of a page that move through a buffer rather than in place.
@@ -86,8 +86,8 @@ struct OpBuffers {
 
 impl OpBuffers {
     /// Builds the iovecs of `chunk`: the run header, `header_bytes` long, from `header`; then
-    /// `pieces` of pages, in place or through buffers, which it allocates. `None` if `staging` has
-    /// no room.
+    /// `pieces` of pages, in place or through buffers, which this function allocates. `None` if
+    /// `staging` returns no memory.
     fn prepare<'m>(
         chunk: &Chunk,
         header: Option<&Block>,

@@ -9,7 +9,7 @@ use crate::segments::Segments;
 use ritornello_format::UNIT;
 use std::ops::Range;
 
-/// Which bytes of a page the file can be read to, or written from, without a copy.
+/// Which bytes of a page's memory the kernel can read or write without a copy by this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direct {
     /// All bytes.
@@ -37,8 +37,8 @@ pub(super) struct PageMemory {
     /// Offset of each iovec in the page.
     starts: Vec<usize>,
     bytes: usize,
-    /// Leading bytes of the page that move in place: zero, or all except a last unit that is not
-    /// full.
+    /// Leading bytes of the page that move in place. Zero if the page goes through staging; else
+    /// all whole units, and a last unit that is not full only if padding follows it in memory.
     in_place: usize,
 }
 
@@ -122,7 +122,8 @@ impl PageMemory {
     pub(super) fn in_place(&self) -> usize {
         self.in_place
     }
-    /// Whether the page moves in place, possibly without its last unit.
+    /// Whether the page moves in place. A last unit that is not full may go through a buffer; a
+    /// page shorter than a unit is only such a unit, and counts as in place.
     pub(super) fn is_in_place(&self) -> bool {
         self.in_place > 0 || self.bytes < UNIT as usize
     }

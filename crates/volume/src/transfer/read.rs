@@ -1,14 +1,14 @@
 //! Reads runs.
 //!
 //! Pages are read in parts: a part is the slices of one page that one section needs, and the whole
-//! page if the call names no sections. The segments, on disk ([`disk::read`]) or mapped
-//! ([`mapped::read`]), bring the parts to memory in the order of their sections and verify each
-//! against the header of its run. [`ReadJob`] keeps what the two have in common: what is expected
-//! of each part, the outcome of each page, and the sections that have arrived.
+//! page if the call names no sections. [`disk::read`] reads the parts from files, and
+//! [`mapped::read`] copies them from mapped segments, in the order of their sections. Both verify
+//! each part against the header of its run, and share [`ReadJob`]: the header's description of each
+//! part, the outcome of each page, and the sections that have arrived.
 //!
 //! A slice is the smallest part of a page that can be verified. Each slice is read with the first
-//! section that needs one of its bytes, so that no slice is read twice, for any division of the run
-//! into slices.
+//! section that needs one of its bytes, so that no slice is read twice, even if a section ends
+//! inside a slice.
 
 use super::check::{Expected, decode_header, slices_of, total};
 use super::chunk::RunLayout;
@@ -24,7 +24,8 @@ impl Segments {
     ///
     /// If `control` names sections, the call reads section by section, each for all pages of all
     /// reads, and does not write sections that arrived in an earlier call ([`Sections::arrived`]).
-    /// The caller ensures that waiters on the sections need no page outside this call.
+    /// A section counts as arrived when every page *of this call* has it. Pass sections only if
+    /// waiters on them use no page that another call reads.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
         let read = if self.is_mapped() { mapped::read } else { disk::read };
@@ -63,7 +64,7 @@ pub(super) enum Header {
 
 struct Page {
     memory: PageMemory,
-    /// Parts that are not verified.
+    /// Number of parts that are not verified.
     open: usize,
     outcome: Option<PageOutcome>,
 }
@@ -105,8 +106,8 @@ impl<'a> ReadJob<'a> {
         self.stopped.is_some()
     }
 
-    /// Begins the next read. Returns its layout and the numbers of its pages in the run; `None` if
-    /// place or memory are unusable, so that all its pages miss.
+    /// Begins the next read. Returns the layout of its run, and the pages to read, numbered in the
+    /// run. `None` if the place or the memory of every page is unusable: then all these pages miss.
     pub(super) fn begin(&mut self, direct: Direct) -> Option<(RunLayout, Range<u64>)> {
         let read = &self.reads[self.runs.len()];
         let first = u64::from(read.first);
@@ -157,7 +158,7 @@ impl<'a> ReadJob<'a> {
                 self.runs[run].pages[page].open = self.parts.len() - before;
                 let outcome = match cut {
                     Err(reason) => PageOutcome::Missed(reason),
-                    // All its sections arrived in an earlier call.
+                    // All sections of this page arrived in an earlier call.
                     Ok(()) if self.parts.len() == before => PageOutcome::Verified,
                     Ok(()) => continue,
                 };
@@ -212,8 +213,9 @@ impl<'a> ReadJob<'a> {
         Ok(Part { run, page, section: 0, slices: numbers, stored: 0..total(slices) })
     }
 
-    /// Adds a whole page of which only the length on disk is known, while its header is being read:
-    /// [`ReadJob::whole`] replaces it.
+    /// Adds a whole page as one part before the run's header is known. Until then the part has the
+    /// length of the page's space and no slices; [`ReadJob::whole`] makes the part that replaces
+    /// it.
     pub(super) fn push_unknown(&mut self, run: usize, page: usize) {
         self.runs[run].pages[page].open = 1;
         let stored = 0..self.runs[run].layout.page;
@@ -258,9 +260,9 @@ impl<'a> ReadJob<'a> {
             run.pages[page].outcome = Some(outcome);
             run.undecided -= 1;
         }
-        // Thousands of runs may be read in one call: free the headers of finished ones. In
-        // sections, a page that missed may have parts that are still to be verified, for earlier
-        // sections.
+        // Thousands of runs may be read in one call: free the headers of finished runs. With
+        // sections the header stays, because a page that missed may still have unverified parts of
+        // earlier sections, whose check needs the header.
         if run.undecided == 0 && self.arrivals.is_none() {
             run.header = Header::Done;
         }

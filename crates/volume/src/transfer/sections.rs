@@ -100,7 +100,7 @@ pub(super) struct Arrivals<'a> {
     sections: &'a Sections,
     /// Leading bytes of each page that arrived in an earlier call.
     pub(super) arrived_bytes: u64,
-    /// For each section, the parts that are not complete.
+    /// For each section, the number of parts that are not complete.
     pending: Vec<usize>,
     /// Sections below this number can still arrive. A page that misses limits it: a section arrives
     /// only if every page has it.
@@ -125,8 +125,8 @@ impl<'a> Arrivals<'a> {
             .then(|| self.sections.section_of(part.start.max(self.arrived_bytes)))
     }
 
-    /// Begins with one part for each number in `parts`, the number of its section. No section can
-    /// arrive unless all pages are expected.
+    /// Sets the parts to wait for: `parts` yields the section of each part. `are_all_expected`: no
+    /// page of the call has missed already; otherwise no section can arrive.
     pub(super) fn begin(&mut self, parts: impl Iterator<Item = usize>, are_all_expected: bool) {
         parts.for_each(|section| self.pending[section] += 1);
         self.deliverable = if are_all_expected { self.pending.len() } else { 0 };

@@ -11,7 +11,7 @@ use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
 use std::error::Error as _;
 use std::io;
 
-/// Bytes verified per round, or one page if pages are longer.
+/// Bytes that are read at a time and then verified; one page if pages are longer.
 const WINDOW: usize = 16 << 20;
 
 /// Whether `error` is a failed read of the disk (`EIO`), not a shortage of files or memory.
@@ -107,7 +107,7 @@ impl Segments {
         Ok(VerifiedRun { header, pages })
     }
 
-    /// Whether the disk fails a read of a page: `EIO`, not a shortage of files or memory.
+    /// Whether reading the page now fails with `EIO`, and not for a shortage of files or memory.
     #[must_use]
     pub fn is_unreadable(&self, place: &Place, page: u32) -> bool {
         let mut block = Block::new(place.page_units as usize * UNIT as usize);
@@ -115,7 +115,8 @@ impl Segments {
         read.is_err_and(|error| error.raw_os_error() == Some(libc::EIO))
     }
 
-    /// Reads bytes of a segment into `to`; offset, length and address are multiples of 4 KiB.
+    /// Reads bytes of a segment into `to`. Offset, and length and address of `to`, must be
+    /// multiples of 4 KiB.
     pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
         if self.is_inherited() {
             return Err(io::Error::other("these segments were opened before a fork"));

@@ -1,5 +1,6 @@
-//! Writes runs: the pages of each, checksummed on their way, and its header last, because the
-//! header holds the checksums.
+//! Writes runs. Pages are checksummed as they are submitted or while they are in flight. A run's
+//! header holds these checksums, so it is submitted as soon as all of them are known; operations
+//! that write pages may still be in flight then.
 
 use super::check::{SliceSums, raw, total};
 use super::chunk::RunLayout;
@@ -36,7 +37,7 @@ pub(super) struct NewRun<'a> {
 
 pub(super) struct NewPage {
     pub(super) memory: PageMemory,
-    /// Bytes on disk, without padding.
+    /// Length on disk, without padding.
     pub(super) bytes: usize,
     /// The slices. Their checksums are zero until they are computed.
     pub(super) slices: Vec<Slice>,
@@ -81,7 +82,7 @@ impl<'a> NewRun<'a> {
         Ok(Self { write, layout, pages })
     }
 
-    /// Checksums of page `page`, to be updated with its bytes in order.
+    /// Computes the checksums of the slices of page `page`: the caller adds its bytes in order.
     pub(super) fn sums_of(&self, page: usize) -> SliceSums<'a> {
         let RunWrite { place, header, .. } = self.write;
         let first = self.pages[page].slices.first().map_or(0, |slice| slice.bytes);
@@ -113,7 +114,7 @@ pub(super) fn failed(what: &str, segment: SegmentId, error: io::Error) -> Error 
         .because(error)
 }
 
-/// The segments belong to the parent process.
+/// Error for segments that the parent process opened before a fork.
 fn inherited() -> Error {
     Error::new(
         ErrorKind::Closed,
@@ -121,7 +122,7 @@ fn inherited() -> Error {
     )
 }
 
-/// The call stopped before the run was complete, for `reason`.
+/// Error for a run that was not complete when the call stopped, for `reason`.
 pub(super) fn stopped(reason: MissReason) -> Error {
     Error::retry("a run was not written completely").with("reason", reason.word())
 }

@@ -1,5 +1,5 @@
-//! The headers and parts of one read on their way: queued in chunks, in flight, in memory,
-//! verified.
+//! The run headers and the parts of pages that one call reads. Each is queued in chunks, in flight,
+//! in memory, then verified.
 
 use super::OpBuffers;
 use crate::io_engine::IoVec;
@@ -24,11 +24,12 @@ pub(super) struct Fetches<'a> {
     parts: Vec<PartFetch>,
     /// Chunks to submit, of the run or the part begun last.
     pub(super) queue: VecDeque<Span>,
-    /// In sections, the next part to begin; `None` until all headers are known.
+    /// If the call has sections, the next part to begin; `None` until all headers are known.
     next_part: Option<usize>,
     /// Parts that are in memory and whose check has not begun.
     pub(super) unchecked: VecDeque<usize>,
-    /// Bytes of the parts that are in memory and not verified, as far as they are limited.
+    /// Bytes of the parts that are in memory and not verified. Without sections, only of parts in
+    /// staging.
     pub(super) unverified_bytes: u64,
 }
 
@@ -51,7 +52,7 @@ struct PartFetch {
     chunks: u32,
     /// Why one of its chunks was not read.
     failure: Option<MissReason>,
-    /// Bytes that count as unverified while the part waits for its check.
+    /// Bytes that the part adds to [`Fetches::unverified_bytes`] until its check has ended.
     unverified_bytes: u64,
 }
 
@@ -109,7 +110,7 @@ impl<'a> Fetches<'a> {
         true
     }
 
-    /// Begins the next run: queues its header and, unless they are read in sections, its pages.
+    /// Begins the next run: queues its header and, if the call has no sections, its pages.
     fn begin_run(&mut self) {
         let (run, first_part) = (self.job.runs.len(), self.job.parts.len());
         let read = &self.job.reads[run];
@@ -127,7 +128,8 @@ impl<'a> Fetches<'a> {
                     layout.cut(read.place, 0..layout.header, &mut chunks);
                     layout.cut(read.place, body, &mut chunks);
                 }
-                // Pages that are shorter on disk are encoded, and have to be decoded on their way.
+                // Pages that are shorter on disk than in memory are encoded: they are read to
+                // staging, and decoded from there to the target.
                 let needs_staging = u64::from(read.place.page_units) < units_of(read.page_bytes)
                     && !matches!(read.encoded, Encoded::AsStored);
                 for page in 0..read.keys.len() {
@@ -157,8 +159,9 @@ impl<'a> Fetches<'a> {
             self.job.complete(part, Err(MissReason::Header));
             return;
         };
-        // Bytes can be read to the target if that is their form and their offset in the page, and
-        // if they are whole units: the bytes beside them may have arrived, and be in use.
+        // A part is read straight to the target if form and offset in the page are the same on disk
+        // and in the target, and if the part is whole units: a read moves whole units, and the
+        // bytes beside the part may have arrived earlier and be in use.
         let stored = &expected.stored;
         let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
         let in_place = expected.is_in_place()
@@ -183,14 +186,14 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Why all parts of the first chunk have failed already: their other bytes are not worth a
-    /// read, nor a wait for memory. `None` if the chunk holds bytes of the header, or any part may
-    /// be delivered.
+    /// A reason not to read the first chunk, nor to wait for memory for it, because all its parts
+    /// have failed already. `None` if the chunk must be read: it holds bytes of an awaited header,
+    /// or of a part that may still be delivered.
     pub(super) fn front_failure(&self) -> Option<MissReason> {
         let Span { run, chunk, parts } = self.queue.front()?;
         let run = &self.job.runs[*run];
         if matches!(run.header, Header::Done) {
-            // All pages of the run have missed, so this reason replaces none.
+            // All pages of the run have their outcome, which this reason does not replace.
             return Some(MissReason::Header);
         }
         let has_header = chunk.logical.start < run.layout.header;
@@ -326,8 +329,8 @@ impl<'a> Fetches<'a> {
             self.job.complete(part, Err(reason));
             return;
         }
-        // Staging memory stays in use until the check, so it counts against the limit of bytes in
-        // flight. Sections count all bytes, see `UNVERIFIED_DIVISOR`.
+        // Staging memory stays in use until the check, so its bytes count against the limit of
+        // unverified bytes. With sections all bytes count, see `UNVERIFIED_DIVISOR`.
         if fetch.needs_staging || self.job.arrivals.is_some() {
             let cover = self.job.cover(part);
             fetch.unverified_bytes = cover.end - cover.start;

@@ -1,8 +1,8 @@
 //! Reads runs from files.
 //!
-//! Pages that are read as a whole are read at the same time as the header of their run, which saves
-//! a round trip to the disk: the header says only later whether they are right. Sections are read
-//! after all headers, because only the headers say where their slices are.
+//! Without sections, whole pages are read at the same time as the header of their run, which saves
+//! a round trip to the disk; they are verified once the header is known. Sections are read after
+//! all headers, because only the headers say where the slices of a section are.
 
 use super::fetches::{Fetches, Span};
 use super::{InFlight, OpBuffers, STEP};
@@ -15,11 +15,12 @@ use crate::transfer::{Control, MissReason, PageOutcome, RunRead, Sections};
 use std::io;
 use std::sync::Arc;
 
-/// A call in sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay, in
-/// the disk's queue, slices needed first.
+/// A call with sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay,
+/// in the disk's queue, slices needed first.
 const IN_FLIGHT_DIVISOR: usize = 8;
-/// A call in sections reads no more while 1/32 of the usual bytes wait for verification: a section
-/// is of no use to its waiter before it is verified, so verifying comes before reading more.
+/// A call with sections starts no read while 1/32 of the usual bytes in flight wait for
+/// verification: a section is of no use to its waiter before it is verified, so verifying comes
+/// before reading more.
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
 
 /// See [`Segments::read_runs`].
@@ -55,7 +56,7 @@ struct DiskRead<'a> {
     unverified_limit: u64,
     /// The part that is being verified.
     checking: Option<(usize, PartCheck<'a>)>,
-    /// Holds slices that decode into several fragments.
+    /// Memory for slices that cannot be decoded straight to the target.
     scratch: Vec<u8>,
 }
 
@@ -174,7 +175,8 @@ impl Work for DiskRead<'_> {
         let waiting = self.fetches.unchecked.len();
         let next = self.checking.take().or_else(|| self.fetches.next_check());
         let Some((part, mut check)) = next else {
-            // Parts that their header ruled out are complete, and made room for the next reads.
+            // `next_check` completed the parts that their header rules out, which may make room for
+            // further reads.
             return waiting > 0;
         };
         let result = match self.fetches.job.expected(part) {

@@ -1,4 +1,5 @@
-//! Writes runs to files: pages first, checksummed while they are in flight, and each header last.
+//! Writes runs to files. Pages that move in place are checksummed while they are in flight, other
+//! pages as they are copied to staging. A run's header is submitted when all checksums are known.
 
 use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
@@ -38,10 +39,10 @@ struct DiskWrite<'a> {
     segments: &'a Segments,
     writes: &'a [RunWrite<'a>],
     control: &'a Control,
-    /// The runs that have begun, or the error of a run that has failed; only the last run has pages
-    /// to submit.
+    /// For each run that has begun, its state, or its error once it has failed. Only the last run
+    /// has chunks in `body`.
     runs: Vec<Result<RunState<'a>>>,
-    /// Runs whose pages are submitted and whose header waits for their checksums.
+    /// Runs whose `body` is submitted. Their headers wait until the checksums of pages are known.
     heads: VecDeque<usize>,
     in_flight: InFlight<PendingOp>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
@@ -62,12 +63,13 @@ struct RunState<'a> {
     is_body_issued: bool,
     /// The encoded header and its checksum, once all checksums of pages are known.
     encoded_header: Option<(Vec<u8>, u64)>,
-    /// For each page, whether it was queued for its checksums.
+    /// For each page, whether it was queued in [`DiskWrite::to_sum`].
     queued: Vec<bool>,
     /// Pages whose checksums are not known.
     unsummed: usize,
-    /// The subset of these pages that are checksummed only when the header is submitted, because
-    /// they share its operation and go through staging.
+    /// 1 if the first page goes through staging and shares the header's operation, else 0. Such a
+    /// page is checksummed only when this operation is prepared, so the header does not wait for
+    /// it.
     unsummed_in_head: usize,
     /// Checksums of the page that is being copied to staging, chunk by chunk.
     gather_sums: Option<SliceSums<'a>>,
@@ -113,9 +115,9 @@ impl<'a> DiskWrite<'a> {
         }
     }
 
-    /// The run that has a chunk to submit, and whether the chunk is its header's. A header whose
-    /// checksums are known goes first, since it completes a run; then the pages of the newest run,
-    /// which is begun if necessary.
+    /// The run whose chunk is to be submitted next, and whether this is a chunk of `head`. A header
+    /// goes first once the checksums in it are known, since it completes a run; then the body of
+    /// the newest run. If neither has a chunk, the next run is begun.
     fn current(&mut self) -> Option<(usize, bool)> {
         loop {
             while let Some(&at) = self.heads.front() {
@@ -167,8 +169,8 @@ impl<'a> DiskWrite<'a> {
         let layout = run.new.layout;
         let mut header = is_head.then(|| Block::new(layout.header as usize));
         let idle = self.in_flight.is_idle();
-        // Waits for staging memory only if no operation is in flight: another call may wait for the
-        // memory that this call holds.
+        // The call waits for staging memory only while it has no operation in flight: another call
+        // may be waiting for the memory that such an operation holds.
         let take = |bytes| match self.segments.staging.try_take(bytes) {
             None if idle => self.control.stage(&self.segments.staging, bytes),
             buffer => buffer,
@@ -196,7 +198,7 @@ impl<'a> DiskWrite<'a> {
         }
         // SAFETY: the source's memory is readable until the call returns (`PageSource`),
         // `in_flight` holds buffers and header until the operation completes, and the engine does
-        // not return before.
+        // not return before that.
         NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) })
     }
 }
@@ -319,7 +321,7 @@ impl Work for DiskWrite<'_> {
     }
 }
 
-/// The file system failed an operation on `chunk`.
+/// Error for an operation on `chunk` that the file system failed.
 fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
     write::failed(what, chunk.segment, error).with("offset", chunk.offset)
 }

@@ -11,8 +11,8 @@ use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead, Sectio
 use ritornello_format::SegmentId;
 use std::io;
 
-/// Bytes of pages whose headers are in memory at the same time, or one run if it is longer: one
-/// call may read thousands of runs.
+/// Length of a window, in bytes of pages. A call without sections reads its runs window by window,
+/// and keeps the headers of one window in memory: the call may name thousands of runs.
 const WINDOW: u64 = 64 << 20;
 
 /// See [`Segments::read_runs`].
@@ -55,8 +55,8 @@ fn read_window(
     let is_elsewhere = |run: &usize| matches!(job.runs[*run].header, Header::Awaited);
     let elsewhere: Vec<usize> = (0..runs.len()).filter(is_elsewhere).collect();
     if sections.is_some() && !elsewhere.is_empty() {
-        // One run is not fully mapped: system calls read them all, to keep the order of sections
-        // across runs.
+        // At least one run is not fully mapped. System calls then read all runs: a section is read
+        // for all runs before the next section.
         return disk::read(segments, reads, control, sections);
     }
     job.cut_pages();
@@ -129,7 +129,7 @@ fn copy(job: &ReadJob<'_>, runs: &[Option<MappedRun>], part: usize) -> Result<()
         return result.unwrap_or(Err(MissReason::Checksum));
     }
     let bytes = match expected.read.encoded {
-        // The padding too.
+        // The target takes the padding too.
         Encoded::AsStored => job.runs[run].layout.page as usize,
         _ => (expected.stored.end - expected.stored.start) as usize,
     };
