@@ -81,7 +81,7 @@ pub struct Segments {
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) staging: Arc<Staging>,
     files: Files,
-    /// The maps of segments, where directories are in memory.
+    /// The maps of segments; `None` unless the I/O mode is `Mapped`.
     maps: Option<Maps>,
     report: RwLock<IoReport>,
     /// Volumes whose directories could not be used when the segments were opened, with the reasons.
@@ -223,11 +223,11 @@ impl Segments {
         Ok(restored.inspect_err(|_| self.close(id))?)
     }
 
-    /// Removes a segment, durably. Succeeds if it does not exist. On a disk the segment's blocks
-    /// are free immediately, even if another process has it open; in memory they are free once
-    /// every process has closed the segment. A segment in memory is never truncated, in any I/O
-    /// mode of this process: truncation would raise SIGBUS in every process that reads the segment
-    /// through a map.
+    /// Removes a segment, durably. Succeeds if the segment does not exist. On a disk the segment's
+    /// blocks are free immediately, even if another process has the file open; in memory they are
+    /// free once every process has closed the file. A segment in memory is never truncated, in any
+    /// I/O mode of this process: truncation would raise SIGBUS in every process that reads the
+    /// segment through a map.
     ///
     /// # Errors
     /// `Retry` if the file system refuses, or if the directory does not hold the volume now.
@@ -252,15 +252,15 @@ impl Segments {
     }
 
     /// Waits until all writes to segment `id` that a dead process submitted have completed. The
-    /// caller has ensured that no other process writes to the space in question. Blocks for as long
-    /// as the disk takes.
+    /// caller ensures that no living process writes to the space that the dead process was writing
+    /// to. Blocks for as long as the disk takes.
     ///
     /// # Errors
     /// `Retry` if the file system refuses: the writes may still be in flight.
     pub fn drain(&self, id: SegmentId) -> Result<()> {
         let simulated = self.report.read().mode == IoMode::Simulated;
-        // On other file systems no process writes by `io_uring`, and other writes end with their
-        // process.
+        // On a file system that cannot be drained, no process writes by `io_uring`, and writes by
+        // threads end before their process does.
         if !self.volume(id).drains && !simulated {
             return Ok(());
         }
@@ -296,7 +296,8 @@ impl Segments {
         synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
-    /// Bytes of the blocks that all segments take, without files that cannot be read now.
+    /// Total bytes of the blocks allocated to segments. Segments whose files cannot be read now
+    /// count as zero.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         let allocated = |id| self.file(id).and_then(|file| file.allocated()).unwrap_or(0);
@@ -316,7 +317,7 @@ impl Segments {
         self.report.read().clone()
     }
 
-    /// Usage of the staging memory for unaligned reads and writes.
+    /// Usage of the staging memory.
     #[must_use]
     pub fn staging(&self) -> StagingStats {
         self.staging.stats()

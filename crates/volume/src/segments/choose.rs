@@ -44,7 +44,8 @@ pub(super) fn choose(
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
-    // Do not map if all volumes are absent: their file systems are unknown.
+    // Do not map if no directory was tested because all volumes are absent: their file systems are
+    // unknown.
     let mapped =
         chosen == IoChoice::Auto && !tests.is_empty() && tests.iter().all(DirectoryTest::in_memory);
     for (dir, test) in usable.iter().zip(&tests) {

@@ -44,7 +44,8 @@ impl Segments {
             let kept = Arc::clone(files.entry(id).or_insert(file));
             (kept, files.len())
         };
-        // The store has grown since the segments were opened: make room for twice `count`.
+        // The store has grown since the limit of open files was last raised: raise it for twice the
+        // number of segments.
         if count > self.files.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }

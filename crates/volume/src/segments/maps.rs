@@ -9,7 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval between searches for removed segments: a map keeps their memory allocated.
+/// Interval between searches for removed segments that this process still maps: the map keeps their
+/// memory allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.
@@ -36,7 +37,8 @@ impl Maps {
         Ok(self.open.write().entry(id).or_insert(made).clone())
     }
 
-    /// The mapped segments that are removed, once every `SWEEP_INTERVAL`; otherwise none.
+    /// The segments that are mapped here and whose files were removed. Searches at most once every
+    /// `SWEEP_INTERVAL`, and returns none in between.
     fn removed(&self) -> Vec<SegmentId> {
         let Some(mut swept) = self.swept.try_lock().filter(|at| at.elapsed() >= SWEEP_INTERVAL)
         else {

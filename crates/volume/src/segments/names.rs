@@ -63,7 +63,7 @@ impl Segments {
         Ok(listed)
     }
 
-    /// Syncs the directory of a volume, and checks that it was the volume's.
+    /// Syncs the directory of a volume, and checks that the synced directory holds this volume.
     pub(super) fn sync_names(&self, volume: u8) -> io::Result<()> {
         self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
         // Check after the sync: a different file system may have been mounted on the directory

@@ -46,7 +46,7 @@ impl IoMode {
     }
 }
 
-/// The findings when the segments were opened; also logged, as one line.
+/// Findings and decisions of the time when the segments were opened; also logged, as one line.
 #[derive(Clone, Debug)]
 pub struct IoReport {
     /// The I/O mode in use.
@@ -59,7 +59,8 @@ pub struct IoReport {
     pub direct: bool,
     /// The kind of the staging memory.
     pub backing: Backing,
-    /// Whether every file system keeps its guarantees for several processes and across power loss.
+    /// Whether every file system keeps its promises about locks between processes, and about synced
+    /// bytes after power loss. False on a network file system.
     pub trusted: bool,
     /// Why `trusted` is false; else empty.
     pub distrust: String,

@@ -39,8 +39,8 @@ impl DirectoryTest {
 }
 
 /// Writes, reads and compares a small file, through `O_DIRECT` if the file system may honour it,
-/// and with the alignment of all later I/O. On a full file system it reads from an existing segment
-/// instead: segments are allocated as a whole, so they can still be read and written.
+/// and with the alignment of all later I/O. On a full file system the test reads from an existing
+/// segment instead: segments are allocated as a whole, so they can still be read and written.
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {

@@ -20,7 +20,7 @@ pub(super) struct Volume {
     pub(super) direct: bool,
     /// Whether its files are in memory, so that any process may have mapped them.
     pub(super) in_memory: bool,
-    /// Whether [`MediumFile::drain`] waits for the writes of dead processes.
+    /// Whether [`MediumFile::drain`] waits for the writes of dead processes on its file system.
     pub(super) drains: bool,
 }
 
@@ -54,25 +54,26 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether its file system keeps its guarantees for several processes and across power loss.
+    /// Whether the directory's file system is trusted: see [`IoReport::trusted`].
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted
     }
 
-    /// Whether its files are in memory.
+    /// Whether files in the directory are in memory.
     #[must_use]
     pub fn is_in_memory(&self) -> bool {
         self.volume.in_memory
     }
 
-    /// Whether writes of a killed process can be waited for, as `io_uring` requires.
+    /// Whether writes of a killed process can be waited for, which must hold where `io_uring`
+    /// writes. True also if files are not opened with `O_DIRECT`.
     #[must_use]
     pub fn drains(&self) -> bool {
         self.volume.drains || !self.volume.direct
     }
 
-    /// Name of its file system.
+    /// Name of the directory's file system.
     #[must_use]
     pub fn file_system(&self) -> &str {
         &self.file_system
@@ -87,8 +88,8 @@ impl Segments {
     }
 
     /// Sets the function that checks whether a directory holds its volume. A different file system,
-    /// with segments of another store, may be mounted on the directory at any time: no file of it
-    /// may be opened, created or removed.
+    /// with segments of another store, may be mounted on the directory at any time, and no file of
+    /// the other store may be opened, created or removed.
     pub fn guard_with(&self, guard: Guard) {
         let _ = self.discovery.guard.set(guard);
     }
@@ -183,7 +184,7 @@ impl Segments {
         }
     }
 
-    /// Number of volumes. Searches for `volume` first if it is unknown or absent.
+    /// Number of volumes. Searches for volume number `volume` first if that is unknown or absent.
     pub(crate) fn volumes_up_to(&self, volume: u8) -> usize {
         let (known, present) = {
             let volumes = self.volumes.read();
@@ -227,8 +228,8 @@ impl Segments {
         self.volumes.read().len()
     }
 
-    /// Whether a search for absent volumes is due. Retired and absent volumes look the same, so the
-    /// interval limits the cost.
+    /// Whether a search for absent volumes is due. A retired volume looks like an absent volume and
+    /// is never found, so an interval limits how often a search is made in vain.
     fn is_discovery_due(&self) -> bool {
         let mut last = self.discovery.last.lock();
         let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);

@@ -52,7 +52,7 @@ pub(in crate::transfer) fn read(
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
     in_flight: InFlight<PendingOp>,
-    /// While this many bytes of parts in memory are not verified, no chunk is read.
+    /// No chunk is read while parts in memory have this number of unverified bytes or more.
     unverified_limit: u64,
     /// The part that is being verified.
     checking: Option<(usize, PartCheck<'a>)>,
