@@ -10,8 +10,9 @@ pub(super) const SEGMENT_UNITS_LIMIT: u32 = 1 << 20;
 const SIZE_CLASSES: usize = 20;
 
 /// A free extent of one volume, packed into 64 bits so that the order is by length, then segment,
-/// then start (20, 24 and 20 bits). Best fit is the first hole at or above a length; among equals
-/// the lowest position wins, which keeps the ends of segments free.
+/// then start (20, 24 and 20 bits). The best fit for a length is the first hole at or above the
+/// length; among holes of equal length the lowest position wins, which keeps the ends of segments
+/// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Hole(u64);
 
@@ -39,8 +40,8 @@ impl Hole {
 ///
 /// Invariants: `by_size` and the maps in `segments` hold the same holes, except that holes of
 /// sealed segments are only in `segments`. Holes of a segment neither overlap nor touch. `units` is
-/// the sum of the lengths in `by_size`, `classes` their number by size, and `sealed_units` the sum
-/// of the other lengths.
+/// the sum of the lengths in `by_size`, `classes` the number of holes in `by_size` by size class,
+/// and `sealed_units` the sum of the lengths of all other holes.
 #[derive(Debug, Default)]
 pub(super) struct FreeMap {
     /// For each segment that exists, its holes: start to length.

@@ -3,20 +3,20 @@
 //! Purely in memory and never persisted. At open, free space is derived from the extents that the
 //! index names ([`Space::mark`]), so allocator and index cannot disagree after a crash.
 //!
-//! **Rules**, found by simulation (see `docs/space.md`): a run's header and page 0 are contiguous,
-//! or the header and the first 256 KiB of a page longer than 16 MiB; pages up to 256 KiB are never
-//! split, longer pages only into pieces of at least 256 KiB; a run has as few extents as possible,
-//! and is on one volume if possible; a share of all space stays free, so that runs have a choice of
-//! holes.
+//! **Rules**, found by simulation (see `docs/space.md`). A run's header and page 0 are contiguous;
+//! if pages are longer than 16 MiB, the header and the first 256 KiB of page 0 are. Pages of up to
+//! 256 KiB are never split, longer pages only into pieces of at least 256 KiB. A run has as few
+//! extents as possible, and is on one volume if possible. A share of all space stays free, so that
+//! runs have a choice of holes (free extents).
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file
 //! system has no room for it, call [`Space::stop_growth`] and try again. Evict only when
 //! `next_segment` returns `None`.
 //!
-//! **Shares.** The number of segments has a maximum per volume, and a maximum for all volumes
-//! together ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a
-//! sealed segment takes no more runs, and once its owner has emptied it, it is removed
+//! **Shares.** A volume's share is the maximum number of its segments; all volumes together have a
+//! maximum too ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a
+//! sealed segment takes no more runs, and once the store's owner has emptied it, it is removed
 //! ([`Space::remove_segment`]). The number of a removed segment is not used again: see
 //! [`Space::start_numbers_at`].
 
@@ -41,7 +41,8 @@ use std::fmt;
 
 /// Segment numbers are below this.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
-/// Maximum extents of a run. If a run would need more, evicting a little more is better.
+/// Maximum extents of a run. For a run that would need more extents the store evicts pages instead,
+/// to get longer free extents.
 pub const RUN_EXTENTS_MAX: usize = 64;
 
 /// Configuration of a [`Space`].
@@ -102,7 +103,7 @@ pub struct SpaceStats {
     pub free_units: u64,
     /// Units of the segments that exist.
     pub total_units: u64,
-    /// Units of the segments that may exist.
+    /// Units of the segments that exist or may be created, without sealed segments.
     pub capacity_units: u64,
     /// Units that [`Reserve::Keep`] leaves free.
     pub reserve_units: u64,
@@ -140,7 +141,7 @@ pub struct Space {
     volumes: Vec<Volume>,
     /// Maximum segments of all volumes together.
     segments_max: u64,
-    /// The volume to allocate from next.
+    /// The volume whose turn it is: allocation and growth try it first.
     next_volume: usize,
     runs: u64,
     extents: u64,
@@ -197,8 +198,8 @@ impl Space {
     /// Adds a segment that was created; all of it is free.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it exists already, is of an unknown volume, or exceeds the
-    /// volume's share; nothing is changed.
+    /// [`SpaceError::Segment`] if the segment exists already, is of an unknown volume, or exceeds
+    /// the volume's share; nothing is changed.
     pub fn add_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         match self.volumes.get_mut(usize::from(id.volume())) {
@@ -216,7 +217,7 @@ impl Space {
     /// [`Space::set_shares`] seals segments.
     ///
     /// # Errors
-    /// [`SpaceError::Segment`] if it exists already or is of an unknown volume.
+    /// [`SpaceError::Segment`] if the segment exists already or is of an unknown volume.
     pub fn restore_segment(&mut self, id: SegmentId) -> Result<(), SpaceError> {
         let units = self.segment_units;
         match self.volumes.get_mut(usize::from(id.volume())) {
@@ -235,14 +236,14 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room: on the volume whose turn it
-    /// is, else on the volume that has the smallest part of its share. `None` if no volume may
-    /// grow.
+    /// The segment to create when the existing segments have no room. Its volume is the volume
+    /// whose turn it is; if that cannot grow, the volume whose segments are the smallest fraction
+    /// of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let count = self.volumes.len();
         let turns = (0..count).map(|step| (self.next_volume + step) % count);
-        // Compares the parts by cross-multiplication, without division.
+        // Compares the fractions by cross-multiplication, without division.
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
                 < u64::from(b.free.segments()) * u64::from(a.max)
@@ -343,8 +344,8 @@ impl Space {
         Some(extents)
     }
 
-    /// Number of units that must be freed, or added with new segments, before a run of `units` fits
-    /// by size. Fragmentation may require more.
+    /// Number of units that must be freed before a run of `units` fits by size, after all segments
+    /// that may be created are. Fragmentation may require more.
     #[must_use]
     pub fn shortfall(&self, units: u64, reserve: Reserve) -> u64 {
         let keep = match reserve {
@@ -381,8 +382,8 @@ impl Space {
         self.segments() * u64::from(self.segment_units)
     }
 
-    /// Units of the segments that are not sealed or may be created: the total once all sealed
-    /// segments are removed.
+    /// Units of the segments that exist and are not sealed, and of the segments that may be
+    /// created.
     #[must_use]
     pub fn capacity_units(&self) -> u64 {
         let open: u64 = self.volumes.iter().map(|v| u64::from(v.free.open_segments())).sum();

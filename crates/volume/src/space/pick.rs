@@ -15,13 +15,14 @@ pub(super) struct Pick {
 impl Space {
     /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. the smallest hole that fits all of it, on the volume whose turn it is, else on the next
-    ///    volume;
+    /// 1. the smallest hole that holds the whole run, on the volume whose turn it is, else on the
+    ///    next volume that has such a hole;
     /// 2. pieces on one volume: if several volumes have room, the volume that needs the fewest;
     /// 3. pieces on several volumes.
     ///
-    /// While segments can still be created, a run is not cut into more pieces than it must be, and
-    /// a volume that can grow keeps its turn, so that volumes fill evenly.
+    /// While segments can still be created, a run has at most one piece more than the segments that
+    /// its length needs; and if the volume whose turn it is can grow, no other volume is tried, so
+    /// that volumes fill evenly.
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
@@ -70,8 +71,8 @@ impl Space {
                 .map(|(_, at, holes)| (*at, holes))?;
             let largest = holes.next()?;
             if u64::from(largest.units()) >= left {
-                // No hole is picked twice: holes picked so far on this volume are larger than
-                // `largest` in the order of holes, and the best fit is at most `largest`.
+                // No hole is picked twice: in the order of `Hole`, holes picked so far on this
+                // volume come after `largest`, and the best fit is `largest` or comes before it.
                 let hole = self.volumes[at].free.best(left).unwrap_or(largest);
                 debug_assert!(hole <= largest);
                 picks.push(Pick { volume: u8::try_from(at).ok()?, hole, units: left as u32 });

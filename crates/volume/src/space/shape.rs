@@ -2,8 +2,8 @@
 
 use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
 
-/// Page 0 of a run is contiguous with the header up to this length. Longer pages would find few
-/// holes of their length in a full store.
+/// A page 0 of up to this length is contiguous with the header. For longer pages a full store has
+/// few holes of that length.
 pub(super) const LONG_PAGE_UNITS: u32 = ((16 << 20) / UNIT) as u32;
 
 /// A header, followed by pages of equal length.
@@ -19,9 +19,9 @@ impl RunShape {
         u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
     }
 
-    /// Length of the header and the beginning of page 0, which are contiguous: all of page 0, so
-    /// that one operation reads both, or its first piece if the page is long enough that another
-    /// operation costs nothing.
+    /// Length of the header and the part of page 0 that is contiguous with it. This part is all of
+    /// page 0, so that one operation can read both; or the first piece of page 0, if the page is so
+    /// long that one more operation makes no difference.
     pub(super) fn first_units(self) -> u64 {
         let together =
             if self.page_units > LONG_PAGE_UNITS { PIECE_UNITS } else { self.page_units };

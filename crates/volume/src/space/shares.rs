@@ -4,9 +4,10 @@ use super::{Space, SpaceError, Volume};
 use ritornello_format::SegmentId;
 
 impl Space {
-    /// Sets the maximum number of segments of each volume, and of all volumes together. Adds new
-    /// volumes. Seals the emptiest segments of a volume that has more, and unseals segments of a
-    /// volume that has fewer.
+    /// Sets the maximum number of segments of each volume (its share), and of all volumes together.
+    /// Adds volumes if `shares` has more entries than there are volumes. Seals the emptiest
+    /// segments of a volume that has more than its share, and unseals sealed segments of other
+    /// volumes.
     pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
         self.segments_max = u64::from(segments_max);
         while self.volumes.len() < shares.len() {
@@ -85,7 +86,7 @@ impl Space {
         }
     }
 
-    /// Removes a sealed segment that is empty, after its file is removed.
+    /// Forgets a sealed segment that is empty, after its file is removed.
     ///
     /// # Errors
     /// [`SpaceError::Segment`] if the segment is not sealed or not empty; the space is then
@@ -101,7 +102,7 @@ impl Space {
 
     /// Gives new segments of a volume numbers starting at `number`, unless they already start
     /// higher. A process that still has a removed segment open must not mistake a new segment for
-    /// it.
+    /// the removed one.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);
