@@ -13,7 +13,7 @@ pub(crate) use uring::Uring;
 
 use std::io;
 
-/// A source of operations, and of computation to do while they are in flight.
+/// One call's operations, and its computation while these are in flight.
 pub(crate) trait Work {
     /// The next operation. `None` if no operation is ready: all are submitted, or an operation in
     /// flight must complete first, or [`Work::compute`] must run first.
@@ -48,8 +48,8 @@ trait OpQueue {
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>);
 }
 
-/// The loop of all engines. First submit, so that the device is never idle; then compute; block
-/// only when no computation is ready.
+/// The loop of all engines. It submits first, so that the device is never idle; then it computes;
+/// it blocks only when no computation is ready.
 fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
     let mut ended = Vec::new();
     loop {

@@ -22,8 +22,9 @@ const CANCEL_CHECK: Duration = Duration::from_millis(20);
 
 /// A bounded arena of staging memory, handed out in 4 KiB-aligned [`StagingBuffer`]s.
 ///
-/// In huge pages if the machine permits (see [`StagingStats::backing`]), and not inherited by a
-/// forked child. Memory becomes resident when it is first used, and stays resident.
+/// The arena is in huge pages if the machine permits (see [`StagingStats::backing`]), and is not
+/// inherited by a forked child. Transparent and small pages become resident when they are first
+/// used, pages of the huge-page pool when the arena is made; all stay resident.
 pub struct Staging {
     arena: Arena,
     state: Mutex<State>,
@@ -75,15 +76,16 @@ impl Staging {
         }
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no span is free.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no free span is long
+    /// enough.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingBuffer> {
         self.carve(&mut self.state.lock(), bytes)
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; waits until `deadline`, at most 30
-    /// seconds, or until `is_stopped` returns true. `None` if no span became free in time, or the
-    /// arena is smaller.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB. Waits for it until `deadline`, at
+    /// most 30 seconds, or until `is_stopped` returns true. `None` if no free span was long enough
+    /// in time, or if the arena is shorter than `bytes`.
     #[must_use]
     pub fn take(
         self: &Arc<Self>,
@@ -107,8 +109,8 @@ impl Staging {
         }
     }
 
-    /// First fit: buffers are few, and consecutive allocations get adjacent spans, which keeps
-    /// scatter lists short.
+    /// Takes the first free span that is long enough. A search is short because buffers are few,
+    /// and consecutive allocations get adjacent spans, which keeps lists of `iovec`s short.
     fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<StagingBuffer> {
         let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
         let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;

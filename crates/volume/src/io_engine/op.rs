@@ -1,4 +1,5 @@
-//! One read or write: a range of a file, and the memory to fill or to write.
+//! One read or write: a range of a file, and the memory that the read fills or the write takes its
+//! bytes from.
 
 use ritornello_medium::MediumFile;
 use std::io;
@@ -60,8 +61,8 @@ impl Op {
     /// A read into, or a write from, `iovecs` at `offset` of `file`.
     ///
     /// # Safety
-    /// Until the operation completes, the iovecs are valid for reads. For a read of the file they
-    /// are also valid for writes, and no other code accesses them.
+    /// Until the operation completes, the memory of the iovecs is readable. If the operation reads
+    /// the file, this memory is also writable, and no other code accesses it.
     pub(crate) unsafe fn new(
         tag: u64,
         file: Arc<dyn MediumFile>,

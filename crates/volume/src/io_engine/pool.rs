@@ -1,5 +1,5 @@
-//! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`, where
-//! `io_uring` is forbidden.
+//! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`. It is used
+//! where `io_uring` is forbidden or may not write, for I/O through the page cache, and on request.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};
@@ -9,8 +9,9 @@ use std::sync::Arc;
 /// Maximum threads of the pool, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
-/// Threads for operations. The number of callers, each with its operations in flight, bounds the
-/// queue. An idle thread holds no caller's memory, since every call waits for its own operations.
+/// Threads that run operations. The number of callers bounds their queue: each caller has at most
+/// `THREADS_MAX` operations in flight. An idle thread holds no caller's memory, since every call
+/// waits for its own operations.
 pub(crate) struct Pool(ThreadPool<OpJob>);
 
 struct OpJob {

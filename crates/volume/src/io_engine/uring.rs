@@ -1,4 +1,4 @@
-//! The engine of `io_uring`: one ring per running call, kept for later calls.
+//! The engine of `io_uring`. Each running call has its own ring, which later calls reuse.
 
 use super::{Inline, IoEngine, Op, OpQueue, Work, drive};
 use io_uring::{IoUring, opcode, squeue, types::Fd};
@@ -30,8 +30,8 @@ impl Uring {
     }
 }
 
-/// Makes a ring, without interrupts for completions where the kernel can: the thread polls for
-/// them.
+/// Makes a ring. Where the kernel supports `COOP_TASKRUN`, completions do not interrupt the calling
+/// thread: it polls for them.
 fn ring() -> io::Result<IoUring> {
     let ring = IoUring::builder()
         .setup_coop_taskrun()
@@ -39,8 +39,9 @@ fn ring() -> io::Result<IoUring> {
         .dontfork()
         .build(ENTRIES)
         .or_else(|_| IoUring::builder().dontfork().build(ENTRIES))?;
-    // Before Linux 5.5 the vectors had to outlive their submission (`SUBMIT_STABLE`), and
-    // completions could be dropped (`NODROP`): on older kernels the pool is used instead.
+    // Before Linux 5.5 arrays of `iovec` had to stay in place after their submission
+    // (`SUBMIT_STABLE`), and completions could be dropped (`NODROP`): on such kernels the pool is
+    // used instead.
     if ring.params().is_feature_nodrop() && ring.params().is_feature_submit_stable() {
         Ok(ring)
     } else {
@@ -88,8 +89,8 @@ struct RingQueue {
     unsent: VecDeque<usize>,
     /// Operations that failed before the kernel consumed them.
     failed: Vec<(u64, io::Result<()>)>,
-    /// The kernel refused a submission with an unknown error: nothing is submitted to this ring
-    /// again.
+    /// Whether the kernel has refused a submission with an unknown error. Nothing is submitted to
+    /// such a ring again.
     broken: bool,
 }
 
@@ -133,8 +134,8 @@ impl RingQueue {
         let (Some(ring), Some(Some(op))) = (&mut self.ring, self.slots.get(slot)) else { return };
         let entry = op.descriptor().filter(|_| !self.broken).map(|fd| entry(op, Fd(fd), slot));
         let pushed = entry.is_some_and(|entry| {
-            // SAFETY: the memory stays valid until the completion is reaped (`Op::new`); the vector
-            // and the file do because `slots` holds the operation until then.
+            // SAFETY: the memory stays valid until the completion is reaped (`Op::new`). So do the
+            // array of iovecs and the file, because `slots` holds the operation until then.
             unsafe { ring.submission().push(&entry) }.is_ok()
         });
         if !pushed {
@@ -156,8 +157,8 @@ impl RingQueue {
                 Ok(_) => break,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) if want == 0 => {}
-                    // A signal, memory pressure, or a full completion queue: the entries that
-                    // remain are submitted with the next call.
+                    // A signal, memory pressure, or a full completion queue: the next call of
+                    // `enter` submits the remaining entries.
                     Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => break,
                     _ => {
                         self.broken = true;

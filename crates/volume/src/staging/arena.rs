@@ -14,7 +14,7 @@ pub enum Backing {
     HugeTlb,
     /// Transparent huge pages.
     Transparent,
-    /// Pages of 4 KiB: half the bandwidth of direct I/O.
+    /// Pages of 4 KiB, which halve the bandwidth of direct I/O.
     Small,
 }
 
@@ -67,8 +67,9 @@ impl Arena {
             Some(arena) => arena,
             None => Self::transparent(len)?,
         };
-        // SAFETY: the mapping was made above. If a child inherited it, copy-on-write could move the
-        // page that a read in flight writes to out of the parent's view.
+        // SAFETY: the mapping was made above. (A child must not inherit the mapping: with
+        // copy-on-write the parent could get a new copy of a page while a read in flight fills the
+        // old one.)
         let kept = unsafe { madvise(arena.mapping.as_ptr(), arena.mapped, Advice::LinuxDontFork) };
         kept.map_err(|error| Error::retry("staging memory refused MADV_DONTFORK").because(error))?;
         Ok(arena)
