@@ -1,4 +1,5 @@
-//! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB [IN_FLIGHT_MIB [SKEW]]]]]`
+//! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB
+//! [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
 //! Prints the rates of writing and reading runs, relative to the baseline of the same disk in the
 //! same process.
@@ -13,7 +14,7 @@ use std::sync::Arc;
 const SEGMENT: u64 = 256 << 20;
 const RUN_PAGES: usize = 32;
 
-/// Huge-page memory in the role of a caller's.
+/// Huge-page memory in the role of a caller's memory.
 struct Caller(Vec<StagingBuffer>, usize);
 
 // SAFETY: the buffers live as long as this value, and `main` reads into each page once at a time.

@@ -19,7 +19,7 @@ pub struct ForkSafeLock<T> {
 }
 
 impl<T> ForkSafeLock<T> {
-    /// A value in its first state.
+    /// A lock around `state`.
     pub const fn new(state: T) -> Self {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }

@@ -9,8 +9,8 @@
 //!
 //! **Promises.** A page that is reported as verified holds, byte for byte, the page that was
 //! written under its key in its generation. Any other outcome is a miss with a reason, never a
-//! panic. When a call returns, its I/O has completed. Memory is bounded by the bytes that a call
-//! keeps in flight, and by the arena.
+//! panic. When a call returns, its I/O has completed. Memory is bounded by the bytes that each call
+//! keeps in flight, and by the length of staging.
 //!
 //! **May not know** which pages exist, which client requests them, or which may be overwritten: the
 //! caller supplies places.

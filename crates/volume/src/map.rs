@@ -5,11 +5,12 @@
 //! different run. So no reference to mapped bytes is ever made. Mapped bytes are copied through raw
 //! pointers, and the copy is trusted only after its checksum.
 //!
-//! **No `SIGBUS`.** The kernel raises it for an access past the end of the file, and for a missing
-//! page that cannot be allocated. So all pages of a segment are allocated when it is created, and a
-//! segment is never truncated, only unlinked ([`Segments::remove`](crate::Segments::remove)). The
-//! length is checked before every transfer, because another program may truncate the file, and
-//! pages are faulted in by a call that returns errors ([`Map::fault_in`]), not by an access.
+//! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a
+//! missing page that cannot be allocated. So all pages of a segment are allocated when the segment
+//! is created, and a segment is never truncated, only unlinked
+//! ([`Segments::remove`](crate::Segments::remove)). The length of the file is checked before every
+//! transfer, because another program may truncate the file, and pages are faulted in by a call that
+//! returns errors ([`Map::fault_in`]), not by an access.
 
 use ritornello_medium::MediumFile;
 use rustix::fs::fstat;
@@ -30,7 +31,7 @@ pub(crate) struct Map {
     file: Arc<dyn MediumFile>,
     base: NonNull<c_void>,
     length: usize,
-    /// For each 2 MiB, whether this process has page tables for them.
+    /// For each 2 MiB of the file, whether this process has faulted them in.
     faulted: Box<[AtomicBool]>,
     /// The process that made the map. A forked child does not have it, and may have another mapping
     /// at the same address.

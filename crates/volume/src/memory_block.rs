@@ -1,5 +1,5 @@
-//! Small blocks of aligned memory: for run headers, and for the last unit of a page whose length is
-//! not a multiple of 4 KiB.
+//! Blocks of aligned memory on the heap: for run headers, for the last unit of a page whose length
+//! is not a multiple of 4 KiB, and for copies of encoded pages.
 
 use ritornello_format::UNIT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

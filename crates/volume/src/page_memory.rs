@@ -106,7 +106,8 @@ pub unsafe trait PageSource: Send + Sync {
     /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
     /// exist.
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>);
-    /// Number of leading pages without bytes: a put acknowledges these pages if they are stored.
+    /// Number of leading pages without bytes. A put cannot write such a page, and acknowledges it
+    /// only if the store has it already.
     fn without_bytes(&self) -> usize {
         0
     }
@@ -126,8 +127,8 @@ pub unsafe trait PageSource: Send + Sync {
 /// # Safety
 /// The fragments of a page are valid for reads and writes from any thread for as long as the value
 /// lives; together they are as long as the page, and fragments of different pages do not overlap.
-/// From the moment they are handed out until the call that received them returns, no other code
-/// accesses them; the exception are sections that have arrived, which other threads may read.
+/// From the moment fragments are handed out until the call that received them returns, no other
+/// code accesses their bytes. Exception: other threads may read sections that have arrived.
 pub unsafe trait PageTarget: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

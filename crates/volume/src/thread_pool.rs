@@ -1,8 +1,8 @@
 //! A bounded pool of threads with a bounded queue of jobs.
 //!
-//! Each user has a separate pool, so that jobs that hang in one place do not take the threads of
-//! another. Published crates do not fit: they stop if a thread cannot be started, or their queue
-//! has no limit, or a waiting job cannot be taken back.
+//! Each component has a separate pool, so that jobs of one component that hang do not take the
+//! threads of another component. Published crates do not fit: they stop if a thread cannot be
+//! started, or their queue has no limit, or a waiting job cannot be taken back.
 
 use crate::{ForkSafeLock, process_id};
 use std::borrow::Cow;

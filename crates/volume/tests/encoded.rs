@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Drops every other byte, if all of those are zero.
+/// A codec that drops every other byte, if all dropped bytes are zero.
 struct EveryOther;
 
 const CODEC: u8 = 77;
@@ -44,7 +44,7 @@ impl Unpack for EveryOther {
     }
 }
 
-/// A page whose leading `noise` of 16 parts cannot be encoded.
+/// A page of 16 parts, of which the first `noise` cannot be encoded.
 fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
@@ -167,7 +167,8 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
     }
 }
 
-/// The slices before the raw one take whole units on disk, so that the raw one is aligned there.
+/// The encoded slice takes whole units on disk, so that the raw slice after it is aligned there,
+/// but at a different offset than in the page.
 #[test]
 fn raw_slice_after_shorter_slices_is_read_to_its_own_offset() {
     for rig in rigs() {
@@ -240,7 +241,7 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
     assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
 
-/// Knows the codec, and refuses every frame with this reason.
+/// An [`Unpack`] that knows every codec, and refuses every frame with this reason.
 struct Choosy(MissReason);
 
 impl Unpack for Choosy {
@@ -252,7 +253,7 @@ impl Unpack for Choosy {
     }
 }
 
-/// Knows no codec.
+/// An [`Unpack`] that knows no codec.
 struct Ignorant;
 
 impl Unpack for Ignorant {
@@ -285,7 +286,7 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Pages that their header rules out make room for the reads behind them, also when no other page
+/// Pages that their header rules out make room for the reads after them, also if no other operation
 /// is in flight.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
@@ -363,7 +364,8 @@ fn staging_for_one_page_suffices_for_many() {
     }
 }
 
-/// A page that has failed waits for no staging memory: the wait would end the reads behind it.
+/// A page that has failed waits for no staging memory: if the wait ended without memory, the reads
+/// after this page would fail too.
 #[test]
 fn failed_page_does_not_wait_for_staging() {
     let rig = rig(IoChoice::Auto);

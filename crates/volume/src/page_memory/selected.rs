@@ -1,5 +1,5 @@
-//! A subset of a target's pages: to read each group of pages from the tier that has it, and to pass
-//! the result on.
+//! A subset of a target's pages. Each group of pages is read from the tier that has it; the pages
+//! read can then be written to another tier.
 
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 
