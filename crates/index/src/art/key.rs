@@ -21,7 +21,7 @@ pub(super) const CHUNK: usize = 128;
 
 /// Exclusive limit of the run numbers assigned so far.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
-/// The numbers of runs and of pages.
+/// The total numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";
 /// The latest clock.
 pub(super) const CLOCK: [u8; 2] = *b"mc";

@@ -15,10 +15,10 @@
 //!
 //! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
 //! does, which is written last; the chunks of a run that is too long for one batch are written
-//! before. The next open removes chunks without a record, which a crash can leave of a long run. If
-//! Holt fails in the middle of a batch, it may have applied a part: an insert then removes all its
-//! keys again before it returns the error. If that fails as well, or if a removal fails, the index
-//! is poisoned.
+//! before the record. The next open removes chunks without a record, which a crash can leave of a
+//! long run. If Holt fails in the middle of a batch, it may have applied a part: an insert then
+//! removes all its keys again before it returns the error. If that fails as well, or if a removal
+//! fails, the index is poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
@@ -67,7 +67,7 @@ use write::Numbers;
 /// Options of an [`ArtIndex`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArtOptions {
-    /// Bytes of memory that cache frames which are not dirty.
+    /// Memory for frames that are cached and not dirty, in bytes.
     pub cache_bytes: u64,
     /// Every change is durable when the call returns. [`crate::PrefixIndex::sync`] then writes only
     /// the recency from [`crate::PrefixIndex::touch`].

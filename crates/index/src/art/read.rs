@@ -53,7 +53,8 @@ impl ArtIndex {
         Ok((pages.len() == usize::from(record.pages)).then_some(pages))
     }
 
-    /// The position that the tree names for a page, and the run's record if the run exists.
+    /// The run and page number that the tree names for a hash, and the run's record. The hash in
+    /// the run is not compared. `None` if the tree names no position, or a run that does not exist.
     fn hint(&self, scope: ScopeSlot, hash: PageHash) -> Result<Option<(RunId, u16, Record)>> {
         if hash == PageHash::NONE {
             return Ok(None);
@@ -142,7 +143,8 @@ impl ArtIndex {
         Ok((from < pages.len()).then(|| pages.split_off(from)))
     }
 
-    /// Walks along the keys: with `skip` past whole runs by their records, else by range reads.
+    /// Walks along the keys, run by run. With `skip`, reads only the record of a run that matches
+    /// as a whole; otherwise reads the hashes of all runs, by range reads.
     pub(super) fn along(
         &self,
         scope: ScopeSlot,

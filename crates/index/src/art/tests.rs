@@ -344,7 +344,7 @@ fn damage_causes_misses_or_drops_only() {
             let mut bytes = std::fs::read(entry.path()).unwrap();
             let random =
                 crate::synthetic::mix(seed << 8 | u64::from(entry.file_name().len() as u8));
-            // Only where the files have contents: they are preallocated.
+            // Damage only bytes that have contents: the files are preallocated.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             if used > 0 && seed % 4 != 3 {
                 bytes[random as usize % used] ^= 1 << (random >> 32 & 7);

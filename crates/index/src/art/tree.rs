@@ -66,8 +66,8 @@ impl Batch {
 /// The tree.
 pub(super) struct Holt {
     tree: Tree,
-    /// Number of operations after which the next batch fails, for tests: Holt may fail in the
-    /// middle.
+    /// For tests: the number of operations of the next batch that succeed before the batch fails,
+    /// because Holt may fail in the middle of a batch.
     #[cfg(test)]
     pub(super) fail_after: parking_lot::Mutex<Option<usize>>,
 }

@@ -22,8 +22,8 @@ pub(super) struct Numbers {
 }
 
 impl ArtIndex {
-    /// Returns the next run number. The limit that the tree records is always above it, so that
-    /// after a crash no number is assigned again: the tree may still hold keys of its run.
+    /// Returns the next run number. The limit that the tree records is always above this number, so
+    /// that no number is assigned again after a crash: the tree may still hold keys of its run.
     pub(super) fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
         if numbers.next >= numbers.reserved {
             let reserved = numbers.next + NUMBERS;
@@ -44,8 +44,8 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Applies a batch of new keys. On failure removes its keys and the keys of `done` again. If
-    /// the removal fails too, the index is poisoned.
+    /// Applies a batch of new keys. If that fails, removes the keys of the batch, and of the
+    /// batches `done` that were applied before. If the removal fails too, the index is poisoned.
     pub(super) fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
         let Err(error) = self.apply(batch) else { return Ok(()) };
         for undone in std::iter::once(batch).chain(done.iter().rev()) {
@@ -56,8 +56,8 @@ impl ArtIndex {
         Err(error)
     }
 
-    /// Adds the numbers of runs and pages after the batch to the batch. Only these numbers can
-    /// reveal that Holt no longer finds some runs or pages.
+    /// Adds to the batch the total numbers of runs and pages that the index has after the batch.
+    /// Only these numbers can reveal that Holt no longer finds some runs or pages.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
@@ -113,8 +113,8 @@ impl ArtIndex {
                     continue;
                 }
                 // A run has one parent, so only the first run can occur again, and only if it is
-                // its own descendant. Intact chains have no rings. The run is then removed with all
-                // its children.
+                // its own descendant. Only damage makes such a ring; the first run is then removed
+                // with all its children.
                 if child == run && removals[0].1 > 0 {
                     removals[0].1 = 0;
                     for (child, page) in self.children(run)? {
@@ -131,8 +131,8 @@ impl ArtIndex {
         Ok(removals)
     }
 
-    /// Removes or cuts the record first: then no page after the cut exists. If the process dies,
-    /// the next open removes the remains of a longer run.
+    /// Removes or cuts the record first: then no page after the cut exists. If the process dies
+    /// before all batches are applied, the next open removes the keys that are left of these pages.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };

@@ -213,7 +213,7 @@ impl PrefixIndex for LsmIndex {
             let pages = self.db.hashes(run, &record, 0);
             let used = self.db.used(run)?;
             // Every removal of pages changes the record in the same batch, and removals are never
-            // reverted.
+            // reverted. So if the record is unchanged, no page was removed between the reads.
             if self.db.record(run)? == record {
                 return Some(self.view(run, record, pages, used));
             }
@@ -244,7 +244,7 @@ impl PrefixIndex for LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         change.counts.clock = change.counts.clock.max(clock);
         let retained = (|| {
-            // If a run is named twice, the last end counts.
+            // If a run is named twice, the last entry counts.
             let last: BTreeMap<RunId, u64> = runs.iter().copied().collect();
             for (run, until) in last {
                 if let Some(before) = self.db.used(run) {
@@ -262,7 +262,8 @@ impl PrefixIndex for LsmIndex {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        // Visits the names of one scan, and reads the state of each run at its visit.
+        // One scan lists the names of runs. The state of each run is read only when the run is
+        // visited, and may be newer than the scan.
         self.db.scan(Family::Run, &[], |key, _| {
             if let Some(run) = keys::read_run(key)
                 && let Some(view) = self.run(run)
@@ -281,7 +282,7 @@ impl PrefixIndex for LsmIndex {
         if self.gauges.synced.load(Ordering::Acquire) >= requested {
             return Ok(());
         }
-        // The data of batches that share this sync was made durable as well.
+        // All batches appended so far share this sync: `sync_data` makes their data durable too.
         let reached = self.gauges.appended.load(Ordering::Acquire);
         sync_data()?;
         self.db.db.flush_wal(true).map_err(|error| {
@@ -292,8 +293,8 @@ impl PrefixIndex for LsmIndex {
         Ok(())
     }
 
-    /// Compacts if necessary, and tunes the structure of the tree. Without calls, the tree keeps
-    /// the structure that it had when it was opened.
+    /// Compacts if necessary, and tunes the structure of the tree. If this is never called, the
+    /// tree keeps the structure that it had when it was opened.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;

@@ -5,14 +5,14 @@
 //! checkpoint: if one file is damaged, the other file and a longer part of the journal restore the
 //! same state. A checkpoint is written in four steps:
 //!
-//! 1. Sync the journal and begin a new file. Records that are not in the old files will be replayed
-//!    on top.
+//! 1. Sync the journal and begin a new journal file. Recovery will replay the records of this file
+//!    on top of the copies.
 //! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes of the
 //!    new journal file; replaying these changes again has no effect.
-//! 3. Sync the journal up to the last change that a copy can show, after the data that it names;
-//!    write its number into the last frame. A checkpoint without that frame is invalid, so no copy
-//!    counts before its data is durable. If the journal does not reach that number, the checkpoint
-//!    is not exact, and recovery prefers the older checkpoint.
+//! 3. Sync the journal up to the last change that a copy can show, after the data that its records
+//!    name; write the number of this change into the last frame. A checkpoint without that frame is
+//!    invalid, so no copy counts before its data is durable. If the journal does not reach that
+//!    number, the checkpoint is not exact, and recovery prefers the older checkpoint.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;
@@ -77,7 +77,7 @@ impl RunIndex {
         let (journal, limit) =
             (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        // After the budget was reduced, rewriting both files makes them shorter.
+        // If the files exceed a budget that was reduced, rewriting the checkpoints shortens them.
         let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
         journal >= limit
             || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)

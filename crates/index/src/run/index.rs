@@ -329,9 +329,9 @@ impl PrefixIndex for RunIndex {
 }
 
 impl RunIndex {
-    /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
-    /// parents. The index is therefore closed at every moment, for a probe and in every prefix of
-    /// the journal that a crash leaves.
+    /// Removes all but the first `keep` pages of a run. Before them it removes the descendants of
+    /// the removed pages, leaves before their parents. So no page is ever in the index without the
+    /// pages before it, neither for a probe nor in a prefix of the journal that a crash leaves.
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
@@ -388,8 +388,9 @@ impl RunIndex {
         Some(Removed { run: id, scope, pages: cut.pages, whole: cut.whole, extents: cut.extents })
     }
 
-    /// How to remove a page: by cutting its run at the page (`true`), or by a hole. The last page
-    /// of an unchained run is removed by cutting the whole run.
+    /// How to remove a page of a run: cut the run at the returned page number (`true`), or remove
+    /// only this page, from the middle (`false`). If an unchained run has no other page left, the
+    /// whole run is cut, at page 0.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;

@@ -1,7 +1,8 @@
 //! The journal files, and group commit.
 //!
-//! Records are appended to one file; a checkpoint begins the next. Bytes of a file never change
-//! once written, and a file is removed once both checkpoints are newer than its end.
+//! Records are appended to the last file; each checkpoint begins a new file. Bytes of a file never
+//! change once they are written, and a file is removed once both checkpoints are newer than its
+//! end.
 
 use super::RunIndex;
 use super::pending::poisoned;
@@ -78,7 +79,7 @@ pub(super) fn create(
     Ok((file, JournalFile { number: header.number, bytes: JournalHeader::BYTES as u64 }))
 }
 
-/// Creates a file and writes its header. Without [`finish_file`] the file does not count.
+/// Creates a file and writes its header. Until [`finish_file`] returns, a crash may lose the file.
 fn begin_file(
     medium: &dyn Medium,
     dir: &Path,

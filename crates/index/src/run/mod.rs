@@ -5,7 +5,7 @@
 //! | `slots` | the slot table: page → run and number, 8 bytes per page |
 //! | `record` | the record of one run |
 //! | `runs` | the table of records, and their tree |
-//! | `tables` | both together, and the probe |
+//! | `tables` | slots and records together, and lookups in them |
 //! | `index` | changes and lookups: the implementation of [`crate::PrefixIndex`] |
 //! | `check` | whether a run can be inserted |
 //! | `pending` | journal records that are not written yet |
@@ -13,7 +13,7 @@
 //! | `checkpoint` | copies all runs while the index changes |
 //! | `frames` | reads files of checksummed frames in bounded memory |
 //! | `recovery` | selects the checkpoint and the journals to recover from |
-//! | `replay` | builds the tables from them |
+//! | `replay` | builds the tables from a checkpoint and journals |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
 //! I/O (`checkpoints` across a [`crate::SyncData`] too, `journal` not), and only `sync` and
@@ -89,7 +89,8 @@ struct Gauges {
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes of journal after a torn or damaged frame. A crash tears the last frame.
+    /// Bytes of a journal file that were not replayed, because they begin with a torn or damaged
+    /// frame. A crash may tear the last frame.
     pub torn_bytes: u64,
     /// Whether a checkpoint was damaged, or a journal before its end. A torn tail is not damage.
     pub damaged: bool,

@@ -141,8 +141,8 @@ impl RunIndex {
                 let tables = self.tables.read();
                 for &run in batch {
                     // Clear the flag before reading the recency: a later touch then lists the run
-                    // again. A run that took over the record in between is either not flagged, or
-                    // listed as well.
+                    // again. If the record holds a different run since the touch, that run is
+                    // either not flagged, or is in the list itself.
                     if tables.runs.is_live(run)
                         && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
                     {

@@ -9,8 +9,8 @@ use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The hash of the last page is in the record itself, so a probe reads only
-/// the record of a run that is completely inside the prefix.
+/// The hashes of a run. The hash of the last page is in the record itself, so that a probe need
+/// read only the record if the run is completely inside the prefix.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,
@@ -152,11 +152,11 @@ pub(crate) struct Cold {
     pub(super) reuse: u32,
     pub(crate) parent: Number,
     pub(crate) child: Number,
-    /// The next sibling; in a free record, the next free one.
+    /// The next sibling; in a free record, the next free record.
     pub(crate) next: Number,
     pub(super) previous: Number,
     pub(crate) parent_page: u16,
-    /// Pages that were not removed from the middle.
+    /// Number of pages that exist. Less than [`Hot::length`] if pages were removed from the middle.
     pub(super) live: u16,
 }
 

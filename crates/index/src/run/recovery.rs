@@ -61,7 +61,7 @@ struct Replayed {
     /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// Whether more than a torn tail follows the end.
+    /// Whether anything but one torn frame follows the last replayed record.
     damaged: bool,
 }
 
@@ -237,10 +237,10 @@ fn checkpoints_of(
     first: u64,
 ) -> Checkpoints {
     let files = [0, 1].map(|slot| match headers[slot] {
-        // The older checkpoint was not read, and the next checkpoint replaces it.
         Some(header) if used == Some(slot) => {
             CheckpointFile { id: header.id, journal: header.journal }
         }
+        // The older checkpoint was not read, and the next checkpoint replaces it.
         Some(header)
             if used.is_some_and(|used| headers[used].is_some_and(|u| u.id > header.id)) =>
         {
@@ -342,8 +342,8 @@ impl Source<'_> {
             // A new index; or the creation of its first file was interrupted.
             (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
             (Some(1), None) if self.newest == 0 => Ok((attempt(1, 1, true)?, true)),
-            // Only the end of the journal exists. Runs whose parents are in the missing part are
-            // lost.
+            // There is no usable checkpoint, and the journal lacks its beginning. Runs in the
+            // missing part are lost, and their descendants are dropped.
             (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
             (Some(_), None) => Ok((Attempt::default(), false)),
         }

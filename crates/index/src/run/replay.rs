@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub(super) struct Restored {
     runs: Runs,
-    /// Attachments, in the order in which they were read: child, parent and page.
+    /// Attachments, each as child, parent and the parent's page, in the order in which they were
+    /// read.
     links: Vec<(RunId, RunId, u16)>,
     /// The largest reuse count read so far.
     reuse: u32,
@@ -132,10 +133,9 @@ impl Restored {
     }
 }
 
-/// Builds tables of the restored runs. Returns them and the names of runs that had to be dropped.
-/// With `overlaps`, two runs that claim the same space are both dropped: their records
-/// belong to two histories of the store that exclude each other, so neither is known to hold its
-/// bytes.
+/// Builds tables of the restored runs. Returns the tables and the names of runs that had to be
+/// dropped. With `overlaps`, two runs that claim the same space are both dropped: at least one of
+/// their records is obsolete, and nothing says which, so neither is known to hold its bytes.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
     let mut invalid = restored.attach();
     let mut runs = restored.runs;

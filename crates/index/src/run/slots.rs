@@ -6,8 +6,8 @@
 //! search ends at the first larger tag, and growing is one pass that copies them in order and needs
 //! no hash. (Sorted tables: Amble and Knuth, "Ordered hash tables", 1974.)
 //!
-//! A match is only probable: 32 bits agree, and the caller compares the other 96. Besides writing
-//! its own slot, a change does at most the work of growing one shard, a 4,096th of the table.
+//! A match is only probable: 32 bits agree, and the caller compares the other 96 bits of the hash.
+//! A change writes one slot, and at most rebuilds one shard, a 4,096th of the table.
 
 use ritornello_format::PageHash;
 
@@ -107,7 +107,8 @@ impl Slots {
         for end in &mut ends {
             count += std::mem::replace(end, count);
         }
-        // Until the distribution is done, `ends` holds the start of each shard's next slot.
+        // During the distribution `ends` holds the position of each shard's next slot, and after it
+        // the end of each shard.
         let mut dealt = vec![0u64; count];
         each(&mut |hash, run, page| {
             let end = &mut ends[Self::shard(hash)];
@@ -149,8 +150,8 @@ impl Slots {
         (hash.high() >> (64 - TAG_BITS)) as u32
     }
 
-    /// The run and number of each page that may have this hash. Nearly always at most one page, and
-    /// mostly the right page.
+    /// The run and page number of each slot that may belong to this hash. Nearly always there is at
+    /// most one such slot, and mostly it is the right one.
     #[inline]
     pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
         let tag = Self::tag(hash);
@@ -262,8 +263,8 @@ impl Shard {
         if self.slots.get(at) != Some(&slot) {
             return;
         }
-        // Close the gap: move the following slots up by one, up to the first that is free or at
-        // home.
+        // Close the gap: move the following slots back by one position, up to the first position
+        // that is free or whose slot is at home.
         let mut next = at + 1;
         while let Some(&other) = self.slots.get(next) {
             if other == 0 || self.home(tag_of(other)) == next {

@@ -75,9 +75,10 @@ impl Tables {
     /// Matches the keys starting at `at` with one run. Returns the run, the first page in it, and
     /// the number of pages that match.
     ///
-    /// In a chained scope a hash commits to all pages before it. So if the last page that run and
-    /// keys could have in common is equal, all earlier pages are equal. This is nearly always the
-    /// case; otherwise bisection finds the last common page. Other scopes compare page by page.
+    /// In a chained scope a hash commits to all pages before it. So if run and keys have equal
+    /// hashes at the last position that both reach, all earlier pages are equal. The hashes there
+    /// are nearly always equal; otherwise bisection finds the last common page. In other scopes
+    /// pages are compared one by one.
     #[inline]
     pub(crate) fn match_run(
         &self,
@@ -245,8 +246,8 @@ impl Tables {
         Some(cut)
     }
 
-    /// `run`, cut after `keep` pages, and all descendants of the pages after the cut. A run comes
-    /// after its parent.
+    /// The cuts that remove all but the first `keep` pages of `run`, and all descendants of the
+    /// removed pages: each run with the number of pages that it keeps, after its parent.
     pub(crate) fn closure(&self, run: Number, keep: u16) -> Vec<(Number, u16)> {
         let mut removals = vec![(run, keep)];
         let mut at = 0;
@@ -254,7 +255,7 @@ impl Tables {
             let first = removals.len();
             removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
             // A run has one parent, so only the first run can occur again, and only if it is its
-            // own descendant. Intact chains have no rings. The whole run is then removed.
+            // own descendant. Only damage makes such a ring; the whole first run is then removed.
             if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
                 removals.swap_remove(first + again);
                 if keep > 0 && removals[0].1 > 0 {
