@@ -29,12 +29,12 @@ impl<T> ForkSafeLock<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a wake-up. May wake spuriously.
+    /// Waits for a wake-up. May return without one, so the caller checks the value again.
     pub fn wait<'a>(&self, state: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a wake-up, at most `long`. May wake spuriously.
+    /// Waits for a wake-up, at most `long`. May return earlier without one.
     pub fn wait_for<'a>(&self, state: MutexGuard<'a, T>, long: Duration) -> MutexGuard<'a, T> {
         self.changed.wait_timeout(state, long).unwrap_or_else(PoisonError::into_inner).0
     }

@@ -49,8 +49,8 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
     for (at, byte) in page.iter_mut().enumerate().skip(from) {
-        // Odd bytes are zero. A slice that begins at an odd byte has them at even positions, and is
-        // raw.
+        // Every second byte is zero, so that `EveryOther` encodes a slice that begins with a byte
+        // that is not zero; it leaves a slice that begins with a zero byte raw.
         *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
     }
     page
@@ -120,8 +120,8 @@ fn read<'a>(
     rig.segments.read_runs(&[read], control).pop().unwrap()
 }
 
-/// Reads pages from `first` on into fragments of the given length and alignment, and checks their
-/// bytes.
+/// Reads all pages starting at `first` into fragments that are `fragment` bytes long and begin
+/// `skew` bytes after a 4 KiB border, and checks the bytes of verified pages.
 fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageOutcome> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted

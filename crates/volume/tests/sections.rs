@@ -20,7 +20,7 @@ fn run_of(rig: &Rig, page_bytes: usize, slices: u16, extents: &[u32]) -> Run {
     run
 }
 
-/// Reads pages from `first` on into memory of some alignment and fragment length.
+/// Reads pages starting at `first` into `memory`, cut into fragments of `fragment` bytes.
 fn read(
     rig: &Rig,
     run: &Run,

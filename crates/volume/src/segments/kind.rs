@@ -11,7 +11,7 @@ pub(super) enum Trust {
     PageCache,
     /// Remote: locks, durability and cache coherence depend on another machine or process.
     Foreign,
-    /// Not in the list.
+    /// A file system that [`of`] does not list.
     Unknown,
 }
 

@@ -82,7 +82,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
     Ok(DirectoryTest { kind, trust, drains, real, direct: real && why.is_empty(), why })
 }
 
-/// Whether files have descriptors, and why direct I/O is not possible, if so.
+/// Whether files have descriptors; and the reason if direct I/O is not possible.
 type Outcome = (bool, Option<String>);
 
 /// Runs `check` on the file that `open` opens, with direct I/O if possible, else without.
@@ -129,7 +129,8 @@ fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Resul
     Some(trial(trust, open, read))
 }
 
-/// Writes and reads several units, at an offset and in memory that are aligned to a single unit.
+/// Writes and reads several units. Offset and address are multiples of one unit and of nothing
+/// larger, as in later I/O.
 fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
     let unit = UNIT as usize;
     let mut written = Block::new(TRIAL_BYTES);

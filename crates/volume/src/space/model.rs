@@ -76,7 +76,8 @@ impl Model {
     }
 }
 
-/// Checks the module's rules without its arithmetic.
+/// Checks that a run's extents obey the rules of the allocator, by arithmetic that differs from the
+/// allocator's.
 fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     let total: u32 = extents.iter().map(|extent| extent.units).sum();
     assert_eq!(total, header + page * pages);

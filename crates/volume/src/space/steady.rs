@@ -12,7 +12,7 @@ struct Mix {
     shapes: &'static [(u32, u32)],
     /// Percentage of operations that use an old run again instead of allocating one.
     reuse: u64,
-    /// Maximum extents per run, on average.
+    /// The mean number of extents per run may not exceed this.
     bound: f64,
 }
 
@@ -134,8 +134,8 @@ impl Steady {
         self.put(page_units, pages);
     }
 
-    /// Fills the space, then replaces its contents `turns` times. Returns the extents per run of
-    /// the second half.
+    /// Fills the space, then replaces its contents `turns` times. Returns the mean number of
+    /// extents of the runs placed in the second half of this.
     fn measure(&mut self, mix: &Mix, turns: u64) -> f64 {
         let turn = self.space.total_units();
         let mut written = 0;
@@ -158,7 +158,7 @@ impl Steady {
 }
 
 /// `SEGMENTS=400 CHUNKS=1024,4096 cargo test --release -p ritornello-volume steady -- --nocapture`
-/// prints other sizes.
+/// measures other numbers of segments, and other steps of eviction in units.
 #[test]
 fn runs_stay_whole_at_steady_state() {
     let segments = std::env::var("SEGMENTS").map_or(64, |text| text.parse().unwrap());

@@ -20,7 +20,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are copied and then checksummed: a piece fits the first-level cache.
+/// Bytes that are copied and then checksummed at a time: they fit the first-level cache.
 const PIECE: usize = 16 << 10;
 
 /// The mapped extents of a run that a transfer needs.

@@ -55,7 +55,8 @@ impl PackedPage {
 pub enum Packing {
     /// The page is encoded.
     Packed(PackedPage),
-    /// The page is not shorter encoded, or does not exist: write it raw.
+    /// The page is to be written raw: its encoded form does not save a unit, a slice cannot be
+    /// encoded, or the source does not have the page.
     NoShorter,
     /// No staging memory is free.
     NoMemory,
@@ -98,8 +99,8 @@ impl Segments {
                     scratch.as_slice()
                 }
             };
-            // The output never overtakes the input: each encoded slice is at most as long as its
-            // part.
+            // The buffer is as long as the page, and each encoded slice is at most as long as its
+            // part of the page, so there is always room for the next slice.
             let Some((codec, bytes)) =
                 pack.pack(slice, &mut buffer.bytes_mut()[at..][..part.len()])
             else {

@@ -7,14 +7,14 @@ use ritornello_format::{
     Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
 };
 
-/// Bytes searched per round.
+/// Bytes that are read at a time and then searched.
 const WINDOW: u64 = 4 << 20;
 
-/// A run header found in a segment. Its pages are not verified, and may be overwritten.
+/// A run header found in a segment. The run's pages are not verified, and may be overwritten.
 #[derive(Clone, Debug)]
 pub struct SalvagedRun {
-    /// Location of the run when it was written. Holds fewer pages than the header names if the
-    /// header had no room for all extents.
+    /// Location of the run when it was written. It holds fewer pages than the header names if the
+    /// header had no room for all extents of the run.
     pub place: Place,
     /// The header.
     pub header: RunHeader,

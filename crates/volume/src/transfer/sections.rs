@@ -42,8 +42,8 @@ impl Sections {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Number of leading sections that are in the target, for every page. No call writes to them
-    /// again.
+    /// Number of leading sections that have arrived: every page has them in the target, verified.
+    /// No call writes to them again.
     #[must_use]
     pub fn arrived(&self) -> usize {
         self.state.lock().arrived

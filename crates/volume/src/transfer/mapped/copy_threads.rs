@@ -6,7 +6,7 @@ use std::panic::resume_unwind;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Minimum bytes per thread: fewer are not worth the start of a thread.
+/// Minimum bytes per thread: copying fewer bytes takes less time than starting a thread saves.
 const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Maximum threads of one call.
 const THREADS_MAX: usize = 4;

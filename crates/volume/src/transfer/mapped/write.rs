@@ -1,4 +1,4 @@
-//! Writes runs to mapped segments: page by page, and the header last.
+//! Writes runs to mapped segments: copies the pages, and after all pages of a run its header.
 
 use super::copy_threads::map_pages;
 use super::{MappedRun, PIECE};
