@@ -20,7 +20,7 @@ pub(super) struct Volume {
     pub(super) direct: bool,
     /// Whether its files are in memory, so that any process may have mapped them.
     pub(super) in_memory: bool,
-    /// Whether [`MediumFile::drain`] waits for the writes of dead processes on its file system.
+    /// Whether `MediumFile::drain` waits for the writes of dead processes on its file system.
     pub(super) drains: bool,
 }
 
@@ -30,7 +30,8 @@ impl Volume {
     }
 }
 
-/// Returns the current directories of the volumes: see [`SegmentsConfig::dirs`].
+/// Returns the current directories of the volumes: see
+/// [`SegmentsConfig::dirs`](super::SegmentsConfig::dirs).
 pub type Discover = Box<dyn Fn() -> Result<Vec<PathBuf>> + Send + Sync>;
 
 /// Returns whether a directory holds the volume of this number now: see [`Segments::guard_with`].
@@ -54,7 +55,8 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Whether the directory's file system is trusted: see [`IoReport::trusted`].
+    /// Whether the directory's file system is trusted: see
+    /// [`IoReport::trusted`](super::IoReport::trusted).
     #[must_use]
     pub fn is_trusted(&self) -> bool {
         self.trusted
