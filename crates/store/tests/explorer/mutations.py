@@ -22,7 +22,6 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 INDEX = "crates/index/src/run"
 CORE = "crates/store/src/core"
-SEGMENTS = "crates/volume/src/segments.rs"
 DIRECTORY = "crates/store/src/directory.rs"
 REGISTRY = "crates/store/src/registry_file.rs"
 
@@ -43,7 +42,7 @@ MUTATIONS = [
     ),
     Mutation(
         "segments not synced",
-        SEGMENTS,
+        "crates/volume/src/segments.rs",
         "                file.sync_data().map_err(|error| failed_sync(name(), error))?;\n",
         "                drop(file);\n",
     ),
@@ -82,7 +81,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a segment's name not synced",
-        SEGMENTS,
+        "crates/volume/src/segments/names.rs",
         "        self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;\n",
         "",
     ),
