@@ -35,8 +35,7 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns the rows as a table in Markdown, in which the rows of compared systems are adjacent.
-    """
+    """Returns the rows as a Markdown table. The rows of compared systems are adjacent."""
     columns = [name for name in COLUMNS if name in rows[0]]
     order = sorted(rows, key=lambda row: (row.get("engine", ""), row["object_bytes"], row["op"]))
     cells = [columns, ["---"] * len(columns)]

@@ -57,8 +57,7 @@ class Told:
 
 @dataclass
 class SGLangServer(Engine):
-    """An SGLang server. `connector`: the extra configuration of its storage; None means no storage.
-    """
+    """An SGLang server. `connector`: the extra configuration of its storage; None: no storage."""
 
     layout: str = "page_first_direct"
     extra_environment: Mapping[str, str] = field(default_factory=dict)

@@ -71,8 +71,7 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """Returns the lengths measured: all lengths if other set-ups are compared with this set-up.
-        """
+        """Returns the measured lengths: all lengths if other set-ups are compared with this."""
         if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)

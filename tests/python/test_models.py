@@ -5,7 +5,7 @@ pages of each size, through the core, vLLM's tier and LMCache's client.
 import re
 import select
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def test_tier_serves_longest_chunk(where: Path) -> None:
 
 
 def test_lmcache_client_serves_longest_chunk(where: Path) -> None:
-    page = page_of(b"object", max(SIZES))
+    page: Any = page_of(b"object", max(SIZES))
     key = f"model@00000001@0@{bytes(32).hex()}"
     client = NativeClient(path=str(where), capacity="2GiB")
 
@@ -121,7 +121,7 @@ def test_lmcache_client_serves_longest_chunk(where: Path) -> None:
 
     client.submit_batch_set([key], [memoryview(page)])
     completed()
-    out = np.zeros_like(page)
+    out: Any = np.zeros_like(page)
     client.submit_batch_get([key], [memoryview(out)])
     assert completed() == [True]
     assert (out == page).all()

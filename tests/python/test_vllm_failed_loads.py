@@ -107,7 +107,7 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
 
 
 def test_abort_evicts_failed_blocks() -> None:
-    """vLLM ends aborted requests before it reports the outcome of their last step."""
+    """An aborted request ends before vLLM reports the outcome of its last step."""
     store, blocks = FakeStore(), Blocks()
     side = alone(store, blocks, identity())
     asked = request(300)

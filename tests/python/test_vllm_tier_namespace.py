@@ -141,7 +141,7 @@ def test_weights_without_files_get_random_epoch(model: Path) -> None:
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
-    """vLLM guarantees that two kinds of rows do not depend on the rank: rows of which all ranks
+    """Two kinds of rows do not depend on the rank, by vLLM's guarantee: rows of which all ranks
     have one copy, and rows that are canonical and portable.
     """
 

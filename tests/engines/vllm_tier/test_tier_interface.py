@@ -94,9 +94,7 @@ def test_engine_configuration_is_on_stack(sources: Path) -> None:
 
 
 def test_only_cache_reset_drains_jobs(sources: Path) -> None:
-    """vLLM calls `drain_jobs` only when it resets its cache; therefore the tier begins an epoch in
-    it.
-    """
+    """The tier begins an epoch in `drain_jobs`, which vLLM calls only to reset its cache."""
     manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
     drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
     assert drains == ["reset_cache"]

@@ -123,8 +123,7 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
 
 
 def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
-    """If a refusal counted as a failure, vLLM's back-pressure would withhold chunks from the tier.
-    """
+    """A refusal is no failure: vLLM's back-pressure would withhold chunks from the tier."""
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -140,7 +139,7 @@ def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
 def test_failed_shutdown_raises_and_ends_lookups(
     tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM keeps the host tier's memory if the shutdown of a tier raised an error."""
+    """If the shutdown of a tier raises an error, vLLM keeps the host tier's memory."""
     tier = made(tmp_path, host)
     assert tier._tier is not None
     inner, ended_lookups = tier._tier, []
