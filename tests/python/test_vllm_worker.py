@@ -199,10 +199,13 @@ def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
     assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
-def test_full_staging_is_retried_full_store_is_not(side: WorkerSide, store: FakeStore) -> None:
+@pytest.mark.parametrize("reason", ["staging_full", "superseded"])
+def test_transient_refusal_is_retried_full_store_is_not(
+    side: WorkerSide, store: FakeStore, reason: str
+) -> None:
     saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]
     store.outcomes = [
-        outcome(True, False, False, reason="staging_full"),
+        outcome(True, False, False, reason=reason),
         outcome(False, False, False, reason="no_space"),
     ]
     side.save(StepMetadata(None, (), saves))

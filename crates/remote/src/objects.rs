@@ -24,7 +24,8 @@ use tokio::runtime::{Builder, Runtime};
 const WORKERS: usize = 2;
 /// Concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
-/// Maximum length of a value read whole. No object is longer than 65 MiB.
+/// Maximum length of a value read whole. Objects, of which the longest have a page of 512 MiB, are
+/// read in ranges.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
 /// A backend over one object store.

@@ -24,6 +24,9 @@ struct Pairs {
     channels: u32,
 }
 
+/// Maximum slices of a page in a scope with a codec: a run header has space for the slices of at
+/// least two pages.
+const SLICES_MAX: u64 = 512;
 /// Maximum slices of an unencoded page: with more, a run header has no space for 64 pages, and long
 /// puts become several runs.
 const RAW_SLICES_MAX: u64 = 16;
@@ -53,7 +56,7 @@ impl Encoder {
             return Err(unsuited(codec, scope));
         }
         let Some(dtype) = dtype else { return Ok(None) };
-        let most = page_bytes / SLICE_BYTES_MIN;
+        let most = (page_bytes / SLICE_BYTES_MIN).min(SLICES_MAX);
         let (slices, kind) = match pairs {
             Some(Pairs { count, tokens, channels }) => {
                 let divides = |n: &u32| count.is_multiple_of(*n);
@@ -143,6 +146,7 @@ impl Unpack for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ritornello_format::{KEY_BYTES_MAX, RunHeader};
 
     fn scope(layout: &str, layers: u32, heads: u32, page_bytes: Option<u64>) -> Scope {
         Scope {
@@ -182,6 +186,12 @@ mod tests {
         assert_eq!(kib(61 * 72), 9, "of 122 units each");
         assert_eq!(raw_slices(300_001), 2);
         assert_eq!(raw_slices(ritornello_format::PAGE_BYTES_MAX), 16);
+        let bytes = ritornello_format::PAGE_BYTES_MAX;
+        let heads = Scope { page_tokens: 128, ..scope("page_head", 80, 64, None) };
+        for layout in [scope("engine's own", 1, 1, Some(bytes)), heads] {
+            let pages = RunHeader::pages_that_fit([KEY_BYTES_MAX], slices(&layout));
+            assert_eq!(pages, 1, "the header has space for a page of any layout");
+        }
         let of_32_bytes = std::iter::repeat_n(32, 100);
         assert!(ritornello_format::RunHeader::pages_that_fit(of_32_bytes, 16) >= 64);
     }

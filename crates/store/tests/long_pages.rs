@@ -97,3 +97,33 @@ fn a_page_larger_than_half_of_the_store_is_refused() {
     assert!(error.to_string().contains(&PAGE_BYTES_MAX.to_string()), "{error}");
     open.close();
 }
+
+#[test]
+fn pages_as_long_as_a_segment_are_placed() {
+    for segment_mib in [1, 2, 16] {
+        let dir = tempfile::tempdir().unwrap();
+        let options =
+            Options { segment_bytes: Some(segment_mib * MIB), ..options(dir.path(), 160) };
+        let open = open_on(Arc::new(Host), &options).unwrap();
+        for page_bytes in [segment_mib * MIB, 16 * MIB] {
+            let scope = unchained(page_bytes);
+            assert_eq!(put(&open.store, &scope, &sequence(1, 2), None).pages, 2, "{page_bytes}");
+            assert_eq!(get(&open.store, &scope, &sequence(1, 2)).pages, 2, "{page_bytes}");
+        }
+        assert_eq!(open.store.stats().unwrap().catalog.counters["evicted_pages"], 0);
+        open.close();
+    }
+}
+
+#[test]
+fn a_page_too_long_for_the_shrunk_store_evicts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open(dir.path(), 64);
+    let (short, long) = (unchained(300_000), unchained(PAGE));
+    assert_eq!(put(&open.store, &long, &sequence(1, 1), None).pages, 1);
+    open.store.resize(16 * MIB).unwrap();
+    put(&open.store, &short, &sequence(2, 8), None);
+    assert_eq!(put(&open.store, &long, &sequence(3, 1), None).reason, "no_space");
+    assert_eq!(get(&open.store, &short, &sequence(2, 8)).pages, 8);
+    open.close();
+}

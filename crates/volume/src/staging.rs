@@ -64,6 +64,12 @@ impl Staging {
         Ok(Arc::new(Self { arena, state, freed: Condvar::new() }))
     }
 
+    /// Size of the arena in bytes.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.arena.len()
+    }
+
     /// Current usage.
     #[must_use]
     pub fn stats(&self) -> StagingStats {

@@ -1,9 +1,9 @@
 """The store as a connector uses it: every failure is a miss, never an exception.
 
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
-background thread, with back-off; a failed one is closed by another thread, because a hung disk may
-keep it from being closed. Calls return immediately while no store is open. Failures are counted,
-and logged once per kind.
+background thread, with back-off, unless a setting is invalid. A failed store is closed by another
+thread, because a hung disk may keep it from being closed. Calls return immediately while no store
+is open. Failures are counted, and logged once per kind.
 """
 
 import logging

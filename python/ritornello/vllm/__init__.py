@@ -12,7 +12,8 @@ if omitted) and `read_only`. A request can opt out in its `kv_transfer_params`:
 On GPUs, vLLM's own offloading uses the store as a tier below its host memory: `RitornelloTier`
 (docs/engines/vllm-tier.md).
 
-vLLM calls `connector` and `tier.manager` only. The modules that make decisions (`scheduler`,
+vLLM calls `connector` and `tier.manager`, and the functions that `weights` puts around its own.
+The modules that make decisions (`scheduler`,
 `worker`, `identity`, `layout`) do not import vLLM, so that they can be tested without an engine.
 """
 

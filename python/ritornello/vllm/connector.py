@@ -73,7 +73,8 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
-    (`support.unsupported_reason`) both sides are None, and every hook returns "nothing".
+    (`support.unsupported_reason`) both sides are None, and every hook returns "nothing", but
+    the handshake returns the reason.
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -106,8 +107,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             self._facts = composition.FactsCollector(workers)
         self._guard: WeightGuard | None = None
         if role is KVConnectorRole.SCHEDULER:
-            # vLLM reads the policy after this constructor returns. A failed load must not fail a
-            # request.
+            # vLLM reads `kv_load_failure_policy` after this constructor returns. A failed load must
+            # not fail a request.
             outer = self._engine or vllm_config
             if composition.recompute(outer) and self._engine is not None:
                 logger.warning("ritornello: %s", composition.POLICY_LINE)

@@ -4,7 +4,7 @@ Invariants:
 * A page is claimed only under a lease. Leases are held until the workers have reported the load, or
   released if it does not happen; without a report they expire.
 * The last token of a request is never claimed: the engine must compute one token to answer.
-* A request whose load failed computes the remaining tokens without a further lookup.
+* A request whose load failed computes the remaining tokens, and loads nothing further.
 """
 
 from collections.abc import Iterable, Sequence

@@ -108,9 +108,10 @@ class SchedulerSide:
         if state is None:
             return
         self._save_plan.add_request(request.request_id)
-        # After an asynchronous load vLLM calls again with the same blocks.
+        # Without a computed token the request is admitted anew, with other blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
+        # After an asynchronous load vLLM calls again with the same blocks.
         if state.loading and not external:
             state.loading = False
             return

@@ -1,4 +1,4 @@
-"""Calls of the connector to its store; each returns None if it failed."""
+"""Calls of the connector to its store. A failed call returns None or its value for a miss."""
 
 import logging
 from collections.abc import Sequence

@@ -12,8 +12,9 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons that allow a save to be repeated: the next step may have room.
-TRANSIENT = frozenset({"staging_full"})
+# Reasons that allow a save to be repeated: the next step may have room, or finds the first pages
+# stored by the put that was committed earlier, and writes the others.
+TRANSIENT = frozenset({"staging_full", "superseded"})
 
 
 @dataclass(slots=True)

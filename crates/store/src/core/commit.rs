@@ -33,8 +33,8 @@ impl StoreCore {
             self.counters.bytes_written.add(run.place.units() * UNIT);
             let mut place = run.place.clone();
             place.header_checksum = checksum;
-            // Eviction needs the owner's lock, so the parent cannot be evicted before the run is
-            // inserted.
+            // Eviction takes the core state's lock, which is held here, so the parent cannot be
+            // evicted before the run is inserted.
             let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
             let new = NewRun {
                 scope: scope.slot,
@@ -51,7 +51,8 @@ impl StoreCore {
                     let resident = resident(run_id, found, pages, &place);
                     let stored = u64::from(run.pages);
                     state.residents.admit(scope.slot, &resident, stored, place.units());
-                    // A concurrent put of the pages before this run has not committed yet.
+                    // The page that this run follows is not stored. A concurrent put may still
+                    // commit it.
                     if found.is_none()
                         && let Some(parent) = run.parent
                     {
@@ -119,7 +120,8 @@ impl StoreCore {
         retained
     }
 
-    /// Inserts a run.
+    /// Inserts a run. Pages that another put stored are looked for before the index's own checks,
+    /// so that a full index does not count them as refused.
     ///
     /// # Errors
     /// `Invalid` if another put stored one of the run's pages; the error of

@@ -58,8 +58,8 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Reports pages that were read or put to the eviction policy, which simulates other policies
-    /// on them. The policy identifies a page by the low half of its hash.
+    /// Tells the eviction policy which pages were read or put. The policy simulates other policies
+    /// on these pages. It identifies a page by the low half of its hash.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,

@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A unique number is an upper half, from the manifest, and a lower half of 32 bits, counted. When
-/// fewer than this are left in the lower half, the next upper half is taken. Calls fail when half
-/// of the margin is left, so concurrent calls may take the other half between two checks.
+/// fewer than this are left in the lower half, the next upper half is taken. A call
+/// that cannot take it in time fails only if less than half of the margin is left: concurrent calls
+/// may take the other half between two checks.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.

@@ -323,7 +323,8 @@ impl Space {
         if page_units == 0 || pages == 0 {
             return None;
         }
-        let shape = RunShape { header_units, page_units, pages };
+        let segment_units = self.segment_units;
+        let shape = RunShape { header_units, page_units, pages, segment_units };
         if self.shortfall(shape.units(), reserve) > 0 {
             self.refused_reserve += 1;
             return None;

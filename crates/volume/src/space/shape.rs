@@ -12,6 +12,8 @@ pub(super) struct RunShape {
     pub(super) header_units: u32,
     pub(super) page_units: u32,
     pub(super) pages: u32,
+    /// Length of a segment: no hole is longer.
+    pub(super) segment_units: u32,
 }
 
 impl RunShape {
@@ -21,11 +23,13 @@ impl RunShape {
 
     /// Length of the header and the part of page 0 that is contiguous with it. This part is all of
     /// page 0, so that one operation can read both; or the first piece of page 0, if the page is so
-    /// long that one more operation makes no difference.
+    /// long that one more operation makes no difference, or does not fit into a segment with the
+    /// header.
     pub(super) fn first_units(self) -> u64 {
-        let together =
-            if self.page_units > LONG_PAGE_UNITS { PIECE_UNITS } else { self.page_units };
-        u64::from(self.header_units) + u64::from(together)
+        let (header, page) = (u64::from(self.header_units), u64::from(self.page_units));
+        let is_long =
+            self.page_units > LONG_PAGE_UNITS || header + page > u64::from(self.segment_units);
+        header + if is_long { page.min(u64::from(PIECE_UNITS)) } else { page }
     }
 
     /// Number of units of the run, starting at its unit `from`, that a hole of `room` units can
@@ -33,8 +37,8 @@ impl RunShape {
     /// run.
     ///
     /// Legal cuts are between pages, and inside a page longer than 256 KiB if every piece of that
-    /// page is at least 256 KiB long; in page 0 only if the page is longer than
-    /// [`LONG_PAGE_UNITS`].
+    /// page is at least 256 KiB long; in page 0 only behind
+    /// [`RunShape::first_units`].
     pub(super) fn usable(self, from: u64, room: u64) -> u64 {
         let total = self.units();
         debug_assert!(from < total);
@@ -72,7 +76,7 @@ mod tests {
 
     #[test]
     fn small_pages_are_cut_between_pages_only() {
-        let run = RunShape { header_units: 2, page_units: 48, pages: 3 };
+        let run = RunShape { header_units: 2, page_units: 48, pages: 3, segment_units: 1 << 16 };
         assert_eq!(run.usable(0, 49), 0);
         assert_eq!(run.usable(0, 50), 50);
         assert_eq!(run.usable(0, 97), 50);
@@ -83,7 +87,7 @@ mod tests {
 
     #[test]
     fn large_pages_are_cut_into_256_kib_pieces() {
-        let run = RunShape { header_units: 1, page_units: 200, pages: 2 };
+        let run = RunShape { header_units: 1, page_units: 200, pages: 2, segment_units: 1 << 16 };
         assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
@@ -96,18 +100,20 @@ mod tests {
     #[test]
     fn long_pages_are_cut_behind_the_first_piece() {
         let page = LONG_PAGE_UNITS + 1;
-        let run = RunShape { header_units: 1, page_units: page, pages: 1 };
+        let run = RunShape { header_units: 1, page_units: page, pages: 1, segment_units: 1 << 16 };
         assert_eq!(run.usable(0, 64), 0, "the header is contiguous with a piece");
         assert_eq!(run.usable(0, 65), 65);
         let room = u64::from(page) - 1;
         assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "a piece is left");
         let short = RunShape { page_units: LONG_PAGE_UNITS, ..run };
         assert_eq!(short.usable(0, 65), 0);
+        let segment = RunShape { segment_units: LONG_PAGE_UNITS, ..short };
+        assert_eq!(segment.usable(0, 65), 65, "page and header do not fit into a segment");
     }
 
     #[test]
     fn pages_too_short_for_two_pieces_stay_whole() {
-        let run = RunShape { header_units: 1, page_units: 127, pages: 2 };
+        let run = RunShape { header_units: 1, page_units: 127, pages: 2, segment_units: 1 << 16 };
         assert_eq!(run.usable(0, 250), 128);
         assert_eq!(run.usable(128, 126), 0);
     }

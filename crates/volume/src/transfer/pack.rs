@@ -63,7 +63,8 @@ pub enum Packing {
 }
 
 impl Segments {
-    /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory. Waits for memory
+    /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory, unless the page
+    /// is longer than half of staging. Waits for memory
     /// until `control` stops the call; does not wait without `control`.
     #[must_use]
     pub fn pack_page(
@@ -76,6 +77,10 @@ impl Segments {
         control: Option<&Control>,
     ) -> Packing {
         let length = page_bytes as usize;
+        // The other half is for the calls that run at the same time, and for the page's readers.
+        if length > self.staging.capacity() / 2 {
+            return Packing::NoShorter;
+        }
         let Some(memory) = PageMemory::of_source(source, page, length, Direct::Any) else {
             return Packing::NoShorter;
         };

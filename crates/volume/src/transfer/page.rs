@@ -70,7 +70,7 @@ impl PageMemory {
         Self::new(iovecs, bytes, direct, false)
     }
 
-    /// `bytes` of staging memory at `ptr`, a multiple of 4 KiB.
+    /// `bytes` of staging memory at the address `ptr`, which is a multiple of 4 KiB.
     pub(super) fn of_staging(ptr: *mut u8, bytes: usize) -> Self {
         Self { iovecs: vec![IoVec::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
     }

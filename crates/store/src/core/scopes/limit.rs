@@ -6,7 +6,7 @@ use crate::core::state::StateLock;
 use ritornello_format::{Error, Result, ScopeRegistry, ScopeSettings, ScopeSlot};
 use std::sync::atomic::Ordering;
 
-/// Maximum scopes examined under one hold of the owner's lock.
+/// Maximum scopes examined under one hold of the core state's lock.
 const STEP_SCOPES: usize = 256;
 /// A full registry frees 1/`SLACK` of its limits, so that not every registration searches for empty
 /// scopes.
@@ -90,7 +90,7 @@ impl Scopes {
     }
 
     /// Removes empty scopes from lookups, least recently used first, until `is_enough`. Runs under
-    /// the owner's lock, under which a commit checks that its scope is live: an empty scope
+    /// the core state's lock, under which a commit checks that its scope is live: an empty scope
     /// therefore stays empty. Scopes with settings are kept, because an operator configured them.
     fn choose_empty(
         &self,

@@ -1,4 +1,5 @@
-//! Finding extents for a run: free space, else growth, eviction and reclaim, in that order.
+//! Finding extents for a run: free space, else withheld space, growth, eviction and reclaim, in
+//! that order.
 
 use super::StoreSpace;
 use crate::budget::Budget;
@@ -74,7 +75,7 @@ impl StoreCore {
         until: SpaceDeadline,
     ) -> std::result::Result<Vec<Extent>, Refusal> {
         let SpaceDeadline { drain: drain_until, space: deadline } = until;
-        let (mut round, mut drains) = (0, true);
+        let (mut round, mut drains, mut has_grown) = (0, true, false);
         while round < RECLAIM_ROUNDS {
             let obstacle = match self.try_place(header_units, page_units, pages, round, drains) {
                 Ok(extents) => return Ok(extents),
@@ -83,9 +84,14 @@ impl StoreCore {
             match obstacle {
                 Obstacle::Drain => drains = self.await_drain(drain_until),
                 Obstacle::Full => return Err(Refusal::NoSpace),
-                // Not a round: a long page takes many segments, and growth ends by itself, because
-                // each call adds a segment or stops the growth of a volume.
-                Obstacle::Grow(segment) => self.grow(segment, deadline)?,
+                // Not a round: a long page takes many segments.
+                Obstacle::Grow(_) if has_grown && Instant::now() >= deadline => {
+                    return Err(Refusal::Deadline);
+                }
+                Obstacle::Grow(segment) => {
+                    self.grow(segment, deadline)?;
+                    has_grown = true;
+                }
                 Obstacle::Sync => {
                     round += 1;
                     if Instant::now() >= deadline {
@@ -116,13 +122,18 @@ impl StoreCore {
         if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Keep) {
             return Ok(extents);
         }
+        let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
+        // Evicting everything would not be enough: the store has shrunk since the scope was
+        // registered, or a disk is full.
+        if run > allocator.capacity_units() {
+            return Err(Obstacle::Full);
+        }
         if drains && !state.space.draining.is_empty() {
             return Err(Obstacle::Drain);
         }
         if let Some(segment) = state.space.allocator.next_segment() {
             return Err(Obstacle::Grow(segment));
         }
-        let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
         let needed = state.space.allocator.reserve_units() + run;
         let have = state.space.reclaimable();
         if have < needed {
