@@ -3,13 +3,14 @@
     build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
 
 Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
-every round, in an order that changes with the round. Every loaded byte is compared. A row:
-`system`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round; null for a
-lookup), `p50_us` (the median round). `ritornello, full` is a store that has written its whole
-capacity before, like a store in use: its puts overwrite evicted objects. `disk` is the limit in the
-same rounds: the same number of bytes in operations of 1 MiB from four threads, overwritten in place
-and read, in LMCache's memory (`disk, in place`) and in huge pages (`disk, huge pages`), and written
-to newly allocated space (`disk, new space`), like new stores and new files.
+every round, in an order that changes with the round. Every byte that an adapter loads is compared.
+A row: `system`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round; null for a
+lookup), `p50_us` (the median round; of a lookup the median lookup). `ritornello, full` is a store
+that has written its whole capacity before, like a store in use: its puts overwrite evicted objects.
+`disk` is the limit in the same rounds: the same number of bytes in operations of 1 MiB from four
+threads, overwritten in place and read, in LMCache's memory (`disk, in place`) and in huge pages
+(`disk, huge pages`), and written to newly allocated space (`disk, new space`), like new stores and
+new files.
 """
 
 # ruff: noqa: E402
@@ -58,7 +59,7 @@ from servers.lmcache import adapter_of
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGN = 4096
-# Bytes of an object, and objects of a task: 16 MiB, and 128 MiB, as a long prompt makes them.
+# Bytes of an object, and objects of one task: together 16 MiB, and 128 MiB like a long prompt.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Consecutive lookups, as in LMCache's benchmark.
@@ -144,8 +145,8 @@ def open_adapter(spec: dict[str, Any], desc: Any) -> Any:
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
     def ours(kind: str, name: str, **more: str) -> dict[str, Any]:
-        # The hashes of LMCache's benchmark have 16 bytes, which a store refuses without a
-        # permission.
+        # The hashes of LMCache's benchmark have 16 bytes. The adapter refuses hashes of fewer than
+        # 32 bytes unless the store's policy permits them.
         path = folder / name
         path.mkdir()
         (path / "policy.toml").write_text("allow_weak_hashes = true")

@@ -11,8 +11,8 @@ cores.
 
 `--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
 our tier may move them through the store's staging memory), `in_place` (as `shm`, but never through
-staging), `collapsed` (the same, made huge afterwards through an aligned mapping), `huge` (anonymous
-memory in huge pages, which a host tier could use).
+staging), `collapsed` (as `in_place`, with the file's pages made huge afterwards through an aligned
+mapping), `huge` (anonymous memory in huge pages, which a host tier could use).
 """
 
 import argparse
@@ -140,8 +140,9 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step with a retry costs the scheduler too. The number of steps depends on their
-        # duration, so one step with retries and one with answers are charged.
+        # A step whose answers are "retry" also costs the scheduler time. The number of such steps
+        # depends on how long a step takes, so two average steps are charged: one for a retry, one
+        # for the answers.
         charged = spent if steps == 1 else spent / steps * 2
         return {"us_per_key": charged / len(keys) * 1e6, "wall_us": wall * 1e6}
 
@@ -231,7 +232,8 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
     tier.shutdown()
     with owner_of(path):
         tier = ours(folder, host)
-        # Dummy weights have a random epoch: the keys were stored under the previous epoch.
+        # The stand-in engine has dummy weights, so every tier begins a random epoch. This tier
+        # takes the first tier's epoch, under which the keys were stored.
         tier._tier._set_namespace(namespace)
         row("ritornello, as client", tier, bench.lookup)
         tier.shutdown()

@@ -104,7 +104,10 @@ def adapter_of(path: Path, kind: str = "plugin", **params: Any) -> dict[str, Any
 
 
 def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
-    """Returns the claims about a server and a new server on its store that did not hold."""
+    """Compares the requests to a server that began with an empty store (`cold`) and to a second
+    server on the same store (`warm`). Returns a message for each claim that did not hold: nothing
+    was found at first, all chunks were found after the restart, the bytes are equal.
+    """
     broken = []
     for number, first in cold.items():
         again = warm[number]

@@ -25,8 +25,9 @@ from ritornello.bench.summary import sessions, total, ttfts
 
 # Aims. If the lowest tier has `ENOUGH_X` times the break-even rate or more, TTFT is at most `CUT`
 # of the TTFT with only the host tier; at `LITTLE_X` times break-even, at most `WORSE` of the TTFT
-# of the engine alone. The gate's regret is at most `REGRET`. At the break-even rate, loading a
-# prompt takes as long as computing it.
+# of the engine alone. The gate's regret is at most `REGRET`: how much longer its TTFT is than the
+# better of always loading and never loading. At the break-even rate, loading a prompt takes as long
+# as computing it.
 ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 
 
@@ -269,8 +270,8 @@ def _first(records: Sequence[Record]) -> list[Record]:
 
 
 def _without_hits(run: Run) -> list[str]:
-    """Returns a message if the tier that a set-up tests had no hits although loading was
-    allowed.
+    """Returns a message if the tier that a set-up tests had no hits, for set-ups that always load
+    or whose tiers have no rate limit.
     """
     tier = EXPECTED.get(run.setup.name)
     free = run.setup.gate == "always" or run.setup.rate_x is None

@@ -1,5 +1,5 @@
-"""A worker over a real store, with arrays as the engine's memory: each layer has its pages when it
-is announced.
+"""A worker over a real store, with arrays as the engine's memory: each layer's pages are in memory
+when `await_layer` returns for it.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 12
 LAYERS = [f"l.{number}" for number in range(6)]
-# Two layers make a group.
+# A load delivers layers in groups of 128 KiB: two layers of this size.
 BYTES = 64 << 10
 KEYS = tuple(f"page {place:02}".encode() * 4 for place in range(5))
 SAVED, LOADED = (1, 2, 3, 4, 5), (11, 9, 8, 7, 6)

@@ -24,7 +24,7 @@ def side(store: FakeStore, meter: StepMeter) -> WorkerSide:
 
 
 class Watching:
-    """Stand-in for the watch of this process."""
+    """Stand-in for this process's `WeightWatch`, which counts changes of weights."""
 
     shared, slot, count = True, 0, 1
 

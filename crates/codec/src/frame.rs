@@ -1,4 +1,5 @@
-//! The head of frames, and checked reading and writing of frames.
+//! Frames: a frame is an encoded slice, a head and then the codec's data. Checked reading and
+//! writing of frames.
 
 use crate::Dtype;
 use ritornello_format::{Error, Result};

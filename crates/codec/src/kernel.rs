@@ -18,7 +18,7 @@ pub(crate) enum Instructions {
 }
 
 impl Kernel {
-    /// The portable kernel. All other kernels must write the same frames.
+    /// The portable kernel. All other kernels must encode a slice to the same bytes.
     pub const SCALAR: Self = Self(Instructions::Scalar);
 
     /// All kernels that this processor can run, the fastest last.

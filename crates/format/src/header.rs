@@ -67,7 +67,7 @@ pub struct RunHeader {
     pub header_units: u32,
     /// See [`crate::Place::page_units`].
     pub page_units: u32,
-    /// Key of the page before the run's first, if known.
+    /// Key of the page before the run's first, if known; `None` in a scope that is not chained.
     pub parent: Option<Vec<u8>>,
     /// The run's extents when it was written; a truncated run has fewer. If not all
     /// [`RunHeader::extents_total`] fit, the list holds the leading extents.
@@ -191,7 +191,7 @@ impl RunHeader {
     }
 
     /// Decodes what [`RunHeader::encode`] wrote; more bytes may follow. Returns the header and its
-    /// checksum. No field is decoded before the checksum matches.
+    /// checksum. Only magic, version and length are read before the checksum matches.
     ///
     /// # Errors
     /// `Miss` for any other bytes.

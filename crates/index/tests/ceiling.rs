@@ -1,5 +1,5 @@
-//! The memory ceiling of `run`: the kernel's count respects it, only puts are refused at it, and
-//! removals make room.
+//! The memory ceiling of `run`: the resident memory of the index exceeds it by at most `SLACK`,
+//! only puts are refused at it, and removals make room.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -12,7 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 const CEILING: u64 = 64 << 20;
-/// Maximum bytes by which the kernel's count may exceed the ceiling.
+/// Maximum bytes by which the resident memory of the index, as the kernel counts it, may exceed the
+/// ceiling.
 const SLACK: u64 = 4 << 20;
 const SCOPE: ScopeSlot = ScopeSlot(3);
 
@@ -43,8 +44,8 @@ impl Filled {
         (self.next..self.next + count).map(|number| page(1, number)).collect()
     }
 
-    /// Inserts a run of `count` pages, and syncs when changes wait. Returns whether the run was
-    /// accepted.
+    /// Inserts a run of `count` pages; syncs and tries again while the journal buffer is full.
+    /// Returns whether the run was accepted.
     fn put(&mut self, count: u64) -> bool {
         let pages = self.pages(count);
         let place = Place { generation: self.next + 1, ..Place::default() };
@@ -135,7 +136,8 @@ fn only_puts_are_refused_at_the_ceiling() {
         let again = full.fill(1);
         assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
     }
-    // Removals also make room for longer runs: records of short runs do not keep their memory.
+    // Removals also make room for longer runs: the memory of removed short runs can be used for
+    // long runs.
     let mut long = 0;
     for _ in 0..24 {
         full.evict(single / 16);

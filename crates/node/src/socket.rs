@@ -45,7 +45,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens in `directory` and replaces the socket of a former owner. The caller holds the lock.
+    /// Listens in `directory` and replaces the socket of a former owner. The caller
+    /// holds the store's lock.
     pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
             |error: io::Error| Error::retry("the store's socket cannot be created").because(error);
@@ -86,8 +87,8 @@ impl Listener {
     }
 }
 
-/// Removes socket files of owners that died before the rename. The caller holds the lock and binds
-/// no socket during the call.
+/// Removes temporary socket files of owners that died in [`Listener::bind`], before they renamed
+/// the file. The caller holds the store's lock and binds no socket during the call.
 pub(crate) fn sweep(directory: &NodeDirectory) {
     let Ok(names) = directory.names_in(".") else { return };
     for name in names {

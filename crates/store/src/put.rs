@@ -27,7 +27,7 @@ struct Put<'a> {
     without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
-    /// Whether this put is committed in parts, and flushed after the last.
+    /// Whether this put is committed in parts; in `durable` mode it is flushed after the last.
     in_parts: bool,
 }
 
@@ -238,7 +238,7 @@ struct PreparedPart<'a> {
     store: &'a Store,
     /// Has no runs if no page was missing, or every missing page was refused.
     reserved: Reserved,
-    /// Header checksum of each run that was written.
+    /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,
     reason: &'static str,
 }

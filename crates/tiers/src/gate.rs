@@ -87,7 +87,7 @@ pub struct LoadDecision {
     pub load: Duration,
     /// Estimated time to compute the tokens after the loaded pages.
     pub compute: Duration,
-    /// Estimated time to compute the whole prompt.
+    /// Estimated time to compute all tokens after the tokens computed before, if nothing is loaded.
     pub recompute: Duration,
 }
 
@@ -142,8 +142,9 @@ impl PrefillModel {
 
 #[derive(Clone, Copy, Debug)]
 struct TierSpeed {
-    /// Bytes per second, and seconds before the first byte.
+    /// Bytes per second.
     rate: f64,
+    /// Seconds before the first byte.
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,

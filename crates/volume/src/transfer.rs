@@ -194,8 +194,9 @@ impl MissReason {
         }
     }
 
-    /// Whether the bytes on disk caused the miss, so that the caller must report the page:
-    /// the owner reads it again, and removes it and quarantines its space if it agrees. The other reasons are conditions of the call.
+    /// Whether the bytes on disk caused the miss, so that the caller must report the page: the
+    /// owner reads it again, and removes it and quarantines its space if it agrees. The other
+    /// reasons are conditions of the call.
     #[must_use]
     pub const fn is_damage(self) -> bool {
         matches!(

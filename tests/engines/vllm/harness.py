@@ -57,14 +57,14 @@ class Engine:
         does not see puts in progress.
         """
 
-        def wait_for_saves(
-            _worker: object,
-        ) -> None:  # here, so that separate worker processes get it by value
+        # Defined in this method, so that it is pickled by value for workers in other processes.
+        def wait_for_saves(_worker: object) -> None:
             from time import sleep
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            # Another connector has no worker side, or consists of several.
+            # A connector other than Ritornello's has no `_worker`; `MultiConnector` holds several
+            # connectors.
             group = get_kv_transfer_group()
             sides = [
                 getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])
@@ -77,15 +77,16 @@ class Engine:
             ):
                 sleep(0.001)
             if side and side._store.wants_timings and side._store._store:
-                # The wait includes the lower tiers' pages.
+                # With several tiers: wait until the lower tiers have the pages too.
                 side._store._store.flush()
 
         self.llm.collective_rpc(wait_for_saves, timeout=60)
         assert self.llm.reset_prefix_cache()
 
     def count(self, name: str, **labels: str) -> float:
-        """Returns a counter of vLLM's metrics, summed over its other labels. Counts of the
-        connector are reported with engine steps; a short answer makes the last counts arrive.
+        """Returns a counter of vLLM's metrics, summed over its other labels. The
+        connector's counts are reported with engine steps: to see the last counts, ask for one more
+        short answer first.
         """
         return sum(
             metric.value

@@ -2,8 +2,8 @@
 
 use ritornello_format::UNIT;
 
-/// Maximum runs handled under one hold of the core state's lock. A waiting thread is delayed by at most
-/// one step, independent of the store's size.
+/// Maximum runs handled under one hold of the core state's lock. A waiting thread is delayed by at
+/// most one step, independent of the store's size.
 pub(crate) const STEP_RUNS: usize = 1024;
 
 /// Maximum units evicted under one hold of the core state's lock, which bounds the delay of waiting

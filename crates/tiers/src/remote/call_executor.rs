@@ -30,15 +30,16 @@ const RETRIES_FREE: u64 = 20;
 /// Calls of a remote and their outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCalls {
-    /// Calls made.
+    /// Attempts made, retries included.
     pub calls: u64,
     /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed after all retries, including calls that timed out.
+    /// Calls that ended with an error or timed out. Panics are not counted.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
-    /// Calls not made because the circuit breaker was open or all threads were busy.
+    /// Calls not made because the circuit breaker was open, or because all threads were busy and
+    /// the queue was full.
     pub spared: u64,
     /// Whether the circuit breaker is open.
     pub open: bool,
@@ -61,8 +62,8 @@ struct Shared {
     counts: Counters,
 }
 
-/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they hold
-/// only the backend.
+/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they keep the
+/// backend, its counters and the data of their calls alive, and nothing else of the tier.
 #[derive(Debug)]
 pub(super) struct CallExecutor {
     shared: Arc<Shared>,

@@ -14,7 +14,7 @@ const PRESENT_FOR: Duration = Duration::from_secs(600);
 /// [`NOT_FOUND_FOR`], because the object still exists, and would be found and fetched in vain after
 /// each query.
 const REJECTED_FOR: Duration = Duration::from_secs(60);
-/// Names per generation; two generations are kept.
+/// Names per map; there are two maps. When the younger is full, the older is dropped.
 const GENERATION_NAMES: usize = 32 << 10;
 
 #[derive(Debug, Default)]

@@ -27,8 +27,9 @@ impl StoreSpace {
 }
 
 impl StoreCore {
-    /// Brings segments, directories and the index to their targets. Returns whether sealed segments
-    /// remain because of a lease on their runs or a put that writes to them.
+    /// Empties and removes sealed segments, fits the index's files to their share, and retires
+    /// drained volumes. Returns true if a sealed segment was left (for example because its runs are
+    /// protected or precede other runs, or a put writes to it), or if the work was stopped.
     ///
     /// # Errors
     /// File-system errors; the caller may retry.
@@ -65,7 +66,8 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// Evicts runs for which no other place was found, unless they are protected.
+    /// Evicts runs for which no other place was found, unless they are protected or other
+    /// runs follow them.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
