@@ -125,10 +125,11 @@ impl Cache {
     }
 
     /// Looks up a prompt, starting at its first page. Pages to load are leased for `ttl`, and pages
-    /// to load from disk are promoted to host memory in the background. The call never waits for a
-    /// remote: while the remote is queried or pages are fetched, the result is
-    /// [`Querying`](super::Readiness::Querying) or [`Loading`](super::Readiness::Loading), for as
-    /// long as the prefetch policy allows, and the caller should repeat the lookup.
+    /// to load from disk are promoted to the host tier in the background (in chained scopes, if the
+    /// list has both tiers). The call never waits for a remote: while the remote is queried or
+    /// pages are fetched, the result is [`Querying`](super::Readiness::Querying) or
+    /// [`Loading`](super::Readiness::Loading), for as long as the prefetch policy allows, and the
+    /// caller should repeat the lookup.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.
@@ -184,8 +185,9 @@ impl Cache {
 
     /// Starts to read pages, each from the fastest local tier that has it. The cache owns `target`
     /// until the ticket completes. Pages read from a tier below the first are then stored in the
-    /// first tier. `parent` is the key of the page before the first page, if any. If `control`
-    /// names sections of the pages, a section is reported once all pages have it.
+    /// first tier, if staging has space for them. `parent` is the key of the page before the first
+    /// page, if any. If `control` names sections of the pages, a section is reported once all pages
+    /// have it.
     ///
     /// # Errors
     /// `Invalid` for bad keys, sizes or sections; `Retry` if too many tickets are pending;
@@ -220,8 +222,9 @@ impl Cache {
     /// its first page. A caller that lacks the earlier keys passes the key of the preceding page as
     /// `parent`; these pages are not written to a remote. The first tier is written immediately,
     /// and the ticket reports that write; lower tiers are written in the background according to
-    /// their policies. Pages that the first tier has no space for are written to the lower tiers
-    /// from staging.
+    /// their policies. Pages that the first tier has no space for are written from staging to the
+    /// write-through tiers, and to the second tier if it is write-back; they are skipped if staging
+    /// is more than half full.
     ///
     /// # Errors
     /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too
@@ -373,8 +376,9 @@ impl Drop for Cache {
                 tracing::error!(%error, "a cache was dropped and could not be closed");
             }
         } else {
-            // A forked child has neither the threads nor the locks that closing relies on. The
-            // prefetcher and the promotions hold all parts.
+            // A forked child has neither the threads nor the locks that closing relies on, so no
+            // part of the cache is dropped: the prefetcher and the promotions, whose references are
+            // leaked here, refer to all other parts.
             std::mem::forget((Arc::clone(&self.prefetcher), Arc::clone(&self.promotions)));
         }
     }

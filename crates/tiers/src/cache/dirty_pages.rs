@@ -1,4 +1,5 @@
-//! The dirty pages of a write-back tier: pages of the tier above that no lower tier has.
+//! The dirty pages of a write-back tier: pages of the tier above it that are still to be written to
+//! it.
 
 use super::prompt::PromptPages;
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that this process put on the tier above and that are not on any lower tier.
+/// Pages that this process put on the tier above, and has not yet written to the write-back tier.
 #[derive(Debug, Default)]
 pub(super) struct DirtyPages(Mutex<State>);
 
@@ -81,8 +82,10 @@ impl DirtyPages {
         dirty.map(|(page, _)| *page).take(max_pages).collect()
     }
 
-    /// Takes the prompt that ends with the last recorded page of `victim`. Returns the prompt, and
-    /// the range of pages to write. The range starts at the first dirty page of `victim`, or with
+    /// Takes the prompt that ends with the last recorded page of `victim`, consecutive pages of a
+    /// prompt that the page table chose to evict. Returns the prompt, and the range of pages to
+    /// write; `None` if no page of the range is dirty, or the prompt cannot be reconstructed. The
+    /// range starts at the first dirty page of `victim`, or with
     /// `whole` at the first dirty page of the prompt. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Timeout of one read from the remote.
+/// Timeout of one read from the remote, and of the wait for pages that another prefetch is
+/// fetching.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a put of fetched pages to the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -72,7 +73,8 @@ impl Fetch<'_> {
         at - range.start
     }
 
-    /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored.
+    /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored on the
+    /// first tier.
     fn fetch_claimed(&self, range: Range<usize>) -> usize {
         let Self { tiers, remote, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());

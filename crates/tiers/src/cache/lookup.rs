@@ -65,7 +65,8 @@ pub struct TierLease {
 pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Tiers of the leading pages, in prompt order; remote pages only if the remote has answered.
+    /// Tiers of the leading pages, in prompt order; remote pages only in a final answer, if the
+    /// remote has answered.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
@@ -73,7 +74,8 @@ pub struct Lookup {
     /// loads the pages that it lacks. If the engine already has `load` pages, there is nothing to
     /// load.
     pub load: usize,
-    /// Pages fetched from the remote for this prompt; reported once.
+    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
+    /// next lookup reports them.
     pub fetched: usize,
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),

@@ -109,7 +109,8 @@ impl Lookups {
         Ok(found)
     }
 
-    /// The answer to a lookup of `pages` pages while its prefetch runs and the policy lets it wait.
+    /// The answer to a lookup of `pages` pages that has to be repeated: `None` if the prefetch
+    /// `job` is done, or has run for as long as the policy lets a lookup wait.
     fn pending_answer(
         &self,
         pages: usize,
@@ -145,7 +146,8 @@ impl Lookups {
         })
     }
 
-    /// Counts the lookup, and queues writes of pages that were found often enough.
+    /// Counts the lookup, and queues writes of pages that were found often enough for a tier with a
+    /// selective write policy.
     fn record(&self, pages: &PromptPages, spans: &[TierSpan]) {
         self.probed.add(pages.len() as u64);
         let mut at = 0;

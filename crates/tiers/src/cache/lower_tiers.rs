@@ -82,8 +82,8 @@ impl LowerTiers {
         }
         spilled.keep(first, staged);
         // A write-back tier is written when pages leave the tier above. Spilled pages never entered
-        // that tier, so they are written now. The writers of tiers with other policies already wait
-        // for the put.
+        // that tier, so they are written now. Write-through tiers get a job for the whole put,
+        // which also finds the spilled pages; selective tiers do not get them.
         if let Some(writer) =
             self.writers.first().filter(|writer| writer.policy == WritePolicy::WriteBack)
         {
@@ -94,8 +94,8 @@ impl LowerTiers {
         }
     }
 
-    /// Writes pages that were fetched from the remote to the first tier, to the local tiers below
-    /// it, like pages of a put.
+    /// Writes pages that were fetched from the remote to the first tier also to the local tiers
+    /// below it, if these are write-through.
     pub(super) fn fetched(&self, pages: &PromptPages, range: &Range<usize>) {
         for writer in self.writers.iter().filter(|writer| writer.to != Tier::Remote) {
             if writer.policy == WritePolicy::WriteThrough {

@@ -41,7 +41,8 @@ pub(super) enum Stage {
     Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
-    /// Complete since `at`: leading pages the remote has, and pages fetched.
+    /// Complete since `at`. `known`: leading pages of the prompt that the remote has. `fetched`:
+    /// pages fetched; zero once a lookup has taken the number.
     Done { at: Instant, known: usize, fetched: usize },
 }
 

@@ -204,7 +204,8 @@ impl Prefetcher {
     }
 
     /// Returns the number of leading pages worth having on this machine; only the local pages if
-    /// the first tier has no space for all remaining pages.
+    /// the first tier has no room for all other pages. Prefetched pages of all prompts together may
+    /// fill three quarters of it.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -226,8 +227,8 @@ impl Prefetcher {
             }
             None => known,
         };
-        // Without this limit, concurrent prompts would evict each other's fetched pages, and none
-        // would benefit.
+        // Without this limit, concurrent prompts could evict each other's fetched pages before any
+        // of them is loaded.
         let room = (self.tiers.first().capacity / 4 * 3).saturating_sub(others);
         let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
         if needs > room { local } else { worthwhile }

@@ -2,9 +2,9 @@
 //!
 //! A lookup announces a load. While the request is scheduled, pages found on disk are promoted by a
 //! job of the first tier's write queue, under that queue's limits. No caller waits for a promotion,
-//! since the pages can be loaded from disk as well. When this cache starts to load a prompt, its
-//! remaining promotion jobs are cancelled: otherwise pages would be read twice, because loaded
-//! pages are stored in the first tier from the loader's buffer.
+//! since the pages can be loaded from disk as well. When this cache starts to load pages, promotion
+//! jobs that end with the same page are cancelled: otherwise pages would be read twice, because
+//! loaded pages are stored in the first tier from the loader's buffer.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Maximum passes over the local tiers. Consecutive pages of a chained scope may alternate between
-/// tiers, and each pass then reads only up to the next page that a faster tier has.
+/// tiers; in each pass a tier then delivers pages only up to the next page that it lacks.
 const MAX_ROUNDS: usize = 4;
 
 /// Default reason for pages that were not read.
@@ -180,8 +180,8 @@ impl PartialRead {
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
-        // A section counts as arrived when every page passed to `get_batch` has it. If these are
-        // only a part of the missing pages, the read must not report sections.
+        // A section counts as arrived when every page passed to `get_batch` has it. If only a part
+        // of the missing pages is passed, the call must not report sections.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);

@@ -13,7 +13,7 @@ use ritornello_format::{Error, Result, checksum, parse_bytes};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// The end of every error message: an example of a valid list.
+/// The end of the error messages of this module: an example of a valid list.
 const VALID_LIST: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
      (at least one of the first two is required)";
 /// A file system in memory.
@@ -137,8 +137,8 @@ impl TierSpec {
     }
 }
 
-/// Whether `word` is an option: the name before `=` is lower-case letters only, unlike a path with
-/// an equals sign.
+/// Whether `word` is an option: only lower-case letters precede `=`, whereas an absolute path with
+/// an equals sign begins with `/`.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }

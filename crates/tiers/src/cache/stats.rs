@@ -177,7 +177,7 @@ pub struct TierStats {
     pub loaded_bytes: u64,
     /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// Pages written to the tier from the tier above, in the background.
+    /// Pages written to the tier from the tiers above it, in the background.
     pub written_pages: u64,
     /// Bytes of these pages.
     pub written_bytes: u64,
@@ -185,9 +185,11 @@ pub struct TierStats {
     pub queued_bytes: u64,
     /// Bytes waiting to be loaded from the tier.
     pub loading_bytes: u64,
-    /// Pages not written to the tier: the queue was full, or the tier refused or failed the write.
+    /// Pages not written to the tier: the queue was full, or the tier refused or failed the write;
+    /// or, for a remote, the keys from the beginning of the prompt are unknown.
     pub dropped_pages: u64,
-    /// Pages evicted from the tiers above before they could be written to the tier.
+    /// Pages that no tier above had when their turn to be written came: they were evicted, or never
+    /// stored there.
     pub lost_pages: u64,
     /// Pages stored on the tier after a load from a lower tier, or promoted before a load.
     pub promoted_pages: u64,
@@ -240,7 +242,7 @@ pub struct PrefetchStats {
     /// Prefetches that ended at a page that could not be fetched, or without an answer of the
     /// remote.
     pub failed: u64,
-    /// Prefetches not started because the queue was full.
+    /// Prefetches not started because too many prefetches were queued or tracked.
     pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,
@@ -263,7 +265,8 @@ pub struct GateStats {
     pub judged: u64,
     /// Total seconds of these loads.
     pub load_seconds: f64,
-    /// Seconds by which these loads exceeded the estimated time of computing the whole prompt.
+    /// Seconds by which these loads, with the estimated time of computing the rest of the prompt,
+    /// exceeded the estimated time of computing the whole prompt.
     pub regret_seconds: f64,
 }
 

@@ -11,7 +11,7 @@ pub enum WritePolicy {
     WriteThrough,
     /// After the given number of hits.
     Selective(u32),
-    /// When the tier above is about to evict them.
+    /// When the tier above is nearly full and more than a quarter of it is dirty, and at a flush.
     WriteBack,
     /// Never; pages written by other processes are still read.
     Never,
@@ -37,15 +37,16 @@ impl WritePolicy {
     }
 }
 
-/// Maximum time that a [`lookup`](super::Cache::lookup) stays pending while pages are fetched from
-/// a remote.
+/// Maximum time that a [`lookup`](super::Cache::lookup) stays pending while a remote is queried or
+/// pages are fetched from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
     /// Never: the lookup returns the local pages; fetched pages serve later lookups.
     BestEffort,
     /// Until all pages worth fetching are on the first tier, or [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
-    /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch.
+    /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch; but at least for one and a
+    /// half times the gate's estimate of the fetch.
     Timeout {
         /// Minimum time.
         base: Duration,

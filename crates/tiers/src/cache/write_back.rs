@@ -83,7 +83,7 @@ impl WriteBack {
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
     /// above. The pages stay in two cases: later pages of the prompt were put since, which are on
     /// no other tier and would be evicted too; or the pages were found or put again, so that a load
-    /// will follow.
+    /// is likely.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
         let Some(above) = self.above().filter(|_| !range.is_empty()) else { return };
         let (table, first) = (&self.tiers.table, range.start..range.start + 1);

@@ -17,7 +17,9 @@ impl RemoteAddress {
         &self.0
     }
 
-    /// `text` up to its first option and without user info; `…` replaces omitted parts.
+    /// `text` up to its first option and without user info; `…` replaces the options. If the part
+    /// between the scheme and the next slash contains a colon, which may begin a password, `…`
+    /// replaces everything after the scheme.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let (front, options) = match text.split_once('?') {
@@ -30,7 +32,8 @@ impl RemoteAddress {
         };
         let place = rest.split('/').next().unwrap_or_default();
         if place.contains(':') {
-            // The end of a password cannot be determined: it may contain `/` and `?`.
+            // The end of a password after the colon cannot be determined: it may contain `/` and
+            // `?`.
             return format!("{scheme}://…");
         }
         let user = place.rfind('@').map_or(0, |at| at + 1);

@@ -51,8 +51,8 @@ impl Breaker {
         })
     }
 
-    /// Records the outcome of a call. Returns whether the breaker has opened (true) or closed
-    /// (false).
+    /// Records the outcome of a call. Returns true if the breaker opened, false if it closed, and
+    /// `None` if neither.
     pub(super) fn record(
         &mut self,
         call: CallKind,

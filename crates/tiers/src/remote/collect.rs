@@ -12,9 +12,9 @@
 //! minutes; until then, later objects that it writes are orphans. Both cases cost hits but deliver
 //! no wrong byte: names are derived from the keys of the pages, so an object that is written again
 //! has the same pages (possibly with other compression or another seal). Objects younger than the
-//! grace period stay. Two concurrent collectors remove the same objects. Ages are measured by the
-//! remote's clock, which is read by writing an object. Unfinished files of killed writers are
-//! removed after a day.
+//! grace period stay. Concurrent collectors choose the same objects; deleting an object twice is
+//! harmless. Ages are measured by the remote's clock, which is read by writing an object.
+//! Unfinished files of killed writers are removed after a day.
 
 use super::backend::Backend;
 use super::inventory::{CLOCK, Inventory, Object};
@@ -41,7 +41,7 @@ pub struct CollectOptions {
     pub max_age: Option<Duration>,
     /// Maximum total bytes.
     pub budget: Option<u64>,
-    /// Objects younger than this are never removed.
+    /// Objects are not removed if they, or an object that continues them, are younger than this.
     pub grace: Duration,
     /// Reports the objects to remove, without removing them.
     pub dry_run: bool,
@@ -128,7 +128,7 @@ fn take_inventory(backend: &dyn Backend) -> Result<(Inventory, u64)> {
     let removed = backend.delete(&clock);
     let inventory = inventory?;
     removed?;
-    // Other temporary values may carry the time of a wrong clock.
+    // Other temporary values were written earlier, so they do not show the remote's present time.
     let now = inventory.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
     let now = now
         .ok_or_else(|| Error::retry("the remote does not list an object that was just written"))?;

@@ -129,7 +129,8 @@ impl DirectoryBackend {
     }
 }
 
-/// `None` if the name does not exist, or is a link that leads to itself.
+/// `None` if the name does not exist, or is a symbolic link that the call must not follow or cannot
+/// follow to an end (both are `ELOOP`).
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

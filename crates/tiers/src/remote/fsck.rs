@@ -34,11 +34,12 @@ pub struct RemoteCheck {
     /// Names of objects that could not be read, and the error: whether these objects are damaged is
     /// unknown.
     pub unreadable: Vec<(String, String)>,
-    /// Objects removed by a collector while the check ran.
+    /// Objects that were listed and no longer existed when they were read, usually because a
+    /// collector removed them.
     pub gone: u64,
 }
 
-/// Reads the objects of `inventory`, and with `repair` removes damaged objects: the next put of the
+/// Reads the objects of `inventory`, and with `repair` removes damaged objects: a later put of the
 /// prompt writes the object again. With `keys` the seals of sealed objects are verified. `each` is
 /// called for every object.
 ///

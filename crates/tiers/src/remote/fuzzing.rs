@@ -2,8 +2,8 @@
 //! `fuzzing`.
 //!
 //! The first byte of an input of [`object`] selects the form of the object; the bytes of the object
-//! follow. [`seal`] makes the checksums of an input valid, and for about half of the inputs the
-//! seal too.
+//! follow. [`seal`] makes the checksum of the input's run header valid, and for about half of the
+//! inputs the seal too.
 
 #![allow(clippy::unwrap_used, reason = "a fuzzer fails by panicking")]
 
@@ -22,7 +22,7 @@ const PAGE: usize = 700;
 const PAGES: usize = 4;
 /// Bytes before the run header of a sealed object.
 const FRONT: usize = 68;
-/// Longer pages are not unpacked: allocating 64 MiB for each input would take all of the time.
+/// Longer pages are not unpacked: allocating 64 MiB for each input would take most of the time.
 const PAGE_MAX: u64 = 1 << 20;
 
 fn options(zstd: Option<i32>, form: Form) -> RemoteOptions {
@@ -81,8 +81,8 @@ pub fn seal(input: &mut [u8]) {
     object[..sealed.len()].copy_from_slice(&sealed);
 }
 
-/// Reads an object without the key, like `fsck` and `gc`, and with the key, like a reader. Returns
-/// whether all pages of the object are accepted.
+/// Reads an object without the key, as `fsck` and `gc` do if they are given none, and then with the
+/// key, as a reader does. Returns whether the second read accepts all pages of the object.
 #[must_use]
 pub fn object(input: &[u8]) -> bool {
     let Some((&what, object)) = input.split_first() else { return false };

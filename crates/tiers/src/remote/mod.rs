@@ -3,9 +3,9 @@
 //!
 //! Pages are packed into objects of several MiB with a header ([`packing`], [`object`]). The name
 //! of an object is derived from the keys of its pages: writers of the same pages write the same
-//! name, and existence can be queried without a listing. An answer of a remote is used only if
-//! header and checksums match the request and, if a key is given, a holder of the key wrote it
-//! ([`seal`]). A remote that is slow, unreachable or faulty costs hits, never requests
+//! name, and existence can be queried without a listing. A fetched object is used only if its
+//! header and checksums match the request and, if a key is given, a holder of the key wrote the
+//! object ([`seal`]). A remote that is slow, unreachable or faulty costs hits, never requests
 //! ([`call_executor`]).
 
 mod address;

@@ -1,11 +1,11 @@
-//! Objects: an object is a run header, padded to whole units, followed by the pages. A sealed
-//! object has its [`seal`] before the header, within the same units.
+//! Objects: an object is a run header, padded to whole units, followed by the pages. In a sealed
+//! object the [`seal`] encloses the header, and the padding follows the seal.
 //!
 //! The header has the format of a run header on disk, with the same checksums; fields that are
 //! meaningful on one machine only (store, slot, generation, extents) are zero or empty. Pages are
 //! stored one after another. A page is stored compressed only if that makes it shorter, so no page
-//! ends at a larger offset than without compression: a reader that knows the page length requests
-//! enough bytes in its first request.
+//! ends at a larger offset than without compression: a request for the first pages of an object, of
+//! the length that they have uncompressed, returns all their bytes.
 
 use super::keyring::KeyRing;
 use super::options::RemoteOptions;

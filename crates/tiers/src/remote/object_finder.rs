@@ -51,7 +51,7 @@ impl ObjectFinder {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Later groups do not matter: a prompt ends at the first missing group.
+                // Later groups do not matter: pages after the first missing group cannot be used.
                 _ => most = low - 1,
             }
         }
@@ -138,7 +138,7 @@ impl ObjectFinder {
 
     /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
     /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. Queries every object.
+    /// is missing. Checks one object after the other, because `find` may skip over a missing one.
     pub(super) fn missing(
         &self,
         prompt: &Prompt<'_>,

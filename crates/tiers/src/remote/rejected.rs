@@ -64,9 +64,9 @@ pub(super) struct RejectedCounters {
 }
 
 impl RejectedCounters {
-    /// Counts a rejection. The first rejection of each kind that only a foreign writer or key can
-    /// cause is logged as a warning; later rejections are logged at level debug, because they must
-    /// not fill the log.
+    /// Counts a rejection. The first rejection of each reason except `Damaged` is logged as a
+    /// warning, because a foreign writer or key may have caused it; later rejections are logged at
+    /// level debug, because they must not fill the log.
     pub(super) fn add(&self, name: &str, why: &RejectReason) {
         let count = match why {
             RejectReason::Damaged(_) => &self.damaged,

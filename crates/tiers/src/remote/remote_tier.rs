@@ -70,7 +70,8 @@ impl RemoteTier {
     }
 
     /// Returns the number of leading pages on the remote: a hint, because a read may still fail.
-    /// Sends at most 12 queries for 256 pages, and none for objects whose existence is cached.
+    /// Sends at most 12 queries for 256 pages, besides one for each object that was found and then
+    /// could not be read; and none for objects whose existence is cached.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
@@ -156,9 +157,9 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects not written until `deadline`, and all later objects, which no
-    /// lookup would reach, are dropped and counted. Returns the number of pages of `have` that the
-    /// remote now has, up to the first missing object.
+    /// object is skipped. Objects not written until `deadline` are dropped and counted, and so are
+    /// objects after them whose write has not begun: no lookup would reach these. Returns the
+    /// number of pages of `have` that the remote now has, up to the first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths.
@@ -217,7 +218,7 @@ impl RemoteTier {
 
     /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
     /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. For writers: the call queries every object.
+    /// is missing. For writers: unlike a probe, the call checks one object after the other.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.

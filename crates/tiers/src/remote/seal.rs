@@ -1,12 +1,13 @@
 //! The seal of an object, which proves that a holder of the key wrote it.
 //!
-//! The seal precedes the run header and holds the id of its key, an authenticator of the header,
-//! and an authenticator of each page's stored bytes, so that a page is verified without reading
-//! other pages. The authenticators are keyed BLAKE3 hashes, with keys derived from the file's key
-//! for the scope and the purpose. The id of a scope commits to the tenant's salt.
+//! The seal encloses the run header. Before the header it holds the id of its key and an
+//! authenticator of the header; after the header, an authenticator of each page's stored bytes, so
+//! that a page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes,
+//! with keys derived from the file's key for the scope and the purpose. The id of a scope commits
+//! to the tenant's salt.
 //!
-//! The header's authenticator is verified before the header is parsed, and a page's before the page
-//! is decompressed or copied.
+//! A reader with a key verifies the header's authenticator before it parses the header, and a
+//! page's before it decompresses or copies the page.
 
 use super::keyring::{ID_BYTES, Key, KeyRing, id_text};
 use super::rejected::{RejectReason, Verified};
@@ -95,7 +96,7 @@ impl Sealer {
             .finalize()
     }
 
-    /// The seal, which contains the encoded run header.
+    /// The seal, with the encoded run header inside.
     pub(super) fn seal(&self, header: &[u8], tags: &[Hash]) -> Vec<u8> {
         let mut fixed = Writer::new();
         fixed

@@ -10,7 +10,7 @@ use ritornello_format::PageHash;
 /// Slots of the first array.
 const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each insertion empties: enough to empty the old array before the new
-/// array is full.
+/// array is half full, when the index grows again.
 const MOVES_PER_INSERTION: usize = 8;
 /// Values of unused slots: `EMPTY` was never used; `TOMBSTONE` was used before.
 const EMPTY: u64 = 0;
@@ -25,8 +25,8 @@ pub(super) struct HeadIndex {
     len: usize,
 }
 
-/// A power of two of slots. A used slot holds half of a hash and the node's id plus one; probing
-/// starts at the slot that the hash selects.
+/// A power of two of slots. A used slot holds 32 bits of a hash and the node's id plus one; probing
+/// starts at the slot that these bits select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
 

@@ -60,7 +60,8 @@ impl TableSpan {
 pub struct EvictedPages {
     /// The pages, in prompt order.
     pub pages: Vec<PageHash>,
-    /// The slots of the pages on the host tier, one per page; empty for other tiers.
+    /// The slots that the pages had on the host tier: the numbers that the caller of
+    /// [`PageTable::mark_present`] gave, one per page, or none. Empty for other tiers.
     pub slots: Vec<u32>,
     /// Walks over these pages since they were inserted.
     pub hits: u32,
@@ -133,8 +134,8 @@ impl PageTable {
         claimed
     }
 
-    /// Marks claimed pages as present; `slots` holds one slot per page on the host tier. Returns
-    /// the slots of pages that were not claimed.
+    /// Marks claimed pages as present; `slots` holds one slot per page on the host tier, or is
+    /// empty. Returns the slots of pages that were not claimed.
     pub fn mark_present(
         &self,
         tier: Tier,
@@ -187,8 +188,9 @@ impl PageTable {
         }
     }
 
-    /// Evicts at least `requested` pages from `tier`, or all that are not locked: least recently
-    /// used first, and the end of a prompt before its beginning.
+    /// Evicts `requested` pages from `tier`: least recently used first, and the end of a prompt
+    /// before its beginning. Evicts fewer if all other pages on `tier` are locked, or precede pages
+    /// that are locked or in transfer to it.
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
@@ -210,8 +212,8 @@ impl PageTable {
         victims
     }
 
-    /// Records that `pages[range]` are no longer on `tier`; locked pages stay. Returns the freed
-    /// slots.
+    /// Records that `pages[range]` are no longer on `tier`; locked pages, and pages in transfer to
+    /// it, stay. Returns the freed slots.
     pub fn forget(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) -> Vec<u32> {
         let mut slots = Vec::new();
         for piece in pieces(range, pages.len()) {

@@ -109,8 +109,8 @@ impl Tree {
         claimed
     }
 
-    /// Ends a claim: the pages are present in `slots`, or, with `None`, absent. Returns the slots
-    /// of pages that were not claimed.
+    /// Ends a claim: with `Some`, the pages are on the tier now, in `slots` if the list is not
+    /// empty; with `None`, they are not. Returns the slots of pages that were not claimed.
     pub(super) fn finish_claim(
         &mut self,
         tier: Tier,
