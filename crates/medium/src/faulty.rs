@@ -27,9 +27,9 @@ impl Faulty {
         Self { inner, schedule, descriptors: false }
     }
 
-    /// Exposes the descriptors of `inner`'s files: transfers through descriptors never fail, all
-    /// other calls may fail. For a process whose transfers use the host's I/O, `io_uring` included,
-    /// while its other calls may fail.
+    /// Exposes the descriptors of `inner`'s files: no fault is injected into transfers through
+    /// descriptors, only into calls of this medium and its files. For a process whose transfers use
+    /// the host's I/O, `io_uring` included, while its other calls may fail.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;

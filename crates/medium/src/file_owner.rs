@@ -13,7 +13,7 @@ pub struct FileOwner {
     pub is_this_user: bool,
     /// Whether other users have any access.
     pub is_open: bool,
-    /// Whether this process may write in the directory only as a member of its group.
+    /// Whether members of the directory's group may write in it, and this process is a member.
     pub by_group: bool,
 }
 

@@ -67,12 +67,14 @@ impl Medium for Host {
 
     fn room(&self, dir: &Path) -> io::Result<Room> {
         let stat = retry_on_intr(|| rustix::fs::statfs(dir))?;
-        // Block counts are in fragments; kernels that do not report them leave zero.
+        // Block counts are in fragments; kernels that do not report the size of a fragment leave it
+        // zero.
         let unit = if stat.f_frsize > 0 { stat.f_frsize } else { stat.f_bsize } as u64;
         Ok(Room {
             available: stat.f_bavail.saturating_mul(unit),
             total: stat.f_blocks.saturating_mul(unit),
-            // Magic numbers have 32 bits; some of them reach the sign bit.
+            // A type of file system has 32 bits, and some types set the sign bit, which must not be
+            // extended.
             kind: u64::from(stat.f_type as u32),
         })
     }

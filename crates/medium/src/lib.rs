@@ -4,8 +4,8 @@
 //! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
-//! schedule; [`Watched`] reports every change; [`Anchored`] keeps using a directory that is moved
-//! or hidden by a mount; [`SimDisk`] loses and tears unsynced data when it crashes. A
+//! schedule; [`Watched`] reports changes to a test; [`Anchored`] keeps using a directory that is
+//! moved or hidden by a mount; [`SimDisk`] loses and tears unsynced data when it crashes. A
 //! [`SimProcess`] on a simulated disk can be killed with writes in flight, and directories of the
 //! disk can be unmounted.
 //!
@@ -69,8 +69,8 @@ pub struct Room {
 pub trait Medium: Send + Sync + Debug {
     /// Creates `path` and its parents with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file; a new file has mode 0600. For writing, the file must be a regular file of this
-    /// user: links and files of other users are refused.
+    /// Opens a file; a new file has mode 0600. Only regular files are opened; for writing, links
+    /// and files of other users are refused too.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -125,6 +125,7 @@ pub trait MediumFile: Send + Sync + Debug {
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.
     fn allocated(&self) -> io::Result<u64>;
-    /// The descriptor, for `io_uring`; a simulated file has none and uses the calls above.
+    /// The descriptor, for `io_uring`; a simulated file has none, and the caller uses the methods
+    /// above.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
 }

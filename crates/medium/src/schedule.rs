@@ -166,8 +166,8 @@ impl Schedule {
         Self::default()
     }
 
-    /// Adds a rule, which counts matches after this call. If several rules match, the oldest rule
-    /// applies.
+    /// Adds a rule, which counts matches after this call. If several rules inject a fault into one
+    /// operation, the fault of the oldest applies.
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
         self.0.lock().rules.push((rule, 0));

@@ -1,4 +1,4 @@
-//! A medium that reports every change to a test.
+//! A medium that reports changes of files and names to a test, except new directories.
 
 use crate::{Access, FileOwner, Medium, MediumFile, Room};
 use std::ffi::OsString;

@@ -21,13 +21,14 @@ const HELLO_BYTES_MAX: usize = 1 << 10;
 /// Maximum length of the buffers that a connection keeps between messages: there may be a thousand
 /// connections.
 const BUFFER_KEPT: usize = 64 << 10;
-/// Initial buffer length: 256 keys of 32 bytes, and a reserve.
+/// Initial buffer length: twice the bytes of 256 keys of 32 bytes.
 const BUFFER_START: usize = 16 << 10;
 /// Bytes of the length field.
 const PREFIX: usize = 4;
 
 /// Called once per time slice while a message is incomplete, whether bytes arrive or not; an error
-/// ends the wait. The argument says whether part of the message has arrived.
+/// ends the wait. The argument says whether part of the message has arrived; it is always true
+/// while a message is sent.
 pub(crate) type WaitCheck<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 
 /// One end of a connection.

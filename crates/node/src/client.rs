@@ -17,7 +17,8 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum connections of one process to its owner; most of them carry calls that wait for a disk.
+/// Maximum connections of one process to its owner. A call occupies its connection until the
+/// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// An owner that is running answers a handshake within this time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -61,9 +62,9 @@ impl Client {
     ///
     /// # Errors
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
-    /// [`StoreReopening`](ritornello_store::StoreReopening) if it reopens the store; `Invalid` if
-    /// another user owns it; `Retry`, cached for a second, if it has no protocol version in common
-    /// with this build.
+    /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
+    /// if it reopens the store; `Invalid` if another user owns it; `Retry`, cached for a second, if
+    /// it has no protocol version in common with this build.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read before connecting: if the owner changes after this, the first liveness check
         // notices.
@@ -231,8 +232,8 @@ impl Client {
                 self.check_responsive()?;
                 pool = self.pool.lock();
             }
-            // Last in, first out: the caches of the owner's core probably still hold the state of
-            // the connection that was used last.
+            // Last in, first out: the CPU caches on the owner's side probably still hold the state
+            // of the connection that was used last.
             if let Some(channel) = pool.idle.pop() {
                 return Ok(channel);
             }

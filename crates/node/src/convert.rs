@@ -13,7 +13,8 @@ use std::sync::Arc;
 /// interrupted at any point, the store has either the complete old index or the complete new index.
 ///
 /// # Errors
-/// `Invalid` if a process owns the store; any error of [`ritornello_store::convert_index`].
+/// `Invalid` if a process owns the store or this process has it open; `Retry` if a thread of this
+/// process is opening or closing it; any error of [`ritornello_store::convert_index`].
 pub fn convert_index(
     path: &Path,
     to: IndexKind,

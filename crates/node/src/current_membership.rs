@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a call through a client, including a takeover.
+/// Maximum duration of a call through a client that waits neither for a disk nor for space,
+/// including a takeover.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,7 +53,7 @@ struct FailedSearch {
 }
 
 /// The right to change the membership, of one thread at a time. A call that searches for a new
-/// owner holds it; other calls wait for it and use the result, unless the last search failed.
+/// owner holds it; other calls wait for it, and then use the new owner, or fail as the search did.
 pub(crate) struct Turn<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,

@@ -12,8 +12,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Runs `work` on `path`, a canonical directory that holds a store, while holding its lock.
 ///
 /// # Errors
-/// `Invalid` if this or another process owns the store; `Retry` if a thread of this process is
-/// opening or closing it; any error of `work`.
+/// `Invalid` if this process has the store open, or another process owns it; `Retry` if a thread of
+/// this process is opening or closing it; any error of `work`.
 pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,

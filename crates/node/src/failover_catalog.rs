@@ -337,7 +337,7 @@ impl PendingReservations {
 }
 
 /// Whether an owner has acknowledged puts or deletes that no flush has covered. If that owner dies,
-/// its changes since its last sync are lost, and a flush in the next epoch must report this.
+/// its changes since its last sync may be lost, and a flush in the next epoch must report this.
 #[derive(Debug, Default)]
 struct Unflushed(Mutex<FlushMark>);
 

@@ -77,8 +77,8 @@ pub fn parse(message: &[u8]) -> bool {
     }
 }
 
-/// Handles `message` as a server does. Returns whether it was a request. Skips capacity changes,
-/// because they wait for threads.
+/// Handles `message` as a server does. Returns whether it was handled, which only requests are,
+/// except changes of capacity, because they wait for threads.
 ///
 /// # Panics
 /// If the response changes when it is encoded and decoded again.

@@ -31,8 +31,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// First and longest pause between attempts. Clients look for the owner every second, so all
-/// processes are served again within 10 seconds of the end of a fault.
+/// First and longest pause between attempts. Clients look for the owner every 1 to 5 seconds, so
+/// all processes are served again within some 10 seconds of the end of a fault, if recovery is
+/// fast.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Time without an attempt after which a failure restarts the back-off.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use std::time::{Duration, Instant};
 
-/// The pause between two handshakes with such an owner.
+/// The pause between two handshakes with an owner that has no version in common with this build.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The last owner that has no version in common with this build: its process, the time of the

@@ -31,9 +31,9 @@ pub struct Node {
 /// Opens the store in `options.dir`: as its owner if the store has no owner, otherwise as a client
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
-/// The owner's `durability`, `sync_interval` and `io` apply; a client's apply when it becomes the
-/// owner. A client logs a capacity, an index, paths or a segment size that differ from the store's;
-/// an owner resizes the store and converts its index.
+/// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
+/// Each process transfers pages with its own `io`. A client logs a capacity, an index, paths or a
+/// segment size that differ from the store's; an owner resizes the store and converts its index.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a

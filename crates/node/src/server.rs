@@ -103,7 +103,8 @@ impl Server {
         }
     }
 
-    /// Removes the socket file, which says that the core was closed cleanly: see [`crate::owner`].
+    /// Removes the socket file, because the core was closed cleanly: a leftover file says that it
+    /// was not, see [`crate::owner`].
     pub(crate) fn unpublish(&self) {
         self.listener.unpublish(&self.directory);
     }
@@ -269,8 +270,8 @@ fn serve(
             Err(error) => {
                 channel.stage(&Response::Failed(error.into()))?;
                 channel.send(&mut deadline(MESSAGE_TIMEOUT))?;
-                // The response was not sent in full: the client does not know its reservation or
-                // lease.
+                // The client got an error instead of the response, so it does not know its
+                // reservation or lease.
                 undo_unsent(catalog, &response);
                 continue;
             }

@@ -134,8 +134,8 @@ impl PythonBackend {
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))
     }
 
-    /// Runs `call` with the object. An exception becomes `Retry`, unless it is a `FatalError` or
-    /// shows that the class is unsuitable.
+    /// Runs `call` with the object. An exception becomes `Retry`; but `Fatal` if it is a
+    /// `FatalError`, or a `TypeError` or `AttributeError`, which show that the class is unsuitable.
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
             self.object(py).and_then(call).map_err(|error| {

@@ -109,7 +109,8 @@ impl Cache {
         ask(keys, |keys| cache.exists(&scope.inner, keys))
     }
 
-    /// Cancels the fetch of a prompt whose request has ended.
+    /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
+    /// were queued or running.
     fn cancel(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<bool> {
         let cache = self.cache(py)?;
         ask(keys, |keys| cache.cancel(&scope.inner, keys))
@@ -225,7 +226,7 @@ impl Cache {
         .or_raise(py)
     }
 
-    /// Whether the cache was closed, or opened before a fork.
+    /// Whether the cache was closed, opened before a fork, or lost a tier to another store.
     #[getter]
     fn closed(&self) -> bool {
         self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())
@@ -305,12 +306,14 @@ impl Lookup {
     fn load(&self) -> usize {
         self.0.load
     }
-    /// Pages fetched from the remote for this prompt; reported once.
+    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
+    /// next lookup reports them.
     #[getter]
     fn fetched(&self) -> usize {
         self.0.fetched
     }
-    /// Pages that have arrived, and pages that are being fetched.
+    /// While the state is "loading": pages that have arrived from the remote, and pages to fetch in
+    /// all.
     #[getter]
     fn progress(&self) -> (usize, usize) {
         self.0.progress

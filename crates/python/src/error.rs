@@ -30,7 +30,7 @@ static RETRY: Exception = Exception::new("RetryError");
 static FATAL: Exception = Exception::new("FatalError");
 static CLOSED: Exception = Exception::new("ClosedError");
 
-/// Adds the exceptions to `_core` too.
+/// Adds the exceptions, except `SettingError`, to `_core` too.
 pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     [&BASE, &INVALID, &RETRY, &FATAL, &CLOSED]
         .iter()

@@ -60,8 +60,9 @@ unsafe impl Send for BufferView {}
 // SAFETY: nothing is done through a shared reference.
 unsafe impl Sync for BufferView {}
 
-/// Guards dropped and not yet released. A channel instead of a list under a lock: if another thread
-/// held such a lock during a fork, it would stay locked in the child.
+/// Guards dropped and not yet released. A channel, so that a worker thread takes no lock when it
+/// drops a guard: a lock that it held during a fork would stay locked in the child. Only threads
+/// that are attached to the interpreter lock the receiver.
 static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
     LazyLock::new(|| {
         let (sender, receiver) = channel();
@@ -284,9 +285,9 @@ impl Buffers {
     }
 }
 
-// SAFETY: `held` keeps the buffers exported, so their memory neither moves nor ends; after
-// `release`, which waits for the ticket, no fragment is handed out. The trait permits Python code
-// to change a buffer during a put.
+// SAFETY: `held` keeps the buffers exported, so their memory neither moves nor ends. `release` is
+// called after the last transfer, and no fragment is handed out after it. The trait permits Python
+// code to change a buffer during a put.
 unsafe impl PageSource for Buffers {
     fn len(&self) -> usize {
         self.pages.len()

@@ -101,8 +101,8 @@ impl NodeHandle {
 
 impl Drop for NodeHandle {
     fn drop(&mut self) {
-        // At the interpreter's end attaching fails; the system cleans up. The node has logged a
-        // failure.
+        // At the interpreter's end attaching fails; the system cleans up. A drop cannot raise, so
+        // an error is ignored.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }

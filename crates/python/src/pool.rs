@@ -15,7 +15,7 @@ struct Part {
     writable: bool,
 }
 
-/// The buffers of a pool, kept until the last page list and ticket over them is dropped.
+/// The buffers of a pool, kept until the pool and all page lists and tickets over them are dropped.
 struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
