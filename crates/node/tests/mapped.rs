@@ -193,7 +193,7 @@ fn in_a_small_file_system() {
     assert_eq!(get(store, 100, 50).unwrap(), 50, "what is there can be had");
 }
 
-/// A file of another user in the same file system, and its length.
+/// A file that takes space in the store's file system, and its length.
 struct Filler(std::fs::File, u64);
 
 impl Filler {

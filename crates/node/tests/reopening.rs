@@ -191,7 +191,8 @@ fn takeover_on_failing_disk_misses_until_healed() {
     assert_eq!((node.role(), node.problem()), (Role::Owner, None));
 }
 
-/// The disk accepts small files, and fails the index after the core was closed.
+/// Only syncs of the index fail: the poisoned core is closed, and the next core cannot open the
+/// index.
 #[test]
 fn calls_miss_at_once_while_reopening() {
     if !index_is_on_the_medium() {

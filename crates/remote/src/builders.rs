@@ -33,8 +33,8 @@ impl ClientFactory {
     /// # Errors
     /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
-        // This call fails if the process has already installed a provider; that provider stays in
-        // use.
+        // This call fails if the process has already installed a provider of cryptography for TLS;
+        // that provider stays in use.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be built from this configuration")

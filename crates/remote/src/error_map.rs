@@ -48,7 +48,8 @@ const ADVICE: [(&[&str], &str); 6] = [
 ];
 
 /// Whether the error means that the bucket exists and the object does not. An answer without a body
-/// counts as that: existence queries get no body. Every other answer names the missing resource.
+/// counts as that, because existence queries get no body. In an answer with a body, the error code
+/// must say that the object is missing.
 pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object counts as missing, because it cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {

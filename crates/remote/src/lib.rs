@@ -5,9 +5,10 @@
 //!
 //! **Promises.** Opening sends no request: a server that is down when a process starts costs hits
 //! until it is up. Threads and connections are created by the first call, so that a process may
-//! fork before that call. Every request has a timeout, so that no thread waits without limit.
-//! Errors are classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration
-//! must change first.
+//! fork before that call. Every request to an object store has a timeout, so that no thread waits
+//! without limit; calls of directories and of registered backends have none here. Errors are
+//! classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration must change
+//! first.
 //!
 //! **Must not know** the meaning of values: a value is named bytes here.
 

@@ -207,8 +207,8 @@ impl Backend for ObjectBackend {
     }
 
     fn list(&self, prefix: &str, each: &mut dyn FnMut(Listed)) -> Result<()> {
-        // The client lists only whole path segments, so `prefix` may match a part of the names
-        // listed.
+        // The client lists only whole path segments, so it may list names that do not begin with
+        // `prefix`.
         let parent = self.path(prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
         let root = self.factory.prefix.as_ref();
         let answer = self.run(|store| async move {

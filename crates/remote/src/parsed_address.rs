@@ -74,8 +74,8 @@ impl ParsedAddress {
     }
 
     /// `text` without the values of the options, for messages of backends, which may quote them.
-    /// Values shorter than four characters, and the values of `master`, `host`, `port` and
-    /// `region`, are not secret and stay.
+    /// Values shorter than four bytes, and the values of `master`, `host`, `port` and `region`,
+    /// count as not secret and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {

@@ -10,7 +10,8 @@ use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper bound of any call here, shorter than a call that hangs.
+/// Upper bound of all calls of a test together: a call that waited for a hanging remote would
+/// exceed it.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over(list: &[&str], settings: &Settings, remote: &Arc<FaultyRemote>) -> Cache {
@@ -72,7 +73,7 @@ fn writes_beyond_queue_are_dropped_and_counted() {
 #[test]
 fn writes_too_slow_for_their_deadline_are_dropped_and_counted() {
     let dir = tempfile::tempdir().unwrap();
-    // Neither step of the write can end within its deadline.
+    // The first step of the write, 8 MiB, cannot end within its deadline, which ends the job.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=100KiB", disk(&dir, 64))]);
     assert_eq!(put(&cache, &keys(1, 0, 500), 0), 500);
     cache.flush().unwrap();
@@ -122,7 +123,7 @@ fn prefetch_stops_at_first_missing_page() {
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // The object is found by the probe, and missing when it is read.
+    // The probe finds all objects; later reads return half of the bytes.
     let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
@@ -195,7 +196,7 @@ fn shared_prefix_is_fetched_once() {
     assert!((340..=350).contains(&pages), "{pages}");
 }
 
-/// A remote that holds a prompt without the object that ends with page `hole`.
+/// A remote that holds a prompt without the object that ends before page `hole`.
 fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     let remote = filled(prompt);
     let last = ritornello_format::PageHash::of(&scope().id(), &prompt[hole - 1]);

@@ -104,7 +104,7 @@ fn write_back_waits_until_memory_is_nearly_full() {
     for number in 1..60 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20, "{number}");
         if number % 10 == 0 {
-            // Puts wait, so that the fill level is checked while the tier fills.
+            // A pause, so that the cache checks the fill level while the tier fills.
             std::thread::sleep(Duration::from_millis(1200));
         }
     }

@@ -228,7 +228,7 @@ impl Model {
             }
         }
         if evicted.len() < requested {
-            // All remaining pages are locked, or before locked pages.
+            // All remaining pages are locked or in transfer, or precede such pages.
             let mut kept: HashSet<PageHash> = HashSet::new();
             for pages in prompts {
                 let keeps = |hash: &PageHash| {

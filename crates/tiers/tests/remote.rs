@@ -296,8 +296,8 @@ impl Backend for Aged {
     }
 }
 
-/// Groups of eight pages: a prompt, a continuation of its first 16 pages written much later, and
-/// another prompt.
+/// Objects of eight pages each: a prompt, a continuation of its first 16 pages written much later,
+/// and another prompt.
 fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
     let backend = Arc::new(Aged::default());
     let prompts = [keys(1, 32, 32), keys(2, 16, 32), keys(3, 0, 16)];
@@ -473,7 +473,7 @@ proptest! {
         log in 0..8_u32,
         reads in prop::collection::vec((0..150_usize, 0..150_usize), 1..6),
     ) {
-        // Page lengths with groups from 128 pages down to one; small pages have the largest groups.
+        // A page of 9 MiB is an object alone; of pages of 40 to 280 bytes, 128 fill an object.
         let bytes = if log == 0 { 9 << 20 } else { 40 * log as usize };
         let puts: Vec<_> = if log == 0 {
             puts.into_iter().map(|(n, fork, pages)| (n, fork % 3, pages % 3 + 1)).take(2).collect()

@@ -134,7 +134,7 @@ impl ParsedObject {
     }
 }
 
-/// Replaces page 5 of the first object.
+/// Replaces page 5 of the object `name`.
 fn forge(remote: &TestRemote, name: &str) {
     let mut parsed = ParsedObject::new(remote.value(name));
     parsed.replace(5, &[66; PAGE]);

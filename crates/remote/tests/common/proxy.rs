@@ -26,7 +26,7 @@ pub enum ProxyFault {
     Flipped,
     /// The connection is closed before an answer.
     Reset,
-    /// Requests carry a date of hours ago.
+    /// S3 requests carry a date in 2020.
     Skewed,
 }
 

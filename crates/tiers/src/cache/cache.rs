@@ -145,7 +145,7 @@ impl Cache {
         self.lookups.lookup(scope, keys, ttl, options)
     }
 
-    /// Ends a lease of this or of another process.
+    /// Ends a lease of this process. A lease that is unknown, or of another process, is ignored.
     ///
     /// # Errors
     /// `Closed`; errors of the connection to the tier's owner.

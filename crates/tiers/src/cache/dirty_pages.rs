@@ -9,7 +9,8 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that this process put on the tier above, and has not yet written to the write-back tier.
+/// Pages that this process stored on the tier above, and has not yet taken to be written to the
+/// write-back tier.
 #[derive(Debug, Default)]
 pub(super) struct DirtyPages(Mutex<State>);
 
@@ -85,8 +86,8 @@ impl DirtyPages {
     /// Takes the prompt that ends with the last recorded page of `victim`, consecutive pages of a
     /// prompt that the page table chose to evict. Returns the prompt, and the range of pages to
     /// write; `None` if no page of the range is dirty, or the prompt cannot be reconstructed. The
-    /// range starts at the first dirty page of `victim`, or with
-    /// `whole` at the first dirty page of the prompt. Pages in the range are marked clean.
+    /// range starts at the first dirty page of `victim`, or with `whole` at the first dirty page of
+    /// the prompt. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],

@@ -55,7 +55,7 @@ impl TierSpec {
     /// Parses one tier.
     ///
     /// # Errors
-    /// `Invalid`, with an example of a valid list.
+    /// `Invalid`; the message shows a valid list, unless only a size or a policy is malformed.
     pub fn parse(text: &str) -> Result<Self> {
         let (options, words): (Vec<&str>, Vec<&str>) =
             text.split_whitespace().partition(|word| is_option(word));
@@ -93,7 +93,7 @@ impl TierSpec {
     /// Parses a list of tiers.
     ///
     /// # Errors
-    /// `Invalid`, with an example of a valid list.
+    /// `Invalid`; the message shows a valid list, unless only a size or a policy is malformed.
     pub fn list<T: AsRef<str>>(texts: &[T]) -> Result<Vec<Self>> {
         let list: Vec<Self> =
             texts.iter().map(|text| Self::parse(text.as_ref())).collect::<Result<_>>()?;

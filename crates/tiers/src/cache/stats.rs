@@ -259,7 +259,7 @@ pub struct GateStats {
     pub all: u64,
     /// Prompts of which a leading part was loaded.
     pub some: u64,
-    /// Prompts that were cheaper to compute than to load.
+    /// Prompts of which no page was loaded: computing was cheaper, or the lookup forbade loads.
     pub none: u64,
     /// Loads whose time was reported.
     pub judged: u64,

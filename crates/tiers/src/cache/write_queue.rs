@@ -178,7 +178,7 @@ impl WriteQueue {
         self.state.lock().running.is_some()
     }
 
-    /// When the last job ended, if the tier did not store all its pages and it was not cancelled.
+    /// When the last job ended, if that job left pages unwritten and was not cancelled.
     pub(super) fn failed_at(&self) -> Option<Instant> {
         self.state.lock().failed_at
     }

@@ -128,7 +128,7 @@ fn take_inventory(backend: &dyn Backend) -> Result<(Inventory, u64)> {
     let removed = backend.delete(&clock);
     let inventory = inventory?;
     removed?;
-    // Other temporary values were written earlier, so they do not show the remote's present time.
+    // Only the value that was just written shows the time; other temporary values may be old.
     let now = inventory.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
     let now = now
         .ok_or_else(|| Error::retry("the remote does not list an object that was just written"))?;

@@ -138,7 +138,7 @@ impl ObjectFinder {
 
     /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
     /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. Checks one object after the other, because `find` may skip over a missing one.
+    /// is missing. Checks the objects in order, because `find` may skip over a missing object.
     pub(super) fn missing(
         &self,
         prompt: &Prompt<'_>,

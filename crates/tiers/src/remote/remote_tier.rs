@@ -218,7 +218,8 @@ impl RemoteTier {
 
     /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
     /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. For writers: unlike a probe, the call checks one object after the other.
+    /// is missing. For writers: the call checks the objects in order, whereas a probe may skip over
+    /// a missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
