@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives the store in `path`, which no process has open, the index `to`. If the conversion is
+/// Gives the store in `path`, which no process may own, the index `to`. If the conversion is
 /// interrupted at any point, the store has either the complete old index or the complete new index.
 ///
 /// # Errors

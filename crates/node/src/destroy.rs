@@ -26,13 +26,13 @@ const FILES: [&str; 7] = [
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
 /// afterwards. Other files stay, and so does every file in a directory without the store's marker,
-/// because its volume is absent. The manifest is removed last, so that an interrupted removal can
-/// be repeated.
+/// because its volume is absent. The manifest and then the lock file are removed last, so that an
+/// interrupted removal can be repeated.
 ///
 /// # Errors
-/// `Invalid` if there is no store, or a process has it open as its owner; `Fatal` if both copies of
-/// the manifest are damaged, because no other file names the volumes; `Retry` if the file system
-/// refuses.
+/// `Invalid` if there is no store, another process owns it, or this process has it open; `Fatal` if
+/// both copies of the manifest are damaged, because no other file names the volumes; `Retry` if the
+/// file system refuses.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
     let directory = Directory::new(Arc::new(Host), &path);

@@ -1,4 +1,4 @@
-//! Work on a store's directory while no process has the store open.
+//! Work on a store's directory while no process owns the store.
 
 use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::open_stores;

@@ -10,12 +10,12 @@
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
-//!   any ── a disk is mounted over the directory ──▶ Leaving ── no call in progress ──▶ Closed
+//!   any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
-//! The second line serves a late mount: an inference engine that starts before its disk is mounted
-//! creates a store below the mount point. Every process leaves that store soon after the mount, and
-//! its caller opens the path again.
+//! The second line (`departure` has its exact conditions) serves a late mount: an inference engine
+//! that starts before its disk is mounted creates a store below the mount point. Every process
+//! leaves that store soon after the mount, and its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;

@@ -208,8 +208,8 @@ impl Cache {
         stats_of(py, &stats)
     }
 
-    /// Waits until all pages queued for lower tiers are written, and makes the tiers of this
-    /// machine durable.
+    /// Writes the pages that are due to lower tiers, waits for all queued writes, and makes the
+    /// tiers of this machine durable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.cache(py)?;
         py.detach(|| cache.flush()).or_raise(py)
@@ -319,8 +319,8 @@ impl Lookup {
         self.0.progress
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-    /// computing the whole prompt; `None` if the lookup skipped the gate or the gate has no
-    /// measurements.
+    /// computing the whole prompt; `None` if the lookup skipped the gate, the gate has no
+    /// measurements, or the engine already holds all found pages.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();

@@ -314,7 +314,8 @@ impl Cache {
         })
     }
 
-    /// Waits for all queued writes to lower tiers, then makes the local tiers durable.
+    /// Writes all dirty pages, waits for all queued writes to lower tiers, then makes the local
+    /// tiers durable.
     ///
     /// # Errors
     /// `Retry` if a tier does not finish its writes in time; errors of flushing a store.

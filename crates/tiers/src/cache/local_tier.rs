@@ -1,4 +1,4 @@
-//! A tier of this machine: a store in memory or on disk, shared by all its processes.
+//! A tier of this machine: a store in memory or on disk, which processes of the machine share.
 
 use super::rate::RateLimiter;
 use ritornello_format::residency::Tier;

@@ -79,7 +79,8 @@ pub struct Lookup {
     pub fetched: usize,
     /// Pages fetched so far, and pages to fetch in all.
     pub progress: (usize, usize),
-    /// The gate's decision; `None` if the lookup skipped the gate or the gate has no measurements.
+    /// The gate's decision; `None` if the lookup skipped the gate, the gate has no measurements, or
+    /// the engine already holds all found pages.
     pub decision: Option<LoadDecision>,
     /// Leases to release after the pages are loaded; unreleased leases expire.
     pub leases: Vec<TierLease>,

@@ -81,7 +81,7 @@ impl LowerTiers {
             return;
         }
         spilled.keep(first, staged);
-        // A write-back tier is written when pages leave the tier above. Spilled pages never entered
+        // A write-back tier is otherwise written from the tier above. Spilled pages never entered
         // that tier, so they are written now. Write-through tiers get a job for the whole put,
         // which also finds the spilled pages; selective tiers do not get them.
         if let Some(writer) =

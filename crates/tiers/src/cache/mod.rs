@@ -18,7 +18,8 @@
 //! returns the bytes that were put. Except: in scopes with the lossy codecs `int8` and `int4`, it
 //! returns the values as the codec has rounded them.
 //!
-//! **Parts**, each with its own state, lock and threads; a part knows the parts below it only:
+//! **Parts**, each with its own state, and with its own locks and threads if it needs any; a part
+//! knows the parts below it only:
 //!
 //! ```text
 //! Cache

@@ -255,7 +255,7 @@ pub struct PrefetchStats {
 /// Statistics of the gate.
 #[derive(Clone, Debug, Serialize)]
 pub struct GateStats {
-    /// Prompts of which all found pages were loaded.
+    /// Prompts of which the gate chose to load all found pages.
     pub all: u64,
     /// Prompts of which a leading part was loaded.
     pub some: u64,

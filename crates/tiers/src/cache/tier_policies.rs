@@ -43,7 +43,8 @@ impl WritePolicy {
 pub enum PrefetchPolicy {
     /// Never: the lookup returns the local pages; fetched pages serve later lookups.
     BestEffort,
-    /// Until all pages worth fetching are on the first tier, or [`MAX_LOOKUP_WAIT`] has passed.
+    /// Until the prefetch has ended, with or without all pages worth fetching, or
+    /// [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
     /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch; but at least for one and a
     /// half times the gate's estimate of the fetch.

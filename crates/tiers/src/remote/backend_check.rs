@@ -28,8 +28,8 @@ type Outcome = std::result::Result<(), String>;
 
 /// Runs [`conformance`] on `backend`, then transfers through the tier with every [`BackendFault`]
 /// injected. All names begin with `prefix`, which must end with a slash and which no other writer
-/// may use. Deletes the written values, if the backend can delete. A check that takes longer than
-/// `timeout` fails; if the backend cannot be reached, no further checks run.
+/// may use. Deletes the written values, if the backend can list and delete. A check that takes
+/// longer than `timeout` fails; if the backend cannot be reached, no further checks run.
 #[must_use]
 pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration) -> Vec<Check> {
     let mut checks = Vec::new();

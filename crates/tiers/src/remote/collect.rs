@@ -2,9 +2,9 @@
 //! limit, or the oldest objects beyond a byte budget.
 //!
 //! A lookup starts at the beginning of a prompt, so an object counts as recent as the most recent
-//! object that continues it: an object is removed only after its continuations. Orphans, whose
-//! preceding object was removed or never written, are removed first. The header of an object names
-//! the page before it; headers are read only if objects have to be removed.
+//! object that continues it: an object is removed after its continuations. Orphans, whose preceding
+//! object was removed or never written, are removed first. The header of an object names the page
+//! before it; headers are read only if objects have to be removed.
 //!
 //! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
 //! is then removed, the read is a miss, and the request is computed. A writer that found the

@@ -18,7 +18,7 @@ pub struct Check {
 type Outcome = Result<(), String>;
 
 /// Runs all checks on `backend`, under names that begin with `prefix`, which no other writer may
-/// use. Deletes the written values, if the backend can delete.
+/// use. Deletes the written values, if the backend can list and delete.
 #[must_use]
 pub fn conformance(backend: &dyn Backend, prefix: &str) -> Vec<Check> {
     let subject = Subject { backend, prefix };
