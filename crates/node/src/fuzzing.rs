@@ -77,8 +77,8 @@ pub fn parse(message: &[u8]) -> bool {
     }
 }
 
-/// Handles `message` as a server does, if it is a request other than a change of capacity, which
-/// would wait for threads. Returns whether it was handled.
+/// Handles `message` as a server does, if it is a request, except a change of capacity, which would
+/// wait for threads. Returns whether `message` was handled.
 ///
 /// # Panics
 /// If the response changes when it is encoded and decoded again.

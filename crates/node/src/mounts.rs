@@ -92,8 +92,8 @@ impl Mounts {
         self.own.is_some()
     }
 
-    /// Returns where `path` leads now; for an absent path, where its nearest existing ancestor
-    /// leads.
+    /// Returns where `path` leads now; for a path that does not exist, where its nearest existing
+    /// ancestor leads.
     pub(crate) fn place(&self, path: &Path) -> Place {
         self.compare(Self::around(path).own)
     }

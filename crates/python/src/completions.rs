@@ -66,7 +66,7 @@ impl Completions {
         Ok(done.into_iter().filter_map(outcome).collect())
     }
 
-    /// Number of tickets not drained yet.
+    /// Number of added tickets that `drain` has not returned yet.
     fn __len__(&self) -> usize {
         self.pending.lock().tickets.len()
     }

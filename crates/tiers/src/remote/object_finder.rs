@@ -26,8 +26,9 @@ impl ObjectFinder {
         Self { executor, form, existence: ExistenceCache::default() }
     }
 
-    /// The objects that hold the leading pages: full groups, the last of which is found by ternary
-    /// search, followed by smaller objects. Considers only the first `groups_before_hole` groups.
+    /// The objects that hold the leading pages: first the objects of full groups (a group is the
+    /// pages of a full object, see `packing`), the last of which is found by ternary search, then
+    /// smaller objects. Considers only the first `groups_before_hole` groups.
     pub(super) fn find(
         &self,
         prompt: &Prompt<'_>,

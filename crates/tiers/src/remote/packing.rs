@@ -1,10 +1,10 @@
 //! The objects that hold a prompt's pages, and their names.
 //!
-//! Pages are packed by their position in the prompt, so that all writers pack alike: in groups of a
-//! power of two, with the number of pages that fills an object of [`OBJECT_BYTES`]. The remaining
-//! pages are packed in halves of a group, quarters and so on, largest first. When a prompt grows
-//! and a group becomes full, the object of this group repeats the pages that the smaller objects
-//! hold.
+//! Pages are packed by their position in the prompt, so that all writers pack alike. A *group* is a
+//! power of two of consecutive pages, as many as fit into an object of [`OBJECT_BYTES`]; each full
+//! group is one object. The remaining pages are packed in halves of a group, quarters and so on,
+//! largest first. When a prompt grows and a group becomes full, the object of this group repeats
+//! the pages that the smaller objects hold.
 //!
 //! The name of an object consists of its scope, the hash of its *last* page, which commits to all
 //! pages before it, and its number of pages: writers of the same pages, and only they, write the
