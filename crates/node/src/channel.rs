@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Maximum length of the first message. It fits the initial buffer, so a peer that is not known yet
-/// takes no further memory.
+/// Maximum length of the first message. A message of this length fits the initial buffer, so a peer
+/// that is not known yet takes no further memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
 /// Maximum length of the buffers that a connection keeps between messages: there may be a thousand
 /// connections.

@@ -1,7 +1,7 @@
 //! # ritornello-node
 //!
 //! Many processes, one store, no service: [`open`] makes this process the owner of a directory or a
-//! client of the owning process. Both use the same [`Node`].
+//! client of the owning process. Owner and client use the same [`Node`].
 //!
 //! ```text
 //!   Node ── Store ── FailoverCatalog ──┬── LocalCatalog of the core      this process owns the store

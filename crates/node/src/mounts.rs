@@ -111,7 +111,7 @@ impl Mounts {
 }
 
 /// The mount that contains the root directory of a `chroot(2)`: the only mount that
-/// `/proc/self/mountinfo` does not list. It is older than the process.
+/// `/proc/self/mountinfo` does not list. This mount is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

@@ -180,8 +180,8 @@ impl Node {
     }
 
     /// The store's core, while this process owns the store: for operations of the owner only, such
-    /// as `fsck`. It is closed with the store, even while references remain. A failed store is not
-    /// reopened before all references are dropped.
+    /// as `fsck`. The core is closed with the store, even while references remain. A failed store
+    /// is not reopened before all references are dropped.
     #[must_use]
     pub fn core(&self) -> Option<Arc<StoreCore>> {
         self.shared.catalog.membership.get().core().cloned()

@@ -263,7 +263,7 @@ fn excess_names_and_connections_are_refused() {
     let said = other.ask("connections 100");
     let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
     assert!((16..40).contains(&admitted) && said.contains("too many connections"), "{said}");
-    // Both peers that were refused, and a third client, are still served.
+    // The two peers whose names and connections were refused, and a third client, are still served.
     let mut third = Helper::opened(dir.path());
     for (name, helper) in [&mut greedy, &mut other, &mut third].into_iter().enumerate() {
         assert_eq!(helper.ask(&format!("put {name} 5")), "5");

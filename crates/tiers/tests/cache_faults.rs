@@ -10,8 +10,7 @@ use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper bound of all calls of a test together: a call that waited for a hanging remote would
-/// exceed it.
+/// Upper bound of all calls of a test together, while the remote hangs.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over(list: &[&str], settings: &Settings, remote: &Arc<FaultyRemote>) -> Cache {

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 pub(super) struct WriteQueue {
     max_bytes: u64,
     state: ForkSafeLock<State>,
-    /// The thread of the worker. It takes jobs from `state` and not from the pool, because waiting
-    /// jobs are merged, and a worker without jobs still watches the tier above.
+    /// The thread of the worker. The worker takes write jobs from `state` and not from the pool,
+    /// because waiting jobs are merged, and a worker without jobs still watches the tier above.
     thread: ThreadPool<Box<dyn FnOnce() + Send>>,
 }
 

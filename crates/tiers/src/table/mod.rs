@@ -107,8 +107,8 @@ impl PageTable {
 
     /// Claims the transfer of `pages[range]` to `tier`; `how` is `Loading` or `Storing`. Returns
     /// the ranges the caller must transfer and then [mark present](Self::mark_present) or
-    /// [abandon](Self::abandon): pages that were neither present nor in transfer. These are marked
-    /// as used.
+    /// [abandon](Self::abandon): pages that were neither present nor in transfer. The claimed pages
+    /// are marked as used.
     #[must_use]
     pub fn claim(
         &self,
