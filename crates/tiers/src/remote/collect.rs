@@ -69,7 +69,7 @@ pub struct Collected {
 
 /// Removes objects beyond the limits. With `keys` the headers of sealed objects are verified; an
 /// object without a valid seal counts as the beginning of a prompt. `each` is called for every
-/// removed object.
+/// object before its removal, in a dry run too.
 ///
 /// # Errors
 /// The remote's error if a listing or a write fails, or if eight consecutive headers cannot be
