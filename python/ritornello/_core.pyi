@@ -387,7 +387,9 @@ class Lookup:
         """
     @property
     def fetched(self) -> int:
-        """Pages fetched from the remote for this prompt; reported once."""
+        """Pages fetched from the remote for this prompt: in every pending answer, and in the first
+        answer after the fetch has ended.
+        """
     @property
     def progress(self) -> tuple[int, int]:
         """Pages fetched so far, and pages to fetch in all."""
