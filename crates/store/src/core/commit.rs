@@ -1,4 +1,5 @@
-//! Committing a put: its runs become visible if the pages they follow still exist.
+//! Committing a put: makes its runs visible. Refused are, among others, runs whose parent page was
+//! removed since they were planned, and runs with a page that another put has stored.
 
 use super::StoreCore;
 use super::reservations::{PlannedRun, Reservation};
@@ -67,7 +68,8 @@ impl StoreCore {
                     if error.kind() == ErrorKind::Retry {
                         refused_pages += u64::from(run.pages);
                     }
-                    // A failed index accepts no further records.
+                    // Poisons the store if the index failed, because a failed index accepts no
+                    // further records.
                     self.lifecycle.rounds().poison_if_fatal(&error);
                     tracing::debug!(%error, "a run was not taken at commit");
                     unused.extend(&run.place.extents);
@@ -79,7 +81,8 @@ impl StoreCore {
         if refused.is_some() {
             self.counters.refused_metadata.add(refused_pages);
             self.counters.refused_pages.add(refused_pages);
-            // The index is full: evicting as much as was refused makes space for the next put.
+            // The index is full. Evicts as many units as this put has, so that the index has room
+            // for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
@@ -124,8 +127,9 @@ impl StoreCore {
     /// so that a full index does not count them as refused.
     ///
     /// # Errors
-    /// `Invalid` if another put stored one of the run's pages; the error of
-    /// [`PrefixIndex::insert`](ritornello_index::PrefixIndex::insert) if the parent was removed.
+    /// `Invalid` if another put stored one of the run's pages; the errors of
+    /// [`PrefixIndex::insert`](ritornello_index::PrefixIndex::insert), for example if the parent
+    /// was removed.
     fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
         if self.index.exists(new.scope, &new.pages).contains(&true) {
             return Err(Error::invalid("another put has stored a page of this run"));
@@ -133,7 +137,8 @@ impl StoreCore {
         self.index.insert(new)
     }
 
-    /// Links runs that follow one another, and counts the leading pages.
+    /// Links the stored runs of a chained put that follow one another. Returns how many leading
+    /// pages of `hashes` are stored.
     pub(super) fn link_and_count(
         &self,
         slot: ScopeSlot,

@@ -44,8 +44,8 @@ impl StoreCore {
         self.options.durability == Durability::Durable
     }
 
-    /// Waits until a put is durable, if puts do. A part of a put that is flushed later does not
-    /// wait.
+    /// In `durable` mode, waits until a put is durable. Does not wait for a part of a put whose
+    /// caller flushes after the last part (`flushed_later`).
     pub(super) fn await_durable_put(&self, flushed_later: bool) -> Result<()> {
         if self.durable_puts() && !flushed_later { self.make_durable() } else { Ok(()) }
     }

@@ -8,8 +8,8 @@ use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
 impl StoreCore {
-    /// Evicts about `units` from segments that are not sealed, leaves first, and passes the lock on
-    /// between steps. Returns whether any page was evicted.
+    /// Evicts, leaves first, until about `units` outside sealed segments are freed, and passes the
+    /// lock on between steps. Returns whether any page was evicted.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
         while left > 0 {

@@ -142,7 +142,8 @@ impl StoreCore {
         }
     }
 
-    /// Records a clean end in the manifest, unless a write of this owner may be in flight.
+    /// Records a clean end in the manifest, unless a write of this owner or of a dead process may
+    /// be in flight, or a volume or segment is absent.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_change) = self.shape.change_by(until) else { return Ok(()) };

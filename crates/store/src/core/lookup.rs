@@ -100,8 +100,8 @@ impl StoreCore {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // The run may have been deleted or truncated after the walk: the prefix then ends where
-            // the run ends now.
+            // The run may have been deleted or truncated after the walk. In a chained scope the
+            // prefix then ends where the run ends now.
             let place = self.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
             let pages = pages.min(step.pages);

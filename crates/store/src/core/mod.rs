@@ -2,8 +2,8 @@
 //! which pages are evicted.
 //!
 //! [`StoreCore`] holds the components. Components that must change together are in
-//! [`state::State`], under one lock; each other component has its own lock. A put calls `reserve`
-//! and `commit`, a get calls `lookup`.
+//! [`state::State`], under one lock; each other component synchronises itself. A put passes through
+//! the modules `reserve` and `commit`, a get through `lookup`.
 
 mod absence;
 mod commit;
@@ -51,7 +51,8 @@ use std::sync::Arc;
 /// Returns whether the client process with this name may still be writing.
 pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// The core of a store. The caller holds the directory's lock for as long as it lives.
+/// The core of a store. The caller holds the lock of the store's directory for as long as the core
+/// lives.
 pub struct StoreCore {
     /// The index is dropped before the medium, which `shape` holds: RocksDB uses the path of
     /// [`Medium::host_path`](ritornello_medium::Medium::host_path) until it is closed.

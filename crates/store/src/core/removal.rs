@@ -94,8 +94,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Locates a page, if it is still in the run with this generation. If not, the reader's lease
-    /// had expired, and the reader may have read the bytes of another run.
+    /// Locates a page, if it is still in the run with this generation. If not, a report does not
+    /// concern the stored page: for example, the reader's lease had expired, so that the reader
+    /// read the bytes of another run.
     fn placed(
         &self,
         scope: ScopeRef,

@@ -11,8 +11,8 @@ use ritornello_format::{PageHash, Place, ScopeSlot};
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use std::collections::HashMap;
 
-/// Maximum runs remembered while the page that they follow is not committed. Runs above the limit
-/// are linked by the next put that covers both pages.
+/// Maximum runs remembered while the page that they follow is not committed. A run above the limit
+/// is linked by the next put that covers its first page and the page that it follows.
 const WAITING_MAX: usize = 4096;
 
 /// The stored runs, and the order of their eviction.

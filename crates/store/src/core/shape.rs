@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A unique number is an upper half, from the manifest, and a lower half of 32 bits, counted. When
-/// fewer than this are left in the lower half, the next upper half is taken. A call
-/// that cannot take it in time fails only if less than half of the margin is left: concurrent calls
-/// may take the other half between two checks.
+/// fewer than this are left in the lower half, the next upper half is taken. A call that cannot
+/// take the next upper half before its deadline fails only if less than half of the margin is left.
+/// That half is for concurrent calls, which take further numbers after their check.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.

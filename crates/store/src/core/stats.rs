@@ -119,7 +119,8 @@ impl StoreCore {
         })
     }
 
-    /// Visits every run one by one, without holding a lock for longer than one run.
+    /// Computes the health of the space: visits all runs, and holds no lock for longer than one
+    /// run.
     fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();
         let (mut runs, mut extents) = (0u64, 0u64);

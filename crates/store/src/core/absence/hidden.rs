@@ -16,8 +16,8 @@ pub(crate) enum Cause {
     Behind,
 }
 
-/// The runs hidden from lookups. Its lock is the last in the lock order, and is held for a single
-/// lookup.
+/// The runs hidden from lookups. The lock on `runs` is the last in the lock order, and is held only
+/// while this map is read or replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Hidden {
     any: AtomicBool,
@@ -33,7 +33,7 @@ impl Hidden {
         if !absent.is_empty() {
             let mut seen: HashSet<RunId> = HashSet::new();
             for &run in parents.keys() {
-                // Ancestors of `run` up to the first whose visibility is known.
+                // `run` and its ancestors, up to the first whose visibility is known.
                 let mut way = Vec::new();
                 let mut at = Some(run);
                 while let Some(run) = at.filter(|run| !runs.contains_key(run) && seen.insert(*run))

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Interval of checks for absent volumes and segments.
 pub(crate) const ABSENT_INTERVAL: Duration = Duration::from_secs(2);
-/// Maximum reasons per answer.
+/// Maximum reasons that [`Absence::describe`] reports.
 const REASONS_MAX: usize = 64;
 
 /// Absent volumes and segments, with the reasons.

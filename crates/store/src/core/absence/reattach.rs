@@ -23,7 +23,8 @@ impl StoreCore {
     /// find their runs again, except runs whose space was removed.
     ///
     /// # Errors
-    /// File-system errors: volumes and segments that were not reattached stay absent.
+    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin. A volume or
+    /// segment that cannot be reattached is no error: it stays absent, with the reason.
     pub(crate) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
@@ -32,7 +33,7 @@ impl StoreCore {
         let Some(_change) = self.shape.change_by(Instant::now() + SHAPE_TIMEOUT) else {
             return Ok(());
         };
-        // Another caller may have reattached or retired a volume.
+        // Another caller may have reattached or retired a volume since `attach_volumes` listed it.
         volumes.retain(|(number, _)| self.state.lock().absence.why(*number).is_some());
         for (number, volume) in (0..=u8::MAX).zip(&self.shape.manifest().volumes) {
             if volume.is_retired() {
@@ -132,9 +133,10 @@ impl StoreCore {
         Ok(listed)
     }
 
-    /// Adds returned segments to the space. Extents of hidden runs and of living clients are in
-    /// use. All other extents are withheld until the removals made during the absence are durable
-    /// and the segments are drained. Returns the extents that could not be marked.
+    /// Adds returned segments to the space. Extents of hidden runs, and of reservations withheld
+    /// for living clients, are in use. All other extents are withheld until the removals made
+    /// during the absence are durable and the segments are drained. Returns the extents of hidden
+    /// runs that could not be marked as in use.
     fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
         let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
         for run in self.hidden.list(Cause::Absent) {
@@ -148,8 +150,9 @@ impl StoreCore {
         let mut unmarked = HashSet::new();
         for &id in segments {
             // The lock is held until all extents are marked, so that no put is placed in the
-            // segment before. Pending removals are applied first: the segment returns with their
-            // extents as free space, so a later removal would free them a second time.
+            // segment before. Pending removals are applied first: the segment returns with the
+            // extents of removed runs as free space, so a removal applied later would free them a
+            // second time.
             let mut state = self.state.lock_without_removals();
             state.absence.segments.remove(&id);
             if !state.space.restore_segment(id) {
@@ -171,8 +174,9 @@ impl StoreCore {
         unmarked
     }
 
-    /// Unhides the runs whose space has returned completely, and removes the runs whose space
-    /// differs from the index. Returns the number of runs unhidden and of pages dropped.
+    /// Unhides the runs whose space has returned completely, and removes the runs with extents that
+    /// are in `unmarked` or in a segment that was removed. Returns the number of runs unhidden and
+    /// of pages dropped.
     fn unhide_returned(&self, unmarked: &HashSet<Extent>) -> (usize, u64) {
         let mut still = HashSet::new();
         let (mut shown, mut dropped) = (0, 0);
@@ -206,7 +210,7 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run with extents that were removed or could not be marked as in use, and all runs
+    /// Removes a run of which a segment was removed or an extent is in `unmarked`, and all runs
     /// after it. Returns the number of pages removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);

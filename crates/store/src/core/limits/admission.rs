@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 use std::time::Instant;
 
-/// Page length from which the capacity of the ghost list (see [`crate::admission`]) follows: as
-/// many pages as a store full of pages of this length has.
+/// The ghost list (see [`crate::admission`]) remembers as many pages as fill the store if each has
+/// this length.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 
 /// Admission, under its own lock, which is never taken together with another lock.

@@ -41,8 +41,9 @@ impl StoreCore {
         usize::try_from(units / u64::from(page_units.max(1))).unwrap_or(usize::MAX)
     }
 
-    /// Promises `units` to a scope. If the scope has a quota, first evicts within the quota, in
-    /// steps. The caller ends the promise with `Usage::release_promise`.
+    /// Promises `units` to a scope: they count as its usage until the put has a reservation. If the
+    /// scope has a quota, first evicts pages of the scope, in steps, until the units fit the quota.
+    /// The caller ends the promise with `Usage::release_promise`.
     pub(crate) fn make_quota_space(
         &self,
         slot: ScopeSlot,
@@ -109,7 +110,8 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // While a removal is pending, the index lacks runs whose removal is not recorded yet.
+            // While removals are applied in steps, the index already lacks runs that the policy has
+            // not been told to remove.
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {
@@ -127,8 +129,8 @@ impl StoreCore {
         self.quota_builds.ended.notify_all();
     }
 
-    /// Applies all quotas after opening: the capacity may have changed, or a crash may have undone
-    /// an eviction.
+    /// Applies all quotas and limits of retention after opening: the capacity may have changed, or
+    /// a crash may have undone an eviction.
     pub(crate) fn enforce_quotas(&self) {
         for slot in self.scopes.with_quota() {
             self.apply_quota(slot);

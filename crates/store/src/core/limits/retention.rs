@@ -1,4 +1,5 @@
-//! Retention: eviction skips a run until the time that its put named.
+//! Retention: eviction skips a run until the time that its put named, unless the run is released
+//! before, above a limit.
 //!
 //! The ancestors of a retained run are retained with it, and count towards the limits. A run's
 //! retention ends no earlier than the retention of its descendants. Above the limit, the retention
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 /// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
 /// All scopes together retain at most 1/`STORE_SHARE` of the store, independent of their settings,
-/// so that eviction always finds victims.
+/// so that retention alone cannot leave eviction without victims.
 const STORE_SHARE: u64 = 2;
 /// Interval of durable clock records while runs are retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);

@@ -19,8 +19,8 @@ struct Holding {
     promised: u64,
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
-    /// While the policy is being built: runs added, used or cut since the build began, to be
-    /// applied last and in this order.
+    /// While the policy is being built: runs added, linked, used or shortened since the build
+    /// began. The build applies them last, in this order.
     pending: Option<Vec<RunId>>,
 }
 
@@ -135,7 +135,8 @@ impl Usage {
         self.scopes.entry(slot).or_default().promised += units;
     }
 
-    /// Ends a promise of `make_quota_space`, kept or not.
+    /// Ends a promise made by `make_quota_space`: a reservation now counts the units, or none was
+    /// opened.
     pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);

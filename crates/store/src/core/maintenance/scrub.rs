@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Slow-down factor while the store is in use.
 const YIELD: u32 = 8;
-/// Pause when no run can be scrubbed, or scrubbing is off.
+/// Pause when no run can be scrubbed, scrubbing is off, or the store is poisoned.
 const NOTHING: Duration = Duration::from_secs(60);
 /// Time after a use during which the store counts as in use.
 const QUIET: Duration = Duration::from_secs(1);
@@ -19,7 +19,8 @@ pub(crate) struct Scrub {
     /// Remaining runs of this pass, by descending generation: the next run is last.
     left: Vec<(u64, RunId)>,
     due: Instant,
-    /// Last observed use counter of the store, and when it changed.
+    /// A counter that grows with uses and puts, as last observed, and when it was first observed at
+    /// this value.
     seen: (u64, Instant),
 }
 
@@ -33,7 +34,7 @@ impl Default for Scrub {
 impl StoreCore {
     /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
     /// puts, so the run verified longest ago comes first. The first pass after a restart begins at
-    /// any run. Returns how long to wait until the next call.
+    /// a run that depends on the owner epoch. Returns how long to wait until the next call.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {

@@ -40,8 +40,8 @@ impl SpaceThread {
         self.note_pass();
     }
 
-    /// Waits until more than `seen` passes have ended, at most until `deadline`. Returns the number
-    /// of passes.
+    /// Waits until more than `seen` passes have ended or the thread is stopped, at most until
+    /// `deadline`. Returns the number of passes.
     pub(crate) fn wait(&self, seen: u64, deadline: Instant) -> u64 {
         let mut passes = self.passes.lock();
         while *passes == seen && !self.stopped.load(Ordering::Acquire) {

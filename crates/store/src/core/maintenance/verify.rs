@@ -59,12 +59,13 @@ pub struct Verification {
 }
 
 impl StoreCore {
-    /// Reads and verifies every page, and removes damaged pages. With `salvage`, then searches all
-    /// segments for runs that the index does not know, and inserts the runs whose scope is live,
-    /// whose place is free and whose pages pass verification.
+    /// Reads and verifies every page outside absent space, and removes pages that are damaged or
+    /// that the disk cannot read. With `salvage`, then searches all segments for runs that the
+    /// index does not know. If the scope of such a run is live and its place is free, inserts its
+    /// leading pages that pass verification.
     ///
     /// # Errors
-    /// `Closed`; `Fatal` if the result could not be made durable.
+    /// `Closed`; `Retry` if the store is poisoned; `Fatal` if the result could not be made durable.
     pub fn verify(
         self: &Arc<Self>,
         salvage: bool,
@@ -100,8 +101,8 @@ impl StoreCore {
             }
             progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
-        // In the order of generations, parents precede their children and are already salvaged when
-        // the children are linked to them.
+        // A parent usually has a lower generation than its children, so in this order it is already
+        // salvaged when the children are linked to it.
         lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
@@ -148,8 +149,8 @@ impl StoreCore {
     }
 
     /// Returns the pages of a run that fail verification, with the reason; all pages if the header
-    /// fails. Excludes pages that could not be read because memory, file descriptors or time ran
-    /// out.
+    /// fails. A page that could not be read counts only with [`Unreadable::Drop`], and only if the
+    /// disk fails to read it, not if memory, file descriptors or time ran out.
     fn bad_pages(
         &self,
         scope: ScopeRef,

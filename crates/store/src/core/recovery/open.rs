@@ -43,9 +43,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Above this number of scopes, scopes without pages are dropped at open, because every epoch of an
-/// engine creates a scope. Up to this number they are kept, because a lost index leaves all scopes
-/// without pages and salvage needs them.
+/// Above this number of scopes, scopes without pages and settings are dropped at open, because
+/// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
+/// because a lost index leaves all scopes without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
 /// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
@@ -158,7 +158,7 @@ impl StoreCore {
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
         let mut space = StoreSpace::new(space);
         withhold_reserved(&mut space, &absence, &mut withheld, &alive);
-        // The fill of each volume is known only now.
+        // The number of segments in each volume, on which the shares depend, is known only now.
         space.share_out(&absence, &manifest, &budget);
         if !clean {
             // The last owner's own reservations are in no log.
@@ -211,8 +211,8 @@ impl StoreCore {
     }
 }
 
-/// Withholds the space of logged reservations: of living clients until they abort, of dead clients
-/// until it is drained, because their last writes may still be in flight.
+/// Withholds the space of logged reservations: of living clients until they abort or die, of dead
+/// clients until it is drained, because their last writes may still be in flight.
 fn withhold_reserved(
     space: &mut StoreSpace,
     absence: &Absence,
@@ -240,7 +240,7 @@ impl StoreCore {
     /// capacity is impossible, logs a warning and keeps the current capacity.
     ///
     /// # Errors
-    /// Errors that leave the core unusable; it is closed.
+    /// Any other error: the core cannot be used and is closed.
     fn apply_capacity(&self) -> Result<()> {
         let stored = self.shape.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {

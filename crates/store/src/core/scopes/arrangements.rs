@@ -5,8 +5,8 @@ use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Maximum scopes that differ only in arrangement and cause a warning: a caller with a different
-/// size for every object, such as LMCache with a serde, is not warned each time.
+/// No warning if at least this many registered scopes differ from the new scope only in
+/// arrangement: a caller may use a different size for every object, such as LMCache with a serde.
 const REARRANGED_MAX: usize = 8;
 /// Maximum log lines per owner: requests choose salts, and each could cause a line.
 const LINES_MAX: u32 = 64;
@@ -44,7 +44,7 @@ impl Arrangements {
     }
 
     /// The newest scope that differs from `scope` only in the arrangement of its pages, and the
-    /// differences; `None` if there are none or many.
+    /// differences; `None` if there are none, or [`REARRANGED_MAX`] or more.
     fn newest(
         &self,
         stored: &BTreeMap<ScopeSlot, Arc<Scope>>,

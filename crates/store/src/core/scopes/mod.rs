@@ -259,8 +259,8 @@ impl Scopes {
         }
     }
 
-    /// Refuses a reference whose scope was dropped or configured after it was resolved. Counts as a
-    /// use of the scope.
+    /// Refuses a reference whose scope was dropped, or given another codec, after the reference was
+    /// resolved. Counts as a use of the scope.
     pub(crate) fn check(&self, scope: ScopeRef) -> Result<()> {
         let live = self.live.read();
         match live.by_slot.get(&scope.slot).filter(|known| known.reference == scope) {

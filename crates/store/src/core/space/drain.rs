@@ -5,7 +5,7 @@
 //! which the process may have been writing is withheld until its segment is drained
 //! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end all
 //! free space is withheld, because the owner's reservations are in no log; after the death of a
-//! client, the client's reservations.
+//! client, the space of its reservations is withheld.
 
 use super::StoreSpace;
 use crate::core::StoreCore;
@@ -25,7 +25,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
-    /// Extents to drain after the next sync round: a durable record may name a part of them whose
+    /// Extents to drain after the next sync round: a durable record may name a run in them whose
     /// removal is not durable yet.
     undurable: Vec<Extent>,
     units: u64,
@@ -144,7 +144,7 @@ impl StoreCore {
         }
     }
 
-    /// Drains every segment with withheld extents and frees them.
+    /// Drains every segment that has withheld extents, and frees these extents.
     fn drain_all(&self) {
         let work: Vec<(SegmentId, usize)> = {
             let state = self.state.lock();
@@ -220,7 +220,8 @@ impl StoreCore {
         while self.await_drain(until) {}
     }
 
-    /// Blocks until withheld space is freed. Returns `false` on timeout, or if no drain runs.
+    /// Blocks until withheld space is freed or the drain ends. Returns `false` on timeout, or if no
+    /// drain runs.
     pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
         let drains = !state.space.draining.is_empty()

@@ -2,9 +2,9 @@
 //!
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
 //! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
-//! that, but a probe would have promised a hit. Until then the space is in *limbo*. Space whose
-//! bytes failed verification is *quarantined*, and space to which a dead process may be writing is
-//! *withheld*.
+//! that, but a probe would have promised a hit. Until the record is durable, the space is in
+//! *limbo*. Space whose bytes failed verification is *quarantined*, and space to which a dead
+//! process may be writing is *withheld*.
 
 pub(crate) mod capacity;
 pub(crate) mod drain;
@@ -151,7 +151,8 @@ impl StoreSpace {
 
     /// Ends a round. Returns the extents to [`free`](Self::free_from_limbo) if it succeeded.
     pub(crate) fn end_round(&mut self, space: RoundSpace, synced: bool) -> Vec<Extent> {
-        // If the removals of this space are durable, it may be drained.
+        // After a successful round the removals of the withheld space are durable, so it may be
+        // drained.
         self.draining.put_back(space.withheld, synced);
         if synced {
             return space.limbo;

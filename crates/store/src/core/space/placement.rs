@@ -84,7 +84,7 @@ impl StoreCore {
             match obstacle {
                 Obstacle::Drain => drains = self.await_drain(drain_until),
                 Obstacle::Full => return Err(Refusal::NoSpace),
-                // Not a round: a long page takes many segments.
+                // Growth does not count as a round, because a long page takes many segments.
                 Obstacle::Grow(_) if has_grown && Instant::now() >= deadline => {
                     return Err(Refusal::Deadline);
                 }
@@ -123,7 +123,7 @@ impl StoreCore {
             return Ok(extents);
         }
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
-        // Evicting everything would not be enough: the store has shrunk since the scope was
+        // The run would not fit an empty store: the store has shrunk since the scope was
         // registered, or a disk is full.
         if run > allocator.capacity_units() {
             return Err(Obstacle::Full);
@@ -143,7 +143,8 @@ impl StoreCore {
         if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Use) {
             return Ok(extents);
         }
-        // Enough space is reclaimable, but fragmented or not durably free: each round evicts more.
+        // The reclaimable space is fragmented, not durably free, or too little because runs are
+        // protected. Each further round evicts another run's worth of units.
         let more = (round > 0 || state.space.limbo_units() == 0) && self.evict(&mut state, run);
         if more || state.space.limbo_units() > 0 {
             Err(Obstacle::Sync)
@@ -152,8 +153,8 @@ impl StoreCore {
         }
     }
 
-    /// Adds a segment file, unless the free-space floor or the file system prevents it. Threads
-    /// take turns: the next thread finds the new segment.
+    /// Adds a segment file, unless the free-space floor, a lack of memory or the file system
+    /// prevents it. Threads take turns: the next thread finds the new segment.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
         if self.state.lock().space.allocator.next_segment() != Some(segment) {
@@ -167,8 +168,8 @@ impl StoreCore {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
-            // The file system may promise memory that the machine does not have, and using it would
-            // kill a process.
+            // A tmpfs may promise memory that the machine does not have, and using it would kill a
+            // process.
             Ok(room) => check_memory(&room, segment_bytes)
                 .and_then(|()| self.create(segment))
                 .err()

@@ -23,8 +23,8 @@ impl StoreCore {
 
     /// Marks the directory of a volume whose marker was lost. Returns the volume's number. Every
     /// segment that the index names must exist in the directory, because the pages of a missing
-    /// segment would be lost. If the index names no segment, the directory must be empty, like a
-    /// new directory.
+    /// segment would be lost. If the index names no segment, the directory may hold only segments,
+    /// the marker, and files that the file system or an interrupted marking made.
     pub(super) fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];
@@ -177,7 +177,7 @@ impl StoreCore {
         }
     }
 
-    /// Removes drained and empty directories from the manifest.
+    /// Removes directories that are to be drained and hold no segment any longer from the manifest.
     pub(super) fn retire_volumes(&self) -> Result<()> {
         let Some(change) = self.shape.change_by(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
