@@ -131,8 +131,8 @@ pub struct AdmissionDecision {
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// The state machine. Times are measured from any fixed moment, and must not decrease (if they do,
-/// the bucket does not fill).
+/// Decides on admission. The times that its calls take are measured from any fixed moment, and must
+/// not decrease (if they do, the bucket does not fill).
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -161,9 +161,8 @@ impl Bucket {
     }
 }
 
-/// Two generations of hashes: the older generation is dropped when the younger is full. The list
-/// therefore holds at least the last half of its maximum number of pages, without recording their
-/// order.
+/// Two sets of hashes. When the younger set is full, it replaces the older set. The list thus holds
+/// the pages added last, at least half of its maximum number, without recording their order.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,

@@ -5,8 +5,8 @@ use ritornello_format::{Error, Result};
 
 /// Dead bytes that the registry file may hold beyond the number of its live bytes.
 pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
-/// Bytes of the manifest, the reservation log, lock and client files, and the scope registry files
-/// while their records take [`REGISTRY_MIN`].
+/// Bytes of the manifest, the reservation log, lock and client files, and the scope registry's
+/// files when the records of live scopes take [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
 /// The records of live scopes take at most 1/`REGISTRY_SHARE` of the capacity, within
 /// [`REGISTRY_MIN`] and [`REGISTRY_MAX`].
@@ -88,7 +88,8 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // One level per step: at most as many steps as there are directories.
+        // Each step makes the smallest directories (above the budget: the largest) equal to the
+        // next, so there are hardly more steps than directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

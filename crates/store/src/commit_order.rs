@@ -32,7 +32,7 @@ impl CommitOrder {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Returns the turn of part `number`; called once for each.
+    /// Returns the turn of part `number`. Called once for each part.
     pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
         CommitTurn { turns: self, number }
     }

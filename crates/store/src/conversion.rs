@@ -1,9 +1,9 @@
 //! The index of a store, and its conversion to another backend.
 //!
 //! The manifest names the index in use. The new index is built completely and durably next to the
-//! old index; then one rename replaces the manifest, and the old index's files are removed. An
-//! interruption at any point leaves one index in use and unused files, which the next owner
-//! removes.
+//! old index; then the manifest is replaced by one that names the new index, and the old index's
+//! files are removed. An interruption at any point leaves one index in use and unused files, which
+//! the next owner removes.
 
 use crate::budget::Budget;
 use crate::directory::Directory;
@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By default the index may use 1/`MEMORY_SHARE` of the process's memory.
+/// By default the index may use 1/`MEMORY_SHARE` of the memory that the process may use.
 const MEMORY_SHARE: u64 = 4;
 
 /// The result of [`convert_index`].
@@ -53,7 +53,7 @@ pub struct Conversion {
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
 /// if the runs do not fit the new index; file-system errors. After an error the store keeps its old
-/// index.
+/// index, unless the error came when the manifest was already being replaced.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,

@@ -160,8 +160,8 @@ impl Directory {
         Ok(copy)
     }
 
-    /// Creates the manifest of a new store, or returns the stored one. Logs differences between it
-    /// and `options`: the owner of a store decides.
+    /// Creates the manifest of a new store, or returns the stored one. Logs where `options` differ
+    /// from the stored manifest, which prevails: the owner of a store decides.
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the options do not suffice to create a store.
@@ -272,7 +272,7 @@ impl Directory {
         Ok(manifest)
     }
 
-    /// Checks that the volumes of a store that are in memory have room for their shares of `bytes`
+    /// Checks that those volumes of a store that are on tmpfs have room for their shares of `bytes`
     /// more.
     pub(crate) fn check_memory(&self, manifest: &Manifest, bytes: u64) -> Result<()> {
         let dirs = manifest.directories(&self.path);
@@ -305,8 +305,8 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// Returns the volumes of a new store, whose directories must not hold another store's
-    /// segments.
+    /// Returns the volumes of a new store. Directories named in `options.paths` must hold no
+    /// segments and no marker of another store.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
@@ -353,7 +353,7 @@ impl Directory {
     /// The name in the manifest of the volume in the directory `path`.
     pub(crate) fn volume_name(&self, path: &Path) -> Result<String> {
         let path = std::path::absolute(path).map_err(|e| self.refused(e))?;
-        // Components drop a trailing slash and dots.
+        // `Path::components` drops a trailing slash and `.`, so that one directory has one name.
         let path: PathBuf = path.components().collect();
         if path == self.path.join(SEGMENTS) {
             return Ok(SEGMENTS.to_owned());

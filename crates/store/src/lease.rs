@@ -1,9 +1,9 @@
 //! Leases: keep the bytes of a prefix in place until a reader has read them.
 //!
 //! A lease pins runs. The index may remove a pinned run at any time, for example by a deletion; its
-//! extents are then deferred in the lease table, and freed with the last lease on the run. One
-//! lock, the owner's, covers the lookup of runs, their pins and the free extents; it alone keeps a
-//! leased extent from being allocated (`tests/loom_lease.rs` checks every interleaving).
+//! extents are then deferred in the lease table, and freed with the last lease on the run. The lock
+//! of the owner's core state covers the lookup of runs, their pins and the free extents, so that no
+//! leased extent is allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
 //! A reader that is slower than its lease may read the bytes of another run. The checksums detect
 //! this, so leases are needed for hits, not for correctness.
@@ -13,12 +13,12 @@
 //! later client still gets some.
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
-//! grant, the client's units are at most the store's units without counted leases. A run counts
-//! once per client that leases it, independent of the number of its leases, and once in the store's
-//! total, independent of the number of clients. Requests that share a prefix therefore share its
-//! units, and a lease on runs that another client has leased does not reduce the shares of other
-//! clients. Leases of reads and of puts in progress do not count: they end with their I/O, and the
-//! I/O in flight is bounded.
+//! grant that adds to the client's units, they are at most the units of the store on which no
+//! client has a counted lease. A run counts once per client that leases it, independent of the
+//! number of its leases, and once in the store's total, independent of the number of clients.
+//! Requests that share a prefix therefore share its units, and a lease on runs that another client
+//! has leased does not reduce the shares of other clients. Leases of reads and of puts in progress
+//! do not count: they end with their I/O, and the I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -82,7 +82,7 @@ struct Lease {
     runs: Box<[RunId]>,
     deadline: Duration,
     client: ClientId,
-    /// Whether its runs count for the client.
+    /// Whether the lease counts towards the client's share of the space.
     counted: bool,
 }
 
@@ -123,8 +123,9 @@ impl LeaseTable {
     /// Creates an empty table with another clock.
     #[must_use]
     pub fn with_clock(clock: Box<dyn Clock>) -> Self {
-        // Numbers start at the nanoseconds since boot, so that they differ from earlier owners'
-        // numbers: no owner grants a lease per nanosecond. Zero is the null lease.
+        // Numbers start at the nanoseconds since boot, so that they differ from the numbers of
+        // earlier owners since boot: no owner grants a lease per nanosecond. Zero is the null
+        // lease.
         let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
         Self {
             clock,
@@ -142,8 +143,8 @@ impl LeaseTable {
     /// Leases `runs` for `ttl` (at most [`LEASE_TTL_MAX`]) for `client`, without counting their
     /// units. Returns the lease's number, which is never zero.
     ///
-    /// The caller must have found the runs in the index under the lock of this table, or look them
-    /// up again afterwards: otherwise a run may have been removed before it is pinned.
+    /// The caller must have found the runs in the index under the lock that guards this table, or
+    /// look them up again afterwards: otherwise a run may have been removed before it is pinned.
     ///
     /// # Errors
     /// `Retry` if the client would hold more of the [`LEASES_MAX`] leases or [`PINS_MAX`] pins than

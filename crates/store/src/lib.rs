@@ -10,7 +10,8 @@
 //!
 //! **Promises.** A get returns the bytes that were put under the key (an approximation with the
 //! lossy codecs `int8` and `int4`), or a miss with a reason. A call waits until the caller's
-//! deadline, and for space at most a minute without one. The budget is never exceeded.
+//! deadline, and for space at most a minute without one. The files of a store stay within its
+//! budget; ARCHITECTURE.md lists the exceptions.
 //!
 //! **May not know** sockets, processes, inference engines.
 

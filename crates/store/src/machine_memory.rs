@@ -9,8 +9,8 @@ use std::path::Path;
 /// Control groups of version 1 express "no limit" as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Available bytes: the machine's, or the limit of the tightest control group above this process if
-/// that is less.
+/// Bytes of memory that this process may use: the machine's, or the limit of the tightest control
+/// group above this process if that is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));

@@ -170,8 +170,8 @@ pub struct Options {
     /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose numbers
     /// it knows; pages of other scopes are stored unencoded.
     pub codec: Codec,
-    /// Bytes per second that scrubbing reads while the store is idle, and an eighth of it while it
-    /// is in use; zero for no scrubbing.
+    /// Bytes per second that scrubbing reads while the store is idle, and an eighth of this rate
+    /// while the store is in use; zero for no scrubbing.
     pub scrub_rate: u64,
     /// Which pages are admitted.
     pub admission: AdmissionMode,

@@ -10,10 +10,11 @@ use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// Hash algorithms for which no collisions can be made.
+/// Hash algorithms without known collisions.
 const COLLISION_RESISTANT: [&str; 4] = ["sha256", "sha256_cbor", "sglang-sha256", "blake3"];
 
-/// A call that may be denied to client processes, because it takes pages or space from all of them.
+/// A call that may be denied to client processes, because it affects pages or space that all
+/// processes share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientCall {

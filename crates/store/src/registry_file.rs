@@ -101,8 +101,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Replaces the file by a head if it has records. `registry` is what the file says already.
-    /// Earlier versions can read a head, but no records.
+    /// If the file has records, replaces it by a file with a head only. `registry` is what the file
+    /// says already. Earlier versions can read a head, but no records.
     ///
     /// # Errors
     /// File-system errors: the contents are unchanged.

@@ -22,7 +22,7 @@ pub struct CatalogStats {
     pub index: String,
     /// Budget in bytes: segments and metadata.
     pub capacity_bytes: u64,
-    /// Blocks allocated to all files of the store.
+    /// Bytes allocated to the segment files and the index's files.
     pub allocated_bytes: u64,
     /// Bytes per segment file.
     pub segment_bytes: u64,
@@ -40,7 +40,7 @@ pub struct CatalogStats {
     pub limbo_bytes: u64,
     /// Bytes removed while leased.
     pub deferred_bytes: u64,
-    /// Bytes in reservations, including reservations of dead clients.
+    /// Bytes in reservations, and bytes withheld until writes of dead processes are drained.
     pub reserved_bytes: u64,
     /// Bytes withheld because their contents failed verification.
     pub quarantined_bytes: u64,
@@ -151,7 +151,7 @@ pub struct IndexDecision {
     pub at: u64,
     /// `first`, `shift` (of the mix) or `growth` (of the tree).
     pub reason: String,
-    /// Share of writes among the operations of the window.
+    /// Share of writes among the operations on which the decision is based.
     pub writes: f64,
     /// Share of point lookups that found their key.
     pub hits: f64,
@@ -339,7 +339,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Calls of `probe` and `lease`.
+    /// Calls of `probe`, and scopes searched by calls of `lease`.
     probes,
     /// Pages requested by `probe` and `lease`.
     probed_pages,
@@ -373,17 +373,18 @@ counters! {
     foreign_releases,
     /// Runs retained, or retained for longer than before.
     runs_retained,
-    /// Runs whose retention was refused or ended early in favour of longer retentions.
+    /// Runs whose retention was refused or ended early because a limit of retention was reached.
     retentions_displaced,
     /// Runs whose retention expired.
     retentions_lapsed,
     /// Pages evicted.
     evicted_pages,
-    /// Pages deleted, including pages of dropped scopes.
+    /// Pages deleted, including pages of dropped scopes and of volumes that were given up.
     deleted_pages,
     /// Pages removed because they failed verification.
     damaged_pages,
-    /// Runs abandoned at commit: aborted, orphaned, or already stored by another put.
+    /// Reserved runs that did not become visible: not written, aborted, refused by the index,
+    /// without the page that they follow, or already stored by another put.
     runs_abandoned,
     /// Sync rounds of data and index.
     syncs,

@@ -165,8 +165,8 @@ impl Store {
     /// that are stored as several objects.
     ///
     /// # Errors
-    /// Like `lease`; `Invalid` for more than [`crate::LEASE_PAGES_MAX`] pages, counted in every
-    /// scope.
+    /// Like `lease`; `Invalid` for several scopes and more than [`crate::LEASE_PAGES_MAX`] pages,
+    /// counted in every scope.
     pub fn lease_all(&self, scopes: &[&Scope], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         check_keys(keys)?;
         let none = Leased { pages: 0, lease: LeaseNumber::default() };

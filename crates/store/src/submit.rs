@@ -50,7 +50,7 @@ impl Store {
     }
 
     /// Like `submit_put_copy`. If the put does not store all copied pages, calls `left` before the
-    /// ticket is done: with the number of the first page that was not stored, and the copies of
+    /// ticket is done: with the position of the first page that was not stored, and the copies of
     /// this page and of all pages after it.
     ///
     /// # Errors

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Threads that work on tickets. Each thread keeps its own I/O in flight, so few threads saturate a
-/// disk. But a page may be stored as several objects, and a layer waits for its part of every
-/// object.
+/// disk. But a page may be stored as several objects, whose gets run at once, because a layer can
+/// be used only when its part of every object has arrived.
 const IO_THREADS: usize = 8;
 /// Threads reserved for gets, because reads come first.
 const IO_THREADS_FOR_GETS: usize = 5;
@@ -79,7 +79,8 @@ fn event() -> Result<OwnedFd> {
     })
 }
 
-/// Adds one. Fails only if the counter is full, and then the eventfd is readable anyway.
+/// Adds one to the eventfd's counter. Fails only if the counter is full, and then the eventfd is
+/// readable anyway.
 fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }

@@ -185,7 +185,8 @@ impl WireError {
         self.kind == Kind::Closed
     }
 
-    /// Returns the error for a client that was not admitted.
+    /// Returns the error of a connection that the owner refused with this message. `Miss` means
+    /// that the owner is reopening the store.
     #[must_use]
     pub fn refusal(self) -> Error {
         if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }

@@ -1,4 +1,4 @@
-//! The calls that the owner of a store answers. Payload never passes through here.
+//! The calls that the owner of a store answers. The bytes of pages never pass through a catalog.
 //!
 //! A catalog has one call with many requests, so that sockets and the failover to another owner
 //! carry a new request without a change. A new request is a variant of [`Request`] with its
@@ -53,7 +53,8 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new and the
-    /// registry is full of scopes that hold pages.
+    /// registry is full of scopes that hold pages; `Invalid` if a page of a new scope is too large
+    /// for the store.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
         expect!(self.call(&request), Response::Scope(scope) => scope)
@@ -82,7 +83,7 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
-    /// more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
+    /// several scopes and more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let (scopes, keys) = (Cow::Borrowed(scopes), Keys::Listed(keys));
         let request = Request::Lease { scopes, keys, ttl };

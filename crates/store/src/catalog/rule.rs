@@ -83,7 +83,7 @@ pub enum Unanswered {
 pub enum LaterCall {
     /// Releases a lease, which expires otherwise.
     Release(LeaseNumber),
-    /// Aborts a reservation, whose space is withheld until then.
+    /// Aborts a reservation, whose space cannot be reused before.
     Abort(u64),
 }
 

@@ -19,12 +19,12 @@ pub struct ScopeRef {
     pub codec: u8,
 }
 
-/// Number of a lease, valid for this owner's lifetime. Zero is the null lease.
+/// Number of a lease, valid at the owner that granted it. Zero is the null lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
-/// Maximum pages leased by one call, counted in every scope. It is limited because such a call
-/// delays all other calls.
+/// Maximum pages leased by one call for several scopes, counted in every scope: such a call delays
+/// all other calls.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The longest reusable prefix, readable until its lease is released or expires.
@@ -32,7 +32,8 @@ pub const LEASE_PAGES_MAX: usize = 1 << 22;
 pub struct Leased {
     /// Leading pages that are present and leased.
     pub pages: usize,
-    /// Lease on these pages; the null lease if `pages` is zero.
+    /// Lease on these pages (for a single unchained scope, on all pages present); the null lease if
+    /// no page is leased.
     pub lease: LeaseNumber,
 }
 
@@ -49,7 +50,8 @@ pub struct LocatedRun {
     pub at: u32,
 }
 
-/// The places of the leading pages of the requested keys, and a lease on them.
+/// The places of the leading pages of the requested keys (in an unchained scope, of all pages
+/// present), and a lease on these pages.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Located {
     /// Lease on the runs; the caller releases it after the read.
@@ -116,7 +118,8 @@ pub struct Reserved {
     pub id: u64,
     /// The store's identity, for the run headers.
     pub store: [u8; 16],
-    /// Runs in key order. Keys in no run are already stored, or follow the first refused page.
+    /// Runs in key order. A key in no run is already stored, or its page is the first refused page
+    /// or after it.
     pub runs: Vec<ReservedRun>,
     /// Leading pages in the store at the time of the call.
     pub present: usize,
@@ -139,9 +142,10 @@ pub struct Committed {
 /// Why a page was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
-    /// All space is leased or being written, and the budget or the free-space floor is reached.
+    /// The store cannot grow, and eviction cannot free enough, because runs are protected or being
+    /// written; or the put exceeds the client's share of the space.
     NoSpace,
-    /// The deadline passed while space was being reclaimed.
+    /// The deadline passed while the put waited for space.
     Deadline,
     /// The index has reached its share of the budget.
     Metadata,

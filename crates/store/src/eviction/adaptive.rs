@@ -95,7 +95,8 @@ impl Adaptive {
         }
     }
 
-    /// Switches to the best candidate if it is significantly better than the followed one.
+    /// Switches to the best candidate if it is significantly better than the followed candidate
+    /// (see [`MARGIN`]) and no earlier switch is in progress.
     fn decide(&mut self) {
         if self.tree.is_moving() {
             return;

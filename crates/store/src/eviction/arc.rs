@@ -4,16 +4,16 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// Two lists: pages that were not used since they were put, and all other pages. If a page is put
+/// Two lists: pages that were put once and not used since, and all other pages. If a page is put
 /// again soon after its eviction, the target length of the list that it was evicted from grows.
 ///
-/// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; in units
-/// instead of pages.
+/// Megiddo and Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST '03; here with
+/// lengths in units instead of numbers of pages.
 #[derive(Debug)]
 pub(super) struct AdaptiveReplacement {
-    /// The list of pages not used since they were put, then the list of all other pages.
+    /// The list of pages put once and not used since, then the list of all other pages.
     lists: [List; 2],
-    /// Keys evicted from either list.
+    /// Keys evicted from each of the lists.
     ghosts: [Ghosts; 2],
     /// Target units of the first list.
     target: u64,

@@ -44,8 +44,8 @@ const STEPS: u64 = 16;
 const REVIEW: u32 = 4;
 /// Factor by which counts decay at each review.
 const FADE: f32 = 0.985;
-/// Kinds of pages: just put; just put as the only pages that follow used pages; used once; used
-/// more often; and put again soon after an eviction.
+/// Kinds of pages: put and not used yet; the same, but put as the only pages that follow used
+/// pages; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Bits of a ghost's note that hold its kind.
@@ -206,14 +206,14 @@ impl Density {
         }
     }
 
-    /// Advances the age by `units` that were put or used.
+    /// Advances the time from which ages are counted by `units` that were put or used.
     fn pass(&mut self, pieces: &mut Pieces, units: u64) {
         if self.capacity == 0 {
             return;
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // Bounds the loop: after [`AGES`] steps all pieces are in the lists of the oldest.
+        // Bounds the loop: after [`AGES`] steps all pieces are in the lists `old`.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;

@@ -74,7 +74,7 @@ pub(super) trait EvictionPolicy: Send + Debug {
         false
     }
 
-    /// The listed piece that would be evicted last.
+    /// A listed piece that the policy would evict among the last.
     fn warmest(&self) -> Option<u32>;
 
     /// Memory besides the pieces, in bytes.

@@ -69,7 +69,8 @@ pub enum Demand {
 
 /// The state of runs that a policy may query while it chooses victims.
 pub trait EvictionContext {
-    /// Whether a run must stay complete: it is leased, being appended to, retained, or absent.
+    /// Whether a run must stay complete: it is leased (by a reader, or by a put whose pages follow
+    /// it), retained or absent.
     fn is_protected(&self, run: RunId) -> bool;
     /// The key of page `page` of a run: see [`Resident::key`]. Zero if the run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;
@@ -112,18 +113,19 @@ pub struct Victim {
     pub run: RunId,
     /// Pages that stay; zero evicts the whole run.
     pub keep_pages: u32,
-    /// Units that become free unless leased.
+    /// Units of the pages to remove.
     pub units: u64,
 }
 
 /// An eviction policy.
 ///
-/// The store reports all events of runs, and the policy chooses victims. Calls hold the owner's
-/// lock, so every method is fast: no I/O, and no work proportional to the number of runs.
+/// The store reports all events of runs, and the policy chooses victims. The store calls it under
+/// the lock of the core's state, so every method is fast: no I/O, and no work proportional to the
+/// number of runs.
 ///
-/// **Protocol.** Runs are admitted when they are committed, at open oldest first. Whenever the
-/// index reports removed pages, for any reason, the store calls [`Eviction::shrink`] or
-/// [`Eviction::remove`]; that includes the victims of [`Eviction::victims`].
+/// **Protocol.** Runs are admitted when they are committed, and at open, least recently used first.
+/// Whenever the index reports removed pages, for any reason, the store calls [`Eviction::shrink`]
+/// or [`Eviction::remove`]; that includes the victims of [`Eviction::victims`].
 pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;

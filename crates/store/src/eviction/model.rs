@@ -51,7 +51,7 @@ fn orders() -> [Box<dyn EvictionPolicy>; 5] {
     ]
 }
 
-/// Every policy, cutting in chunks.
+/// Every policy, with runs cut in chunks of `chunk_units`.
 fn policies(chunk_units: u32) -> Vec<Box<dyn Eviction>> {
     let single =
         |policy| Box::new(FixedPolicy::with_chunk(policy, chunk_units)) as Box<dyn Eviction>;
@@ -80,7 +80,7 @@ fn shared_prompt_outlives_its_tails() {
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
     lru.hit(&[used(1, 10), used(2, 5)]);
-    // Run 2 is listed before run 1, though one request used both.
+    // Run 2 is evicted before run 1, its parent, though one request used both.
     assert_eq!(names(&lru.victims(20, UNPROTECTED)), [(2, 0)]);
     lru.admit(&resident(3, Some((1, 2)), 5));
     assert_eq!(names(&lru.victims(1000, &|run: RunId| run == RunId(3))), [(1, 3)]);
@@ -104,14 +104,15 @@ fn parent_is_evicted_after_its_last_child() {
 
 #[test]
 fn used_head_outlives_unused_tail() {
-    // Uses do not change the queue of 2Q, and `density` has seen too little yet.
+    // Uses do not reorder the queue of 2Q, and `density`, which `adaptive` follows first, has seen
+    // too few uses yet.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
         policy.admit(&resident(2, None, 40));
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
-        // Requests less than both tails: no policy may choose a page of a used head.
+        // Requests fewer units than the 70 unused pages have, so no policy may choose a used page.
         let victims = policy.victims(4 * 60, UNPROTECTED);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);

@@ -44,9 +44,9 @@ const LISTED: u8 = 1;
 const KNOWN: u8 = 2;
 /// Set while the piece is in the queue of protected pieces: see `tree::protected`.
 const PROTECTED: u8 = 4;
-/// The lowest of the bits that hold the generation of the piece's policy: see `tree`.
+/// The lowest of the bits that hold the number of the policy that lists the piece: see `tree`.
 const POLICY_GENERATION: u8 = 8;
-/// Generations of policies are counted modulo this number.
+/// A tree numbers the policies that it has followed, modulo this number.
 pub(super) const POLICY_GENERATIONS: u8 = u8::MAX / POLICY_GENERATION + 1;
 
 impl Piece {
@@ -99,7 +99,8 @@ impl Piece {
         self.flags = (self.flags & !PROTECTED) | if protected { PROTECTED } else { 0 };
     }
 
-    /// The generation of the piece's policy, modulo [`POLICY_GENERATIONS`].
+    /// The number of the policy that lists the piece, or listed it last, modulo
+    /// [`POLICY_GENERATIONS`].
     pub(super) fn policy_generation(&self) -> u8 {
         self.flags / POLICY_GENERATION
     }
@@ -178,7 +179,8 @@ impl std::ops::IndexMut<u32> for Pieces {
     }
 }
 
-/// Pieces in order of use. Every operation takes constant time.
+/// A list of a policy, in which each policy keeps its own order. Every operation takes constant
+/// time.
 ///
 /// Invariant: its pieces form one chain from `oldest` to `newest` in both directions, and `units`
 /// is their sum.

@@ -25,7 +25,7 @@ pub(super) const CHUNK_UNITS: u32 = 4096;
 /// `runs_take_few_extents`). The price is that unused pages, up to this length, are kept with the
 /// used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
-/// Uses split runs only while there are fewer pieces than two per run and this number.
+/// Uses split runs only while there are fewer pieces than two per run, plus this number.
 const SPLITS_SPARE: usize = 1024;
 /// Maximum pieces that one call moves to a new policy.
 const MOVED_PER_CALL: usize = 32;
@@ -37,9 +37,9 @@ const MOVED_PER_CALL: usize = 32;
 /// is also split near the end of a use that ends in its middle, so that only the pages before count
 /// as used. Pieces that are used together again are merged.
 ///
-/// [`Tree::follow`] switches to a different policy at any time. Every call moves a few pieces, the
-/// warmest first; each becomes the oldest in the new policy. Victims are chosen among the pieces
-/// that have not moved. The order of use is thus kept, and no call takes long.
+/// [`Tree::follow`] switches to a different policy. Each later admission, use and eviction moves a
+/// few pieces, the warmest first; each becomes the oldest in the new policy. Victims are chosen
+/// among the pieces that have not moved. The order of use is thus kept, and no call takes long.
 ///
 /// Invariants: between calls, a piece that is not listed has children or is protected; a listed
 /// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
@@ -53,7 +53,7 @@ pub(super) struct Tree {
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
     previous_policy: Option<Box<dyn EvictionPolicy>>,
-    /// Number of policies so far, modulo 64.
+    /// Number of policies followed so far, modulo [`POLICY_GENERATIONS`].
     policy_generation: u8,
     units: u64,
     pages: u64,
@@ -202,7 +202,7 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // All pieces of a long put count as known if its first piece is known.
+            // All runs of a long put count as known if its first run is known.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }

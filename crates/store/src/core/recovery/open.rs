@@ -97,8 +97,8 @@ impl StoreCore {
         manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        // The index in use does not depend on these files. The files are removed only after both
-        // manifests name that index.
+        // Removes what an interrupted conversion left, and only now, when both copies of the
+        // manifest name the index in use.
         if let Err(error) = remove_leftovers(medium.as_ref(), &directory, kind) {
             tracing::warn!(%error, "the files left by a conversion could not be removed");
         }
