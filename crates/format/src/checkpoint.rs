@@ -63,7 +63,7 @@ pub struct CheckpointEnd {
     /// The last journal record whose effect the runs may show. That record is durable before this
     /// frame is written.
     pub last: u64,
-    /// The largest reuse count assigned so far.
+    /// The largest reuse count (see [`RunImage::run`]) assigned so far.
     pub reuse: u32,
     /// Runs in the checkpoint.
     pub runs: u64,

@@ -2,7 +2,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// CRC-64/NVME of `bytes`. Protects every record that is not payload.
+/// CRC-64/NVME of `bytes`. Protects the store's records; payload has [`SliceChecksum`].
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Nvme, bytes)

@@ -9,7 +9,7 @@ use std::fmt;
 pub enum ErrorKind {
     /// The call was wrong and changed nothing. The message names the remedy.
     Invalid,
-    /// No data is lost; the same call may succeed later.
+    /// The call failed for now: the same call may succeed later.
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,

@@ -18,7 +18,7 @@ pub struct VolumeRecord {
     /// removed, and processes may still have them open.
     pub first_segment: u32,
     /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). If `marked` is
-    /// set and the marker is missing, the volume's file system is not mounted.
+    /// set and the marker is missing, the volume's file system is probably not mounted.
     pub marked: bool,
 }
 
@@ -42,8 +42,8 @@ impl VolumeRecord {
     }
 }
 
-/// The identity and layout of a store. The file is replaced as a whole (new file, rename) at every
-/// open and clean close.
+/// The identity and layout of a store. The file is replaced as a whole (new file, rename), among
+/// others at every open and clean close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.

@@ -32,15 +32,16 @@ impl fmt::Debug for ScopeId {
 }
 
 /// The number that a store assigned to a scope at registration. A slot is never reused: a scope
-/// that is dropped and registered again gets a new slot, so a drop is durable immediately.
+/// that is dropped and registered again gets a new slot. A drop is therefore complete as soon as
+/// the registry records it: recovery discards runs that name the old slot.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]
 pub struct ScopeSlot(pub u32);
 
 /// The description of a scope. Every field takes part in its [`ScopeId`], `layout` by its canonical
-/// name and `page_bytes` as resolved. Two descriptions of the same bytes are therefore one scope,
-/// and bytes with different arrangements are always different scopes.
+/// name and `page_bytes` as resolved. Descriptions that differ only in how they name one known
+/// layout, or in whether they give the page length, are therefore one scope.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Scope {
     /// The model's normalised configuration after overrides, or a name for it.

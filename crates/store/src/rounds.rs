@@ -2,7 +2,7 @@
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
 //! running waits for the next round, which the first waiting caller leads for all. After a round
-//! that failed with an error other than `Retry`, no further round runs: after a failed sync the
+//! has failed with an error other than `Retry`, further rounds are refused: after a failed sync the
 //! kernel may report success for pages that it dropped (Rebello et al., "Can Applications Recover
 //! from fsync Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving.
 

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Threads that work on tickets. Each thread keeps its own I/O in flight, so few threads saturate a
-/// disk. But a page may be stored as several objects, whose gets run at once, because a layer can
-/// be used only when its part of every object has arrived.
+/// disk. But a page may be stored as several objects. Their gets run at the same time, because a
+/// layer needs its part of every object.
 const IO_THREADS: usize = 8;
 /// Threads reserved for gets, because reads come first.
 const IO_THREADS_FOR_GETS: usize = 5;

@@ -1,4 +1,4 @@
-//! A scope with a quota evicts its own pages, and no others.
+//! A put above its scope's quota evicts pages of that scope only.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -135,7 +135,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// At any time the count matches the pages present, and quotas hold.
+    /// After every action, the bytes and pages counted for the scopes add up to the store's, and
+    /// quotas hold.
     #[test]
     fn usage_is_exact_and_quotas_hold(acts in acts()) {
         let mut disk = SimDisk::new(64 * MIB);

@@ -1,4 +1,4 @@
-//! Moving runs: holes, damage, and faults. `resize` and `drain` move them.
+//! Moving runs, as `resize` and the draining of a directory do: holes, damage, and faults.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -104,8 +104,8 @@ fn shrunk_store_keeps_recent_pages() {
     open.close();
 }
 
-/// Puts, gets and a shrink at the same time: no wrong byte, no error, and never a block above the
-/// budget.
+/// Puts, gets and resizes at the same time: no wrong byte, no error, and no block above the largest
+/// capacity.
 #[test]
 fn store_is_resized_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
@@ -342,7 +342,8 @@ fn resumed_shrink_closes_emptiest_segments() {
     open.close();
 }
 
-/// While another thread rewrites the index's files, their size is unknown.
+/// While another thread rewrites the index's files, their size is unknown, so a shrink evicts
+/// nothing for the index.
 #[test]
 fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
@@ -381,7 +382,8 @@ fn index_rewrite_causes_no_eviction() {
     open.close();
 }
 
-/// Evicting from closed segments gives a put no space, so it continues until there is some.
+/// Evicting from sealed segments gives a put no space, so the put evicts until space in other
+/// segments is free.
 #[test]
 fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ fn until(retain_until: u64) -> PutOptions {
     PutOptions { retain_until, ..PutOptions::default() }
 }
 
-/// Puts three times the contents of a store of twelve segments.
+/// Puts almost three times as many bytes as the store holds.
 fn press(open: &Open, scope: &Scope, first: u64) {
     for name in first..first + 60 {
         assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
@@ -55,7 +55,7 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Waits until the maintenance thread has read the clock.
+/// Waits until the periodic thread has read the clock and `what` holds.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
@@ -178,7 +178,7 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The latest ends are kept, which were requested first here.
+    // The retentions of the first loop end later than those of the second, so they are kept.
     assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
     // The limit is lowered: the excess is released immediately.
@@ -249,7 +249,7 @@ fn flushed_retention_survives_power_loss() {
         put(&open.store, &scope, &sequence(999, 8), None);
         put_until(&open.store, &scope, &sequence(1000, 8), until(9000));
         open.store.flush().unwrap();
-        // The end of another run is lost, or not.
+        // The retention of another run is not flushed, and may be lost.
         put_until(&open.store, &scope, &sequence(999, 8), until(9000));
         let after = disk.crash(seed);
         open.forget();

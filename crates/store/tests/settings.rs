@@ -16,7 +16,7 @@ fn codec(codec: Codec) -> ScopeSettings {
     ScopeSettings { codec: Some(codec.number()), ..ScopeSettings::default() }
 }
 
-/// A scope with known numbers.
+/// A scope of known layout, with numbers of this dtype.
 fn numbers(dtype: &str) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -139,7 +139,7 @@ fn only_the_reserver_ends_a_reservation() {
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     let reserved_bytes = || core.stats().unwrap().reserved_bytes;
     assert!(reserved_bytes() > 0, "the reservation must remain");
-    // A withheld reservation belongs to the client with its name.
+    // A withheld reservation may be ended by a client with the name of the client that made it.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(reserved_bytes() > 0);

@@ -28,7 +28,7 @@ struct Kind {
     scope: ScopeRef,
     page_bytes: u64,
     pages: u64,
-    /// Per set.
+    /// Sequences in a set: `age` puts one set after another.
     sequences: u64,
     /// Minimum and maximum of an encoded page, in percent of its length.
     encoded: (u64, u64),

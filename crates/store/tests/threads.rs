@@ -151,10 +151,10 @@ fn late_ticket_leaks_no_space() {
     open.close();
 }
 
-/// A source that panics during a put, as a caller's bug might.
+/// A source that panics during a put, as a caller's source with a bug might.
 struct Broken;
 
-// SAFETY: it never hands out memory.
+// SAFETY: `Broken` never hands out memory.
 unsafe impl ritornello_volume::page_memory::PageSource for Broken {
     fn len(&self) -> usize {
         4

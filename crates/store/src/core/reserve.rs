@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(alike(&[75, 74, 76, 75], 230), 3, "a run has at most `most` units");
         assert_eq!(alike(&[75, 10, 10], 1000), 1, "too much padding");
         assert_eq!(alike(&[10, 75], 1000), 1);
-        assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "a second run costs more than this padding");
+        assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "a second run costs more");
         assert_eq!(alike(&[5], 1), 1, "a page above `most` is a run alone");
     }
 

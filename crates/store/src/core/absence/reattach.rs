@@ -23,8 +23,8 @@ impl StoreCore {
     /// find their runs again, except runs whose space was removed.
     ///
     /// # Errors
-    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin. A volume or
-    /// segment that cannot be reattached is no error: it stays absent, with the reason.
+    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin. Volumes and
+    /// segments that cannot be reattached stay absent, with the reason, and cause no error.
     pub(crate) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());

@@ -5,8 +5,9 @@ use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// No warning if at least this many registered scopes differ from the new scope only in
-/// arrangement: a caller may use a different size for every object, such as LMCache with a serde.
+/// If the number of registered scopes that differ from a new scope only in arrangement reaches this
+/// number, there is no warning: a caller may use a different size for every object, such as LMCache
+/// with a serde.
 const REARRANGED_MAX: usize = 8;
 /// Maximum log lines per owner: requests choose salts, and each could cause a line.
 const LINES_MAX: u32 = 64;
