@@ -1,10 +1,10 @@
 //! Group commit: callers that need durability share sync rounds, which run one at a time.
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
-//! running waits for the next round, which the first waiting caller leads for all. After a round
-//! has failed with an error other than `Retry`, further rounds are refused: after a failed sync the
-//! kernel may report success for pages that it dropped (Rebello et al., "Can Applications Recover
-//! from fsync Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving.
+//! running waits for the next round, which the first waiting caller leads for all. If a round
+//! fails, and not with `Retry`, all later rounds are refused: after a failed sync the kernel may
+//! report success for pages that it dropped (Rebello et al., "Can Applications Recover from fsync
+//! Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};

@@ -122,7 +122,8 @@ fn absent_segment_without_file_is_given_up() {
     }
 }
 
-/// An absent segment is not given up because its volume's mount point is empty.
+/// An empty mount point does not prove that its volume has lost the absent segment, which therefore
+/// is not given up.
 #[test]
 fn absent_segment_of_unmounted_volume_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -219,8 +220,8 @@ fn space_deleted_while_returning_waits_for_durability() {
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
-    // No flush: the space of the deleted pages must not be used. No more than fits, because a put
-    // without free space syncs.
+    // Without a flush, these puts must not use the space of the deleted pages. They fit the other
+    // free space, because a put without free space would sync.
     for name in 200..207 {
         assert_eq!(put(&store, &scope, &sequence(name, 8), None).pages, 8);
     }

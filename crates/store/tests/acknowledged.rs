@@ -72,7 +72,7 @@ fn durable(admission: AdmissionMode) -> Options {
     Options { durability, admission, ..options(Path::new("/store"), 32) }
 }
 
-/// Commits the pages of another client without making them durable: a part of a put that is flushed
+/// Commits pages as another client, without making them durable: a part of a put that is flushed
 /// after its last part.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let catalog = open.core.catalog_for(ClientId(7), "other");
@@ -111,8 +111,8 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     assert_eq!(catalog.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }
 
-/// In `durable` mode: a put of `asked` pages after another client committed six of them, and power
-/// loss after it acknowledged `expected` pages.
+/// In `durable` mode: a put of `requested` pages after another client committed six of them, and
+/// power loss after it acknowledged `expected` pages.
 fn survive(scope: &Scope, admission: AdmissionMode, way: Way, requested: usize, expected: usize) {
     let scope = Arc::new(scope.clone());
     for seed in 0..12 {

@@ -79,7 +79,7 @@ fn put_all(store: &Store, scope: &Scope, keys: &[Vec<u8>], odd: usize) {
     assert_eq!((done.pages, done.reason), (keys.len(), ""));
 }
 
-/// Gets the pages from `first` on through fragments of some length.
+/// Gets the pages of `keys` into memory in fragments of `fragment` bytes.
 fn get_pages(
     store: &Store,
     scope: &Scope,
@@ -158,7 +158,7 @@ fn lossy_codecs_need_known_numbers() {
         assert!(error.to_string().contains("engine's own"), "{error}");
     }
     open.close();
-    // As a store's default it applies to the scopes that it suits.
+    // A lossy codec that is the store's default applies to the scopes that it suits.
     let lossy = ritornello_store::Options { codec: Codec::Int8, ..opts };
     let open = open_on(Arc::new(Host), &lossy).unwrap();
     let scope = chained(8192);
@@ -323,7 +323,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     let open = open(dir.path(), 32);
     let scope = numbers("starved", "bfloat16", 64);
     set(&open.store, &scope, Codec::Split);
-    // Holds the whole put, in pages that are hardly shorter.
+    // Fills all staging memory with encoded pages, so that none is left for the put.
     let encoder = Keeper;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();
@@ -336,7 +336,7 @@ fn without_staging_memory_pages_are_stored_raw() {
             held.push(page);
         }
     }
-    // Aligned: unaligned memory needs staging to be written at all.
+    // The put's memory is aligned, because unaligned memory cannot be written without staging.
     let keys = sequence(6, 6);
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut memory = Staging::new(8 << 20).unwrap().try_take(6 * bytes).unwrap();

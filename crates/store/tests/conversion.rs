@@ -270,7 +270,7 @@ mod lsm {
                 0 => ("begun", Duration::from_millis(u64::from(point))),
                 1 => ("copied 1/4", Duration::ZERO),
                 2 => ("copied 3/4", Duration::from_millis(u64::from(point / 9))),
-                // Syncs the copy, replaces the manifest, removes the old files.
+                // The child syncs the copy, replaces the manifest and removes the old files.
                 tail => {
                     ("copied 4/4", Duration::from_micros(u64::from(point / 9 * 6 + tail) * 1500))
                 }

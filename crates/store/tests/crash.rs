@@ -68,7 +68,8 @@ impl Run {
         self.now().store.probe(self.scope(name), &refs(&sequence(name, 10))).unwrap()
     }
 
-    /// Every promised page is delivered with the right bytes; `get` itself checks them.
+    /// Checks that delivered pages have the right bytes (in `get`) and, if `exact`, that every
+    /// promised page is delivered.
     fn check_promises(&self, exact: bool) {
         for name in 0..40 {
             let promised = self.probe(name);

@@ -252,7 +252,7 @@ fn any_single_fault_is_survived() {
         schedule.total()
     };
     assert!(count > 200, "{count}");
-    // Every operation fails once; each other fault hits every third operation.
+    // `Io` hits every operation once; each other fault hits every third operation.
     let faults = [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short, MediumFault::Torn];
     let meets = |(at, nth): &(usize, u64)| *at == 0 || *nth % 3 == *at as u64 % 3;
     let cases = (0..4).flat_map(|at| (1..=count).map(move |nth| (at, nth))).filter(meets);

@@ -77,7 +77,7 @@ fn hoarded_leases_leave_space_for_puts() {
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let leased = leases.len() as u64 * PAGES as u64 * PAGE;
     assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
-    // Three times the contents of the store.
+    // Puts three times as many bytes as the store holds.
     for name in 1000..1000 + 3 * MIB_ALL * MIB / (PAGE * PAGES as u64) {
         let outcome = put(&other, &scope, &sequence(name, PAGES), None);
         assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");
@@ -156,7 +156,8 @@ fn shortened_lease_covers_same_pages_per_scope() {
     for scope in &scopes {
         assert!(get(&store, scope, &keys).pages >= leased.pages, "a leased page is missing");
     }
-    // No page fits for both scopes.
+    // Another client can lease pages that the first client has leased. The first client's share is
+    // used up.
     let other = client(&open, 2);
     assert_eq!(other.lease_all(&all, &refs(&keys[..PAGES]), TTL).unwrap().pages, PAGES);
     assert!(store.lease(&scopes[0], &refs(&sequence(1099, PAGES)), TTL).is_err());

@@ -142,7 +142,7 @@ fn completion_queue_names_every_ticket_once() {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
     let mut completed = queue.take();
-    // The last ticket completes after its outcome is set.
+    // A ticket's outcome is set before its name is pushed, so the last name may arrive later.
     while completed.len() < tickets.len() {
         std::thread::yield_now();
         completed.extend(queue.take());

@@ -3,9 +3,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
 //!
-//! The bytes of a run are a cell that loom watches: reading it under a lease and writing it as its
-//! next owner must never overlap, though neither holds a lock. As in the store, the lease table,
-//! the free space and the choice of victims share one mutex; the index has a separate lock.
+//! The bytes of a run are a cell that loom watches: reading it under a lease and writing another
+//! run in its place must never overlap, though neither holds a lock. As in the store, the lease
+//! table, the free space and the choice of victims share one mutex; the index has a separate lock.
 
 #![cfg(loom)]
 

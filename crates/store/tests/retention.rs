@@ -178,7 +178,8 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The retentions of the first loop end later than those of the second, so they are kept.
+    // The retentions of the first loop are kept, because they end later than the retentions of the
+    // second loop.
     assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
     // The limit is lowered: the excess is released immediately.

@@ -24,7 +24,8 @@ use ritornello_format::{Error, Result, Scope, ScopeSettings, ScopeSlot};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// Extracts the answer from the one kind of response that fits a request.
+/// Extracts the answer from a response, or fails if the response is of a kind that does not fit the
+/// request.
 macro_rules! expect {
     ($response:expr, $pattern:pat => $answer:expr) => {
         match $response? {

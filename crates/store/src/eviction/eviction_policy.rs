@@ -15,8 +15,8 @@ pub(super) enum Arrival {
         /// conversation continues.
         continues: bool,
     },
-    /// The piece comes from the policy that this one replaces. Pieces are handed over from the most
-    /// recently used to the least.
+    /// The piece comes from the previous policy. Pieces are handed over warmest first: see
+    /// [`EvictionPolicy::warmest`].
     Inherited,
 }
 

@@ -1,4 +1,4 @@
-//! Checks that a store holds the required and only permitted pages after a power loss.
+//! Checks that a store holds all required pages, and only permitted pages, after a power loss.
 
 use crate::common::{MIB, Open, get, put, sequence};
 use crate::kinds::{
@@ -102,7 +102,7 @@ impl Bounds {
         let outcome = put(&open.store, scope, &fresh, None);
         let stored = outcome.pages;
         if stored < 2 {
-            // Sealed segments count until they are removed.
+            // Sealed segments count towards the capacity until they are removed.
             let now = stats(open);
             // A page that an earlier check put may be on the absent volume.
             let absent = absent && outcome.reason == "absent_space";

@@ -102,7 +102,7 @@ pub fn present_pages(store: &Store) -> Vec<Pages> {
         .collect()
 }
 
-/// A lookup of the whole sequence ends at its first page that is not `present`.
+/// Checks that a probe of the whole sequence ends at its first page that is not in `present`.
 pub fn check_probe(store: &Store, at: usize, present: Pages) {
     let (kind, keys) = keys_of(at);
     let probed = store.probe(&kind.scope, &refs(keys)).unwrap();

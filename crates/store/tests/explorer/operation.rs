@@ -149,7 +149,7 @@ pub enum OwnerEnd {
 }
 
 impl Operation {
-    /// Chooses an operation; in a plain history no operation changes the store's capacity and
+    /// Chooses an operation; in a plain history no operation changes the store's capacity or
     /// settings.
     pub fn choose(rng: &mut Rng, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - SEQUENCES_PER_KIND as usize } else { SEQUENCES };
@@ -215,7 +215,7 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // With clients, the operations on volumes take different numbers.
+        // With clients, the operations on volumes take different values of `roll`.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, absent)

@@ -64,7 +64,7 @@ impl StoreSpace {
         self.allocator.mark(extents).is_ok()
     }
 
-    /// Gives extents back to the allocator; no journal record may name them. A double free is a
+    /// Gives extents back to the allocator. No journal record may name them. A double free is a
     /// bug: the space is leaked rather than allocated twice.
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {

@@ -27,7 +27,8 @@ impl History {
             OwnerEnd::Close => {
                 let present = present_pages(&open.store);
                 open.close();
-                // Moments before the last sync promise no more than before.
+                // A power loss before the close's last sync must keep only what was durable before
+                // the close.
                 self.check_recorded_since(before);
                 self.mark_durable(present);
             }
@@ -192,8 +193,8 @@ impl History {
     /// Puts of other threads, so that more writes are in flight at a kill.
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
-            // A put may store pages again that an earlier put evicted, and neither reaches the
-            // disk.
+            // A put may store pages again that an earlier put evicted, and neither change reaches
+            // the disk.
             if !self.workload.never_full {
                 self.allow_evictions(&present_pages(&open.store));
             }
