@@ -95,8 +95,8 @@ pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
     }
 }
 
-/// Encodes the header of a file of frames, the same in every version: magic (8), version `u32`,
-/// zero `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
+/// Encodes the header of a file of frames, whose layout is the same in every version: magic (8),
+/// version `u32`, zero `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
 pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.raw(magic).u32(FORMAT_VERSION).u32(0);

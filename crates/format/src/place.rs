@@ -84,7 +84,8 @@ impl Extent {
 /// page_units`.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Place {
-    /// Unique in the store and never reused, not even after a restart.
+    /// Identifies the run's contents. Unique in the store and never reused, not even after a
+    /// restart; a moved run keeps it.
     pub generation: u64,
     /// Checksum of the encoded run header: the root of the run's two-level checksum tree.
     pub header_checksum: u64,

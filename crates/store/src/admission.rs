@@ -15,7 +15,7 @@
 //!   more is written than the budget, one bucket and one page: the last admitted page may be longer
 //!   than the rest of the bucket.
 //! * **Auto** writes through without a budget. With one it writes through while the bucket is more
-//!   than a quarter full, and requires a second sight below that.
+//!   than a quarter full, and requires a second sight otherwise.
 //!
 //! Neither the ghost list nor the bucket is persistent: after a restart the list is empty and the
 //! bucket half full.
@@ -37,7 +37,8 @@ pub const GHOST_PAGES_MAX: usize = 1 << 20;
 /// How pages are admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum AdmissionMode {
-    /// Write-through while the write budget is ample, second sight below that.
+    /// Write-through while the bucket of the write budget is more than a quarter full, or without a
+    /// budget; otherwise second sight.
     #[default]
     Auto,
     /// Every page, until the budget is used up.

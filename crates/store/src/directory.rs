@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! MANIFEST        the store's description     replaced completely at every open and clean close
-//! MANIFEST.copy   the same, written first
+//! MANIFEST.copy   a copy of MANIFEST          written before it
 //! SCOPES          the scope registry          appended, replaced when much of it is dead
 //! RESERVATIONS    space clients write to      appended, replaced when mostly ended
 //! policy.toml     permissions                 written by operators only, see `permissions`
@@ -42,7 +42,7 @@ const OURS: [&str; 15] = [
     LOST_AND_FOUND,
 ];
 
-/// A directory in the root of every ext4 file system.
+/// The directory that `mkfs.ext4` makes in the root of a file system.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";

@@ -22,8 +22,8 @@ const INDEX_MEMORY_MIN: u64 = 16 << 20;
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// When it is visible. The put survives a crash of the process soon afterwards, and a power
-    /// loss after `flush`.
+    /// When it is visible. The put survives a crash of the owner's process or a power loss after a
+    /// sync has covered it: within about `sync_interval`, or when `flush` returns.
     #[default]
     Cache,
     /// When it survives power loss.

@@ -351,7 +351,8 @@ counters! {
     present_pages,
     /// Pages refused, for any reason.
     refused_pages,
-    /// Pages refused because all space is leased or being written, or because the deadline passed.
+    /// Pages refused because no space could be found or freed for them, or because the deadline
+    /// passed.
     refused_space,
     /// Pages refused because the index has reached its share of the budget.
     refused_metadata,

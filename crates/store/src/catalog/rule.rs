@@ -1,9 +1,8 @@
 //! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
 //! its clients.
 //!
-//! This is the only such table: sockets and the failover read a request's rule. A request whose
-//! reservation is `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the
-//! call.
+//! Sockets and the failover read a request's rule from this module. A request whose reservation is
+//! `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the call.
 
 use super::message::Request;
 use super::types::LeaseNumber;
@@ -71,7 +70,9 @@ pub enum Effect {
 pub enum Unanswered {
     /// The error [`OwnerSilent`](crate::OwnerSilent) or [`StoreReopening`](crate::StoreReopening).
     Error,
-    /// Success: the call is made when the owner answers, and a reopened core has nothing to undo.
+    /// Success. With a silent owner, the call is made when the owner answers. With an owner that
+    /// reopens the store, no call is needed: leases and reservations end with the core that granted
+    /// them.
     Later(LaterCall),
     /// In the process that reopens or leaves the store: the statistics of the failed core.
     /// Elsewhere, as `Error`.

@@ -1,5 +1,5 @@
-//! Committing a put: makes its runs visible. Refused are, among others, runs whose parent page was
-//! removed since they were planned, and runs with a page that another put has stored.
+//! Committing a put: makes its runs visible. A run is refused, among other reasons, if its parent
+//! page was removed since the run was planned, or if another put has stored one of its pages.
 
 use super::StoreCore;
 use super::reservations::{PlannedRun, Reservation};
@@ -34,8 +34,8 @@ impl StoreCore {
             self.counters.bytes_written.add(run.place.units() * UNIT);
             let mut place = run.place.clone();
             place.header_checksum = checksum;
-            // Eviction takes the core state's lock, which is held here, so the parent cannot be
-            // evicted before the run is inserted.
+            // Eviction takes the core state's lock, which this function holds, so the parent cannot
+            // be evicted before the run is inserted.
             let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
             let new = NewRun {
                 scope: scope.slot,
@@ -88,8 +88,9 @@ impl StoreCore {
         }
         state.release_lease(lease.0);
         drop(state);
-        // The end is logged before the space is freed. If the order were reversed, a crash between
-        // the two could leave a log that withholds space of another put.
+        // The end is logged before the space is freed. If the order were reversed, a crash after
+        // the freeing could leave a log that still withholds this space after another put has
+        // received it.
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }

@@ -223,8 +223,9 @@ impl StoreCore {
                 return;
             }
         };
-        // The end is logged before the space is freed. If the order were reversed, a crash between
-        // the two could leave a log that withholds space of another put.
+        // The end is logged before the space is freed. If the order were reversed, a crash after
+        // the freeing could leave a log that still withholds this space after another put has
+        // received it.
         if logged {
             self.reservation_log.lock().note_ended(id);
         }

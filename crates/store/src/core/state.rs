@@ -1,6 +1,7 @@
 //! The state that must change together, under one lock.
 //!
-//! Each component keeps its own invariants; the functions here change several of them in one step.
+//! Each component keeps its own invariants; the functions of this module change several components
+//! in one step.
 
 use super::absence::Absence;
 use super::limits::index_memory::IndexMemory;

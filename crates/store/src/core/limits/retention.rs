@@ -1,5 +1,5 @@
-//! Retention: eviction skips a run until the time that its put named, unless the run is released
-//! before, above a limit.
+//! Retention: eviction skips a run until the time that its put named, unless the retention is
+//! released earlier because a limit is exceeded.
 //!
 //! The ancestors of a retained run are retained with it, and count towards the limits. A run's
 //! retention ends no earlier than the retention of its descendants. Above the limit, the retention

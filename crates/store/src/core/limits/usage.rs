@@ -36,7 +36,7 @@ impl Holding {
 }
 
 impl Usage {
-    /// Creates empty holdings; the scopes in `limited` have a quota.
+    /// Creates the table with an empty entry for each scope in `limited`: the scopes with a quota.
     pub(crate) fn new(limited: Vec<ScopeSlot>) -> Self {
         let eviction = || Some(PolicyKind::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });

@@ -1,4 +1,4 @@
-//! Reads and verifies every page, for `fsck`, and salvages runs that the index has lost.
+//! Reads and verifies pages, for `fsck` and scrubbing, and salvages runs that the index has lost.
 
 use crate::catalog::ScopeRef;
 use crate::core::StoreCore;
