@@ -1,8 +1,8 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file is a sealed record, the head, followed by records of the changes since the head was
-//! written. A registration appends one record, so that its cost does not depend on the number of
-//! scopes.
+//! The file begins with the head: the registry at one moment, encoded like the manifest (magic,
+//! version, length, body, checksum). Records of the changes since the head was written follow. A
+//! registration appends one record, so that its cost does not depend on the number of scopes.
 
 use crate::manifest::{seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"RTRNSCOP";
-/// Bytes of a sealed record besides its body: magic, version, length, checksum.
+/// Bytes of the head besides its body: magic, version, length, checksum.
 const SEAL_BYTES: usize = 24;
 /// Kinds of appended records.
 const REGISTERED: u8 = 1;
@@ -85,8 +85,8 @@ pub struct StoredRegistry {
 }
 
 impl ScopeRegistry {
-    /// Encodes the head, sealed like the manifest. Body: next slot; count, then slot and scope of
-    /// each; count, then slot and settings of each; [`Scope::IDENTITY`].
+    /// Encodes the head: magic, version, length, body, CRC-64. Body: next slot; count, then slot
+    /// and scope of each; count, then slot and settings of each; [`Scope::IDENTITY`].
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 
-/// Name of a unit, and its length in bytes.
+/// The suffixes of a size, and the bytes that each stands for.
 const UNITS: [(&str, u64); 10] = [
     ("", 1),
     ("B", 1),

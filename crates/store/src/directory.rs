@@ -458,7 +458,7 @@ impl Directory {
         self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
     }
 
-    /// Reads a file of `dir` completely; `None` if it is absent.
+    /// Reads a file of `dir` completely; `None` if it does not exist.
     pub(crate) fn read_in(&self, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
         let file = match self.medium.open(&dir.join(name), Access::default()) {
             Ok(file) => file,

@@ -57,11 +57,11 @@ impl Clock for BootClock {
 
 /// All leases of an owner.
 ///
-/// Invariants: a run is in `pins` as often as leases name it, and absent otherwise; extents are
-/// deferred only for runs in `pins`; `deferred_units` is their sum; `deadlines` and `clients` name
-/// exactly the existing leases. The holders of a pin are the clients with counted leases on its
-/// run; `leased_units` is the sum of the units of pins with holders, and a client's units are the
-/// sum over the pins that it holds.
+/// Invariants: the pin of a run counts how often leases name the run, and a run that no lease names
+/// has no pin; extents are deferred only for runs in `pins`; `deferred_units` is their sum;
+/// `deadlines` and `clients` name exactly the existing leases. The holders of a pin are the clients
+/// with counted leases on its run; `leased_units` is the sum of the units of pins with holders, and
+/// a client's units are the sum over the pins that it holds.
 #[derive(Debug)]
 pub struct LeaseTable {
     clock: Box<dyn Clock>,

@@ -41,8 +41,8 @@ impl ClientCall {
     }
 }
 
-/// The permissions of a store. The default, also for an absent file, gives no permission and denies
-/// no call.
+/// The permissions of a store. The default, which also applies if the file does not exist, gives no
+/// permission and denies no call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {

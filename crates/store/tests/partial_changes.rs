@@ -103,8 +103,8 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process opens the store while another creates it: MANIFEST is absent at first, and its copy is
-/// outdated by the time it is read.
+/// A process opens the store while another creates it: MANIFEST does not exist at first, and its
+/// copy is outdated by the time it is read.
 #[test]
 fn manifest_created_during_the_opening_is_read() {
     let disk = SimDisk::new(64 * MIB);

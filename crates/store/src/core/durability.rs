@@ -53,8 +53,8 @@ impl StoreCore {
     /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
-        // The limbo is taken before the index seals its records, so that the sealed records include
-        // the records which free this space.
+        // The limbo is taken before the index closes the batch of records that this round writes,
+        // so that the batch includes the records which free this space.
         let space = self.state.lock().space.begin_round();
         let synced = self.index.sync_after(&|| self.sync_dirty());
         let reusable = self.state.lock().space.end_round(space, synced.is_ok());

@@ -6,8 +6,8 @@ use super::pieces::{List, Piece, Pieces};
 
 /// New pages enter a small queue, a tenth of the space, and move to the main queue only if they
 /// were used in the small queue. Pages that are put again soon after their eviction from the small
-/// queue enter the main queue. At its end, a page passes through the main queue once more for each
-/// use, at most three times.
+/// queue enter the main queue. A page that reaches the end of the main queue passes through it once
+/// more for each use, at most three times.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A request that reads pages twice counts as
