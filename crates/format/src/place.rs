@@ -85,7 +85,7 @@ impl Extent {
 #[derive(Clone, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Place {
     /// Identifies the run's contents. Unique in the store and never reused, not even after a
-    /// restart; a moved run keeps it.
+    /// restart. A run that is moved keeps its generation.
     pub generation: u64,
     /// Checksum of the encoded run header: the root of the run's two-level checksum tree.
     pub header_checksum: u64,
