@@ -120,8 +120,8 @@ impl Limit {
     /// Preallocates a file of `bytes` in `dir`, without writing to it.
     ///
     /// # Errors
-    /// `Invalid` if the directory does not support direct I/O: the page cache would be measured.
-    /// `Retry` if the disk or the memory has no room.
+    /// `Invalid` if the file cannot be opened for direct I/O: without it the page cache would be
+    /// measured. `Retry` if the disk or the memory has no room.
     pub fn prepare(medium: Arc<dyn Medium>, dir: &Path, bytes: u64) -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let largest = SHAPES.iter().map(|shape| shape.op_bytes as u64).max().unwrap_or(UNIT);

@@ -48,8 +48,8 @@ trait OpQueue {
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>);
 }
 
-/// The loop of all engines. It submits first, so that the device is never idle; then it computes;
-/// it blocks only when no computation is ready.
+/// The loop of all engines. It submits first, so that the device works during the computation; then
+/// it computes; it blocks only when no computation is ready.
 fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
     let mut ended = Vec::new();
     loop {

@@ -10,7 +10,8 @@
 //! is created, and a segment is never truncated, only unlinked
 //! ([`Segments::remove`](crate::Segments::remove)). The length of the file is checked before every
 //! transfer, because another program may truncate the file, and pages are faulted in by a call that
-//! returns errors ([`Map::fault_in`]), not by an access.
+//! returns errors ([`Map::fault_in`]), not by an access. Two cases remain: another program
+//! truncates the file during a transfer, or the kernel is older than 5.14 and has no such call.
 
 use ritornello_medium::MediumFile;
 use rustix::fs::fstat;
@@ -78,7 +79,8 @@ impl Map {
         Ok(if stat.st_nlink == 0 { 0 } else { bytes })
     }
 
-    /// Faults `range` in, so that accesses to it raise no signal.
+    /// Faults `range` in, so that accesses to it raise no signal. Does nothing on kernels before
+    /// 5.14.
     ///
     /// # Errors
     /// `UnexpectedEof` if `range` exceeds the map; any error of `madvise(2)` if a missing page

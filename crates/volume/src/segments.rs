@@ -259,8 +259,8 @@ impl Segments {
     /// `Retry` if the file system refuses: the writes may still be in flight.
     pub fn drain(&self, id: SegmentId) -> Result<()> {
         let simulated = self.report.read().mode == IoMode::Simulated;
-        // On a file system that cannot be drained, no process writes by `io_uring`, and writes by
-        // threads end before their process does.
+        // On a file system that cannot be drained, no process makes direct writes by `io_uring`,
+        // and writes by threads end before their process does.
         if !self.volume(id).drains && !simulated {
             return Ok(());
         }

@@ -160,7 +160,7 @@ impl Staging {
         Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == requested)
     }
 
-    /// Copies the leading pages until the arena has no more room.
+    /// Copies the leading pages until the arena has no more room, or the source lacks a page.
     #[must_use]
     pub fn copy_leading(
         self: &Arc<Self>,

@@ -110,7 +110,7 @@ impl<J: Job> ThreadPool<J> {
     ///
     /// # Errors
     /// Returns the job if the queue is full, if the pool is closed or belongs to the parent of this
-    /// forked process, or if no thread could be started.
+    /// forked process, or if the pool has no thread and cannot start one.
     pub fn submit(&self, job: J) -> Result<(), J> {
         let Some(mut state) = self.lock() else { return Err(job) };
         if state.closed {

@@ -35,9 +35,10 @@ pub struct Control {
     pub deadline: Option<Instant>,
     /// Stop when this flag is set.
     pub cancelled: Option<Arc<AtomicBool>>,
-    /// Send all bytes through staging, including bytes that could move in place. The copy is faster
-    /// where the caller's memory is in pages of 4 KiB and the block device accepts few
-    /// scatter-gather entries per operation.
+    /// Send pages through staging even where they could move in place. Without effect on mapped
+    /// segments, and on pages that are in staging already. The copy is faster where the caller's
+    /// memory is in pages of 4 KiB and the block device accepts few scatter-gather entries per
+    /// operation.
     pub through_staging: bool,
     /// The order in which parts of the pages of a get are needed, and the waiters to notify. Puts
     /// ignore it.
@@ -194,9 +195,10 @@ impl MissReason {
         }
     }
 
-    /// Whether the bytes on disk caused the miss, so that the caller must report the page: the
-    /// owner reads it again, and removes it and quarantines its space if it agrees. The other
-    /// reasons are conditions of the call.
+    /// Whether stored data (the place in the index, or the bytes on disk) caused the miss. The
+    /// caller then reports the page: the owner reads it again, and if it finds the damage too,
+    /// removes the page and quarantines its space. The other reasons are conditions of the call or
+    /// of this process.
     #[must_use]
     pub const fn is_damage(self) -> bool {
         matches!(

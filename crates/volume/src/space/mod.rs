@@ -3,11 +3,12 @@
 //! Purely in memory and never persisted. At open, free space is derived from the extents that the
 //! index names ([`Space::mark`]), so allocator and index cannot disagree after a crash.
 //!
-//! **Rules**, found by simulation (see `docs/space.md`). A run's header and page 0 are contiguous;
-//! if pages are longer than 16 MiB, the header and the first 256 KiB of page 0 are. Pages of up to
-//! 256 KiB are never split, longer pages only into pieces of at least 256 KiB. A run has as few
-//! extents as possible, and is on one volume if possible. A share of all space stays free, so that
-//! runs have a choice of holes (free extents).
+//! **Rules**, found by simulation (see `docs/space.md`). A run's header and page 0 are contiguous.
+//! If page 0 is longer than 16 MiB, or does not fit into a segment with the header, the header and
+//! the first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
+//! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
+//! if possible. A share of all space stays free, so that runs have a choice of holes (free
+//! extents).
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file

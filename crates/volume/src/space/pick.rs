@@ -52,7 +52,8 @@ impl Space {
     }
 
     /// Takes the largest holes of `volumes` until the remainder fits one hole, then the smallest
-    /// hole that fits the remainder. No other choice has fewer pieces.
+    /// hole that fits the remainder. If runs could be cut anywhere, no other choice would have
+    /// fewer pieces.
     fn pieces(&self, shape: RunShape, volumes: &[usize], limit: usize) -> Option<Vec<Pick>> {
         let mut cursors: Vec<_> = volumes
             .iter()

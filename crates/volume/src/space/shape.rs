@@ -22,9 +22,9 @@ impl RunShape {
     }
 
     /// Length of the header and the part of page 0 that is contiguous with it. This part is all of
-    /// page 0, so that one operation can read both; or the first piece of page 0, if the page is so
-    /// long that one more operation makes no difference, or does not fit into a segment with the
-    /// header.
+    /// page 0, so that a page that is not longer than an operation is read in one operation with
+    /// the header. It is only the first piece of page 0 if the page is so long that one more
+    /// operation makes no difference, or if page and header do not fit into a segment.
     pub(super) fn first_units(self) -> u64 {
         let (header, page) = (u64::from(self.header_units), u64::from(self.page_units));
         let is_long =
@@ -37,8 +37,7 @@ impl RunShape {
     /// run.
     ///
     /// Legal cuts are between pages, and inside a page longer than 256 KiB if every piece of that
-    /// page is at least 256 KiB long; in page 0 only behind
-    /// [`RunShape::first_units`].
+    /// page is at least 256 KiB long; in page 0 only after [`RunShape::first_units`].
     pub(super) fn usable(self, from: u64, room: u64) -> u64 {
         let total = self.units();
         debug_assert!(from < total);

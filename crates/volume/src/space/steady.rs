@@ -135,7 +135,7 @@ impl Steady {
     }
 
     /// Fills the space, then replaces its contents `turns` times. Returns the mean number of
-    /// extents of the runs placed in the second half of this.
+    /// extents of the runs placed in the second half of these writes.
     fn measure(&mut self, mix: &Mix, turns: u64) -> f64 {
         let turn = self.space.total_units();
         let mut written = 0;

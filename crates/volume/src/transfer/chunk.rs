@@ -97,8 +97,8 @@ impl RunLayout {
     }
 
     /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends
-    /// them to `chunks`. A chunk ends at a page border where pages are shorter than `self.op`, and
-    /// never crosses an extent.
+    /// them to `chunks`. A chunk never crosses an extent. Where pages are at most `self.op` long,
+    /// it ends at a page border or at the end of its extent.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
         for extent in &place.extents {
@@ -128,8 +128,8 @@ impl RunLayout {
         if border > at.max(self.header) {
             return border;
         }
-        // A page longer than an operation is cut into equal parts: a short remainder would cost
-        // another operation.
+        // A page longer than an operation is cut into equal parts: operations of full length would
+        // leave a short last operation.
         let left = (border + self.page).min(to) - at.max(self.header);
         let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)

@@ -23,9 +23,10 @@ impl Segments {
     /// ignored. The copy is durable only after [`Segments::sync`].
     ///
     /// # Errors
-    /// `Miss` if the header or a live page fails verification, or the disk refuses to read it.
-    /// `Retry` if the file system failed, no memory was free, or `control` stopped the call.
-    /// `Invalid` if the two places do not match.
+    /// `Miss` if the header or a live page fails verification, if the disk refuses to read the
+    /// header (`EIO`), or if a live page cannot be read for any reason. `Retry` if the header
+    /// cannot be read for another reason, a write failed, no memory was free, or `control` stopped
+    /// the call. `Invalid` if the two places do not match each other, `live` or the segments.
     pub fn copy_run(
         &self,
         from: &Place,

@@ -73,8 +73,8 @@ struct Bounce {
     at: usize,
 }
 
-/// The buffers of one chunk. The kernel uses them until the operation completes, so the job keeps
-/// them with the operation.
+/// The buffers of one chunk. The kernel uses them until the chunk's operation completes, so they
+/// are kept with the pending operation.
 #[derive(Default)]
 struct OpBuffers {
     bounces: Vec<Bounce>,

@@ -56,7 +56,7 @@ pub enum Packing {
     /// The page is encoded.
     Packed(PackedPage),
     /// The page is to be written raw: its encoded form does not save a unit, a slice cannot be
-    /// encoded, or the source does not have the page.
+    /// encoded, the source does not have the page, or the page is longer than half of staging.
     NoShorter,
     /// No staging memory is free.
     NoMemory,
@@ -64,8 +64,8 @@ pub enum Packing {
 
 impl Segments {
     /// Encodes a page of `page_bytes` in `slices` equal parts into staging memory, unless the page
-    /// is longer than half of staging. Waits for memory
-    /// until `control` stops the call; does not wait without `control`.
+    /// is longer than half of staging. Waits for memory until `control` stops the call, at most 30
+    /// seconds; does not wait without `control`.
     #[must_use]
     pub fn pack_page(
         &self,

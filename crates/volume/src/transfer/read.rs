@@ -58,7 +58,7 @@ pub(super) struct RunState {
 pub(super) enum Header {
     Awaited,
     Valid(Box<RunHeader>),
-    /// The header is wrong, or all pages have their outcome.
+    /// The header is wrong or could not be read, or all pages have their outcome.
     Done,
 }
 

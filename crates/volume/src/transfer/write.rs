@@ -1,6 +1,6 @@
-//! Writes runs. Pages are checksummed as they are submitted or while they are in flight. A run's
-//! header holds these checksums, so it is submitted as soon as all of them are known; operations
-//! that write pages may still be in flight then.
+//! Writes runs. Pages are checksummed as they are copied, or while they are in flight. A run's
+//! header holds these checksums, so it is written as soon as all of them are known; operations that
+//! write pages may still be in flight then.
 
 use super::check::{SliceSums, raw, total};
 use super::chunk::RunLayout;
@@ -18,7 +18,8 @@ impl Segments {
     ///
     /// # Errors
     /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
-    /// failed, staging memory ran out, or `control` stopped the call (context `reason`).
+    /// failed, staging memory ran out, or `control` stopped the call (context `reason`); `Closed`
+    /// if the segments were opened before a fork.
     pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
         if self.is_inherited() {
             return runs.iter().map(|_| Err(inherited())).collect();

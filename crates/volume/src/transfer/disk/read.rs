@@ -75,7 +75,7 @@ enum NextOp {
 }
 
 impl DiskRead<'_> {
-    /// Prepares the operation of the first chunk.
+    /// Prepares the operation of the first queued chunk.
     fn next_op(&mut self) -> NextOp {
         if let Some(reason) = self.fetches.front_failure() {
             return NextOp::Fail(reason);
