@@ -7,7 +7,8 @@
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
 //! [`PrefixIndex::sync`] all earlier changes survive power loss. With [`PrefixIndex::sync_after`],
-//! no run is found after a power loss whose data was not durable. In chained scopes the index is
+//! the backend `run` finds no run after a power loss whose data was not durable; `lsm` and `art`
+//! may find such a run, whose pages then miss by their checksums. In chained scopes the index is
 //! closed: removing a page removes all its descendants.
 //!
 //! **May not know** the bytes of pages or how they are read, and which pages are worth keeping.
@@ -135,7 +136,7 @@ pub struct IndexStats {
     pub disk_bytes: u64,
     /// Bytes written to files since the index was opened.
     pub written_bytes: u64,
-    /// Checkpoints written since the index was opened.
+    /// Checkpoints written since the index was opened; in `lsm`, compactions of the whole database.
     pub checkpoints: u64,
     /// Bytes of changes in memory that are not synced. The owner of the index syncs before this
     /// grows large: an index refuses inserts (`Retry`) rather than write under its writers' lock.
@@ -228,8 +229,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Visits all runs, in no order, without delaying writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
-    /// Makes all changes before the call durable. No run becomes durable before `sync_data` was
-    /// called with the run in the index: concurrent changes wait for the next sync.
+    /// Makes all changes before the call durable. The call itself makes no run durable before
+    /// `sync_data` was called with the run in the index: concurrent changes wait for the next sync.
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
@@ -237,8 +238,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Reduces the size of the files, if necessary. Does I/O and takes long, but delays no other
-    /// call: meant for a background thread. Without this call, [`PrefixIndex::sync_after`] does the
-    /// work once it cannot be postponed.
+    /// call: meant for a background thread. Without this call, [`PrefixIndex::sync_after`] of the
+    /// backend `run` does the work once it cannot be postponed.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::sync_after`].

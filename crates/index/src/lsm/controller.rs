@@ -4,10 +4,10 @@
 //! **Off by default**, like the backend: the cargo feature `lsm` compiles it, and a store whose
 //! index is `lsm` runs it. [`Mode::Static`] turns it off.
 //!
-//! Counting is a relaxed addition. Decisions are made in [`Controller::decide`], which the writer
-//! and the maintenance thread call, never by readers. A new target is not applied immediately:
-//! [`Controller::step`] returns it one step at a time, once per regular flush or compaction, so
-//! that a transition causes no additional rewrites.
+//! Counting is a relaxed addition. Decisions are made in [`Controller::decide`], which only
+//! [`crate::PrefixIndex::maintain_after`] calls. A new target is not applied immediately:
+//! [`Controller::step`] returns it one step at a time, at most one per flush, so that a transition
+//! causes no additional rewrites.
 
 use crate::tuning::{Mix, Prices, Reason, Setting, TreeSize, TuningDecision};
 use parking_lot::Mutex;
@@ -77,7 +77,7 @@ struct State {
     differing: usize,
     target: Setting,
     applied: Setting,
-    /// Flushes and compactions at the last step.
+    /// Number of flushes at the last step.
     events: u64,
     log: VecDeque<TuningDecision>,
 }
@@ -133,7 +133,8 @@ impl Controller {
         self.counts.ranges.fetch_add(ranges, Relaxed);
     }
 
-    /// Whether a window is full, so that [`Controller::decide`] is worth its lock.
+    /// Whether a window is full, so that [`Controller::decide`] is worth its lock. `false` while
+    /// another thread holds the lock.
     #[must_use]
     pub fn is_due(&self) -> bool {
         let Some(state) = self.state.try_lock() else { return false };
@@ -188,7 +189,7 @@ impl Controller {
     }
 
     /// The setting to apply next, if the target is not reached and `events`, the number of flushes
-    /// and compactions so far, has changed since the last step.
+    /// so far, has changed since the last step.
     pub fn step(&self, events: u64) -> Option<Setting> {
         let mut state = self.state.lock();
         if state.applied == state.target || state.events == events {

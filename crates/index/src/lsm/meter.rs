@@ -15,7 +15,7 @@ use crate::tuning::{Prices, Setting, TreeSize};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rocksdb::statistics::Ticker;
 
-/// One of `EVERY` lookups is timed. Timing takes about as long as a filter.
+/// One of `EVERY` lookups is timed. Timing a lookup takes about as long as checking a filter.
 const EVERY: u64 = 256;
 /// One of `EVERY_SEEK` seeks is timed.
 const EVERY_SEEK: u64 = 32;
@@ -29,7 +29,7 @@ const SPREAD: f64 = 0.5;
 /// Prices before the first measurement.
 const GUESS: Prices =
     Prices { rewrite: 500.0, filter: 100.0, block: 1500.0, seek: 700.0, false_positive: 0.01 };
-/// Weight of the initial price, in rewrites.
+/// Weight of the initial price of a rewrite, as a number of rewrites.
 const GUESSED: f64 = 100_000.0;
 /// Weight, in runs, of the initial assumption that there are as many runs as predicted.
 const RUNS_GUESSED: u32 = 8;
@@ -228,7 +228,8 @@ impl Meter {
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
-    // The crate's names are off by one level: RocksDB takes this for `kEnableTimeExceptForMutex`.
+    // The level names of the crate `rocksdb` are off by one: RocksDB takes this level for
+    // `kEnableTimeExceptForMutex`.
     set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();
     // RocksDB's default level.

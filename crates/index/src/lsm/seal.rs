@@ -1,5 +1,6 @@
 //! The recorded length of RocksDB's manifest. Without this length, a manifest that lost its end
-//! reads as an older database, and RocksDB deletes the files that it does not name.
+//! reads as an older database, and RocksDB deletes the files that the shortened manifest does not
+//! name.
 //!
 //! `lsm.seal` holds the manifest's name and its length when the index was last opened or closed.
 //! RocksDB syncs its manifest before it relies on it, so no crash makes it shorter. If RocksDB has

@@ -50,7 +50,7 @@ impl TreeShape {
     }
 
     /// Size of all runs but the oldest, in percent of the oldest, at which all runs are merged.
-    /// This limits dead entries more than the sizes alone.
+    /// This merge limits dead entries more strictly than the merges by size.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }

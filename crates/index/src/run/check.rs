@@ -62,7 +62,7 @@ impl RunIndex {
         let most = self.options.tables_max();
         let tables = self.tables.read();
         let held = tables.bytes();
-        // Make a coarse estimate first: the exact estimate reads shards.
+        // Make a coarse estimate first: the exact estimate reads shards of the slot table.
         let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
         if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
             return Ok(());

@@ -71,7 +71,7 @@ impl Checkpoints {
 
 impl RunIndex {
     /// Whether a checkpoint is due: the current journal file is long, or the budget is nearly used
-    /// up and journals take a good part of it.
+    /// up and journals take a good part of it, or the files exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
@@ -145,7 +145,7 @@ impl RunIndex {
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
         // All changes that a copy can show are already appended: a writer appends its record before
-        // it releases the lock that is taken here.
+        // it releases the lock of `pending`, which is taken next.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
         self.commit(end.last, sync_data)?;

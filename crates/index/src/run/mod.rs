@@ -16,8 +16,8 @@
 //! | `replay` | builds the tables from a checkpoint and journals |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
-//! I/O (`checkpoints` across a [`crate::SyncData`] too, `journal` not), and only `sync` and
-//! `checkpoint` take them; `pending` serialises writers; `tables` is the only lock that a probe
+//! I/O (`checkpoints` across a [`crate::SyncData`] too, `journal` not), and only syncs, checkpoints
+//! and maintenance take them; `pending` serialises writers; `tables` is the only lock that a probe
 //! takes. No lock that a probe or a writer takes is held across I/O.
 
 mod check;

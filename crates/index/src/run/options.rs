@@ -15,7 +15,7 @@ pub struct RunOptions {
     /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
     /// Maximum bytes of resident memory. Inserts that would exceed the limit are refused with
-    /// `Retry`; reads and removals still work, and removals make room. One eighth is kept for
+    /// `Retry`; reads and removals still work, and removals make room. Up to one eighth is kept for
     /// journal records, and a quarter of the rest for the allocator's fragmentation. An existing
     /// index is loaded even if it exceeds the limit, and loading takes 8 more bytes per page for a
     /// short time.
@@ -42,8 +42,8 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Maximum bytes of waiting records: one half of the eighth that is kept for records. The other
-    /// half is for the copy that is being written.
+    /// Maximum bytes of waiting records: [`RunOptions::pending_bytes_max`], but at most a sixteenth
+    /// of the memory. The same again is kept for the copy that is being written.
     pub(super) fn pending_max(&self) -> u64 {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }

@@ -1,10 +1,10 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
-//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once, for
-//! well under a microsecond. A writer holds it for writing in *batches* of at most [`LOCK_BATCH`]
-//! pages, and a reader may see the state between two batches: a run that is being inserted has
-//! length zero until all its slots exist, and removed pages are excluded by the length before their
-//! slots are removed.
+//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once: a
+//! fraction of a microsecond for some hundred pages. A writer holds it for writing in *batches* of
+//! at most [`LOCK_BATCH`] pages, and a reader may see the state between two batches: a run that is
+//! being inserted has length zero until all its slots exist, and removed pages are excluded by the
+//! length before their slots are removed.
 
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
