@@ -92,11 +92,13 @@ impl Codec {
 
     /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
     /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if `self`
-    /// would not make the slice shorter, or if a lossy codec met a number that is not finite.
+    /// would not make the slice shorter, or if a lossy codec met a number that is not finite, or a
+    /// group whose span is not.
     ///
     /// # Errors
-    /// `Invalid` if `out` is too short, if `input` is longer than 4 GiB, or if `self` is lossy and
-    /// `shape` does not tell which numbers are keys and which are values.
+    /// `Invalid` if `out` is too short, if `input` is 4 GiB or longer, or if `self` is lossy and
+    /// `shape` does not tell which numbers are keys and which are values, or has another length
+    /// than `input`.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }

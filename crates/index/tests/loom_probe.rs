@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ritornello-index --test loom_probe`
 //!
-//! Under `cfg(loom)` a section is two pages and a shard one bit of the hash, so that runs of four
-//! pages take several holds of the lock and slots move.
+//! Under `cfg(loom)` a writer changes two pages under one hold of the lock, and one bit of the hash
+//! selects a shard, so that runs of four pages take several holds of the lock and slots move.
 
 #![cfg(loom)]
 

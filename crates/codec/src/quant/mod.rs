@@ -29,8 +29,8 @@ struct QuantLayout {
     layers: usize,
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number is not
-/// finite.
+/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number or the
+/// span of a group is not finite.
 ///
 /// # Errors
 /// `Invalid` if the shape does not distinguish keys from values, or its length differs from the

@@ -98,7 +98,8 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
 }
 
-/// Whether most exponents of the strip's middle group are in the given window.
+/// Whether at most one in [`ESCAPES`] exponents of the strip's middle group is outside the given
+/// window.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];

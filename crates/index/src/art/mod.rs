@@ -29,7 +29,8 @@
 //!   immediately, so the run may exist without its pages after a power loss; their checksums make
 //!   them misses. The backend `run` withholds records until their data is durable.
 //! * *Damage is not detected.* Holt's frames have no checksums. So every value carries a checksum,
-//!   seeded with its key, and a damaged value is a miss. The open checks and counts all values.
+//!   seeded with its key, except the position of a page, which is compared with the hashes of the
+//!   run; a damaged value is a miss. The open checks and counts all values that have a checksum.
 //!   Damage that only makes Holt miss a key shows in the count.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].

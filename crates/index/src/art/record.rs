@@ -1,5 +1,5 @@
-//! The values of the tree. Every value has a checksum seeded with its key, because Holt's frames
-//! have no checksums.
+//! The values of the tree. Every value except the position of a page has a checksum seeded with its
+//! key, because Holt's frames have no checksums.
 
 use super::key;
 use crate::RunId;

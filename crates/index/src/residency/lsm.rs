@@ -9,7 +9,8 @@
 //! Every block has a checksum that is verified when it is read. A page that cannot be read counts
 //! as not stored, and a database that does not open is created again.
 //!
-//! **Locks.** Readers take no lock. The writer's lock makes read-modify-write atomic.
+//! **Locks.** Readers take only the read lock of the epochs, which no I/O of a writer holds for
+//! writing. The writer's lock makes read-modify-write atomic.
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};

@@ -132,7 +132,8 @@ impl Runs {
         prefixes: &mut Prefixes,
     ) -> bool {
         let Some(&scope) = self.scopes.get(&scope) else { return false };
-        // Set names are valid while the lock is held, so equal names mean equal sets.
+        // Names of sets are reused only under the write lock, so equal names mean equal sets during
+        // this call.
         let mut last = EMPTY;
         let mut steps = 0;
         while steps < LOCK_BATCH {

@@ -109,7 +109,7 @@ fn damaged_database_is_repaired_or_dropped() {
 }
 
 /// RocksDB reads a manifest that lost its end as the manifest of an older database, without some
-/// families or tables, and deletes the tables that it does not name.
+/// families or tables, and deletes the tables that the shortened manifest does not name.
 #[test]
 fn truncated_manifest_is_damage() {
     let dir = tempfile::tempdir().unwrap();

@@ -62,7 +62,8 @@ impl Default for RunResidencyOptions {
 pub struct ResidencyRecovered {
     /// Records applied.
     pub replayed: u64,
-    /// Bytes after a torn or damaged frame. A crash tears the last frame.
+    /// Bytes of files that were not applied, because they begin with a torn or damaged frame. A
+    /// crash may tear the last frame.
     pub torn_bytes: u64,
     /// Whether a file was damaged. A torn end of the last file is not damage.
     pub damaged: bool,
