@@ -1,5 +1,6 @@
-//! Reads operations from the bytes of an input, and applies them to every index. Each index must
-//! return the same results as the index `memory`, and keep its contents across a reopening.
+//! Reads operations from the bytes of an input, and applies them to the indexes `run`, `art` and
+//! `memory`. `run` and `art` must return the same results as `memory`, and keep their contents
+//! across a reopening.
 
 use ritornello_format::{ErrorKind, PageHash, ScopeSlot};
 use ritornello_index::conformance::{contents, page, place, sum};

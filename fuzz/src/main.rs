@@ -2,8 +2,8 @@
 //! in a few places, cut, spliced and grown, with recomputed checksums, because a parser would
 //! reject blind damage by its checksum. A parser may refuse an input; a parser must not panic,
 //! hang, or allocate the number of bytes that a length field claims. The fuzzer also parses
-//! messages of the socket, sends requests to a store, and applies the same random operations to
-//! every index.
+//! messages of the socket, sends requests to a store, and applies the same random operations to the
+//! indexes `run`, `art` and `memory`.
 //!
 //! ```text
 //! cargo run -p ritornello-fuzz -- [SECONDS per target] [SEED] [TARGET]

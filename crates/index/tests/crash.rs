@@ -100,13 +100,13 @@ proptest! {
                     past.push(contents(&*pair.run));
                 });
             } else {
-                // During the operation, the last sync is the sync before it.
+                // During the operation, the last sync is the sync before the operation.
                 pair.apply(op);
             }
             pair.check(op);
             past.extend(pair.history.last().cloned());
             if matches!(op, Op::Checkpoint) {
-                // Changes after its last journal sync are not durable.
+                // Changes after the checkpoint's last sync of the journal are not durable.
                 pair.history.clone_from(&past);
             }
             check_crashes(&recorder, &shapes(&past), op);
@@ -154,7 +154,7 @@ proptest! {
                 disk.sync_dir(dir).unwrap();
                 prop_assert_eq!(contents(&*open(&disk)), now.clone());
             } else {
-                // The remaining journal is a prefix of it, and so is the recovered state.
+                // The cut file is a prefix of the journal, so the recovered state is a past state.
                 let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
                 file.set_len((file.length().unwrap() as f64 * cut) as u64).unwrap();
                 file.sync_data().unwrap();

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const DIR: &str = "/index";
-/// Long enough that a checkpoint of a few runs has several blocks.
+/// Pages per run: enough that a checkpoint of a few runs takes several blocks.
 const PAGES: u64 = 60;
 
 type Contents = BTreeMap<u64, Content>;

@@ -39,7 +39,8 @@ const HARMLESS: &str = "dropped_scope";
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Whether all pages were intact.
+    /// Whether no page failed verification or was dropped, and opening the store repaired no
+    /// damage.
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,

@@ -5,7 +5,7 @@
 //! needs no files or clocks, so that hours of requests take seconds.
 //!
 //! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs it
-//! against any `dyn Eviction` in the protocol of the store's engine; [`belady`] against an optimal
+//! against any `dyn Eviction` with the calls that the store makes; [`belady`] against an optimal
 //! policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
 //! [`chart`] draws rows.
 //!

@@ -4,7 +4,8 @@
 //! failure, progress, tables and JSON, temporary directories, and exit codes.
 //!
 //! **Promises.** Standard output carries the result only; progress and warnings go to standard
-//! error. A temporary directory is removed when its command ends, also by Ctrl-C.
+//! error. A temporary directory is removed when its command ends, also by Ctrl-C, but not by
+//! SIGKILL.
 //!
 //! **May not know** any command.
 

@@ -50,7 +50,7 @@ pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
 /// Opens a remote.
 ///
 /// # Errors
-/// If the address is invalid.
+/// If the address is invalid, or the remote cannot be opened.
 pub fn remote(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
     ritornello_remote::open(address.expose()).map_err(Failure::from_remote)
 }

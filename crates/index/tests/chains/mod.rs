@@ -20,8 +20,8 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs `threads` writers and readers for two seconds, then sets `stop`. The results of readers, by
-/// `walk` with a random number, must be consistent.
+/// Runs `threads` writers and readers for two seconds, then sets `stop`. Readers look chains up
+/// with `walk`, which gets a random number to choose a method by; its results must be consistent.
 pub fn crowd(
     index: &dyn PrefixIndex,
     threads: u64,

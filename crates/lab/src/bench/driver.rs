@@ -150,7 +150,8 @@ impl LoadDriver {
         Ok(())
     }
 
-    /// Gets `sequences` of `set` and compares every byte. Only the calls are timed.
+    /// Gets `sequences` of `set`, and compares every byte unless the codec is lossy. Only the calls
+    /// are timed.
     ///
     /// # Errors
     /// Store errors, missing pages, and wrong bytes.
@@ -159,7 +160,8 @@ impl LoadDriver {
         let mut sum = none();
         for window in windows(sequences, self.window) {
             let keys = keys(&shape, set, &window);
-            // Cleared, so that bytes of an earlier pass do not count as read.
+            // Clear the beginning of each page, so that pages of an earlier pass do not count as
+            // read.
             for page in self.memory.bytes_mut().chunks_exact_mut(stride) {
                 page[..64.min(stride)].fill(0);
             }

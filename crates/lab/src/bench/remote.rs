@@ -252,7 +252,7 @@ fn remove_all(backend: &dyn Backend) {
 struct Round {
     scope: ScopeId,
     keys: Vec<Vec<u8>>,
-    /// Random bytes; a page is a window of them.
+    /// Random bytes; each page is a part of them, and parts overlap.
     noise: Vec<u8>,
 }
 

@@ -111,7 +111,8 @@ fn io(report: &IoReport) -> Vec<Finding> {
     findings
 }
 
-/// Returns whether the space still to be allocated fits above the floor.
+/// Returns the finding about free space: whether the space still to be allocated fits above the
+/// floor.
 fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Finding {
     const WHAT: &str = "free space";
     let room = match Host.room(dir) {

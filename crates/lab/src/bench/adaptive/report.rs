@@ -65,7 +65,7 @@ pub struct Row {
 pub struct Prices {
     /// Rewriting an entry.
     pub rewrite_ns: f64,
-    /// Asking a filter.
+    /// Checking the filter of one run for one key.
     pub filter_ns: f64,
     /// Fetching and searching a block.
     pub block_ns: f64,

@@ -24,8 +24,9 @@ pub const UNREPORTED_MAX: u64 = 2_000;
 const FLUSH_EVERY: u64 = 8;
 /// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
-/// Retention of pages, longer than the soak: an evicted page would count as lost. With the limits
-/// above, all pages together stay below the retention limit of a scope.
+/// Retention of pages, a day, so that a soak of less than a day ends earlier: an evicted page would
+/// count as lost. With the limits above, all pages together stay below the retention limit of a
+/// scope.
 const RETAIN_SECONDS: u64 = 24 * 3600;
 /// Pauses after a failed round, and after a failed opening.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));

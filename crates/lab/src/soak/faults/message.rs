@@ -86,8 +86,8 @@ pub struct State {
     pub trouble: String,
 }
 
-/// Writes one message on a line. Ignores a closed pipe, because this process ends when its peer has
-/// ended.
+/// Writes one message on a line. Ignores a closed pipe: the other process has ended, which this
+/// process detects elsewhere.
 pub fn send(to: &mut impl Write, message: &impl Serialize) {
     if let Ok(mut line) = serde_json::to_string(message) {
         line.push('\n');
