@@ -72,7 +72,7 @@ fn run_that_replaced_another_misses() {
         new.write(&rig.segments);
         assert_eq!(old.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
-        // Even if only the index's generation or only its checksum is wrong.
+        // A place in which only the generation or only the header checksum is wrong misses too.
         let place = Place { generation: 1, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);

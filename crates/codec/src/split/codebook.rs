@@ -49,8 +49,8 @@ impl Lookup {
 }
 
 impl Codebook {
-    /// Chooses the codebook of a block of bfloat16 numbers from a sample of them. `None` if most
-    /// numbers would need an escape.
+    /// Chooses the codebook of a block of bfloat16 numbers from a sample of them. `None` if the
+    /// codebook covers at most half of the sample.
     pub fn choose(block: &[u8]) -> Option<Self> {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();

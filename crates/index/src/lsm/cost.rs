@@ -22,8 +22,8 @@ impl Setting {
         (2..=Self::RATIO_MAX).flat_map(|ratio| (1..ratio).map(move |runs| Self { ratio, runs }))
     }
 
-    /// One step from here towards `target`: each parameter changes by at most one, and `runs` stays
-    /// below `ratio`.
+    /// One step from `self` towards `target`: each parameter changes by at most one, and `runs`
+    /// stays below `ratio`.
     #[must_use]
     pub fn towards(self, target: Self) -> Self {
         let step = |from: u32, to: u32| match from.cmp(&to) {

@@ -100,7 +100,7 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 impl RunIndex {
     /// First makes durable the data that the records up to `last` name, then these records. `last`
     /// must be the end of a batch. Concurrent callers share one write and one sync: the caller that
-    /// gets the lock writes all records that may be written at that time.
+    /// gets the journal's lock writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);

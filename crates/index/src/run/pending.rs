@@ -1,10 +1,10 @@
 //! Journal records that are not written yet.
 //!
-//! A writer appends its record under the lock under which it changes the tables, so the order of
-//! the journal is the order of the changes. `sync` seals the buffer, makes the data durable that
-//! the sealed records name, and then writes the records without any lock that a writer or a probe
-//! needs. Records appended after the seal name data that may not be durable yet; they stay for the
-//! next sync.
+//! A writer changes the tables and appends its record under one hold of the writers' lock, so the
+//! order of the journal is the order of the changes. `sync` seals the buffer, makes the data
+//! durable that the sealed records name, and then writes the records without any lock that a writer
+//! or a probe needs. Records appended after the seal name data that may not be durable yet; they
+//! stay for the next sync.
 //!
 //! No I/O happens under the writers' lock, so the owner of the index bounds the buffer: `sync`
 //! empties it, [`crate::IndexStats::pending_bytes`] reports its length, and beyond

@@ -111,7 +111,7 @@ pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
-/// The media between an index and its disk.
+/// Makes the medium between an index and its disk.
 type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
 
 pub struct Pair {

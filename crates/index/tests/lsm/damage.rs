@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Files of the database whose names have this ending.
+/// Files of the database whose paths contain `ending`.
 fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(dir.join("lsm")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
@@ -55,7 +55,7 @@ fn damaged_database_is_repaired_or_dropped() {
             drop(index);
             let broken = files(dir.path(), ending);
             let broken: Vec<_> = match ending {
-                // Every other table, or all of them.
+                // Every other table; of the other kinds all files.
                 ".sst" => broken.iter().step_by(2).collect(),
                 _ => broken.iter().collect(),
             };
@@ -185,7 +185,8 @@ fn types_of_records(file: &Path) -> Vec<usize> {
     types
 }
 
-/// RocksDB reads a record of a recycled log again and again in a file that is not recycled.
+/// In a file that is not recycled, RocksDB would read a record of a recycled log again and again.
+/// The open finds such records before RocksDB reads them.
 #[test]
 fn record_of_recycled_log_does_not_block_opening() {
     let dir = tempfile::tempdir().unwrap();

@@ -36,7 +36,7 @@ impl Footprint {
     }
 }
 
-/// Drops the files under `dir` from the page cache. The files must be synced.
+/// Syncs the files under `dir`, and drops them from the page cache.
 ///
 /// # Errors
 /// File system errors.

@@ -107,7 +107,7 @@ impl Segments {
     /// Tests a directory before it becomes a volume.
     ///
     /// # Errors
-    /// `Invalid` if the directory is not writable.
+    /// `Invalid` if the directory does not exist, is not writable, or fails the self-test.
     pub fn examine(&self, dir: &Path) -> Result<Candidate> {
         let found = selftest::examine(self.medium.as_ref(), dir)?;
         let direct = found.direct && self.io != IoChoice::Buffered;

@@ -106,7 +106,8 @@ pub(super) fn poisoned() -> Error {
 }
 
 impl RunResidency {
-    /// Appends a record; the caller holds the lock under which the change is applied.
+    /// Appends a record. The caller holds the lock of `pending` since before it applied the change,
+    /// so the order of records is the order of changes.
     pub(super) fn append(&self, pending: &mut Pending, record: &ResidencyRecord<'_>) {
         // A poisoned index writes nothing again: records would only use memory.
         if !self.poisoned.load(Ordering::Acquire) {

@@ -6,11 +6,11 @@
 //! | `journal` | the files |
 //! | `recovery` | restores the pages from the files |
 //!
-//! **Durable form.** A change is appended to a buffer under the lock under which it is applied; a
-//! sync writes the buffer to the newest file. When that file has grown long, the next file begins
-//! with a copy of the whole state. Changes made during the copy are appended between its parts, so
-//! the order of the file is the order of events. When the copy is complete, the older files are
-//! removed.
+//! **Durable form.** A change is applied and appended to a buffer under one hold of the writers'
+//! lock (`pending`); a sync writes the buffer to the newest file. When that file has grown long,
+//! the next file begins with a copy of the whole state. Changes made during the copy are appended
+//! between its parts, so the order of the file is the order of events. When the copy is complete,
+//! the older files are removed.
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
 //! and only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only
