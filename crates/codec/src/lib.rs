@@ -97,8 +97,8 @@ impl Codec {
     ///
     /// # Errors
     /// `Invalid` if `out` is too short, if `input` is 4 GiB or longer, or if `self` is lossy and
-    /// `shape` does not tell which numbers are keys and which are values, or has another length
-    /// than `input`.
+    /// `shape` does not tell which numbers are keys and which are values, or its length differs
+    /// from the length of `input`.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }

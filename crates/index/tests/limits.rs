@@ -217,7 +217,7 @@ fn other_version_is_refused_with_its_number() {
     }
 }
 
-/// A record that was reused two thousand million times.
+/// A record was reused two thousand million times before the index is opened.
 #[test]
 fn runs_are_renumbered_before_names_run_out() {
     let disk = SimDisk::new(1 << 24);

@@ -260,8 +260,8 @@ fn segments_are_created_listed_and_removed() {
     assert!(rig.segments.sync(&[ids[1], SegmentId::new(0, 2)]).is_ok());
 }
 
-/// This must hold in every I/O mode of this process: other processes may have the segment mapped,
-/// and truncation would raise SIGBUS in them.
+/// A segment in memory is only unlinked, in every I/O mode of this process: other processes may
+/// have it mapped, and truncation would raise SIGBUS in them.
 #[test]
 fn segment_in_memory_is_unlinked_not_truncated() {
     for io in [IoChoice::Auto, IoChoice::Pool, IoChoice::Buffered] {

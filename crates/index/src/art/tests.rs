@@ -81,7 +81,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Inserts the same run into both indexes.
+    /// Returns a run that both indexes hold: its name in `art`, its name in `memory`, and its
+    /// number of pages. `pick` counts the runs by generation, modulo their number.
     fn pick(&self, pick: usize) -> Option<(RunId, RunId, u32)> {
         let mut runs = Vec::new();
         self.memory.for_each(&mut |run, view| runs.push((view.place.generation, run, view)));

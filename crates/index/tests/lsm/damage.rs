@@ -118,7 +118,8 @@ fn truncated_manifest_is_damage() {
     let before = contents(&index);
     index.sync().unwrap();
     drop(index);
-    // Cut at every number of families, and at some other offsets.
+    // Copies the files, with the manifest cut to `cut` bytes. The test cuts it at every number of
+    // listed families, and at some other offsets.
     let copy_to = |to: &Path, cut: u64| {
         fs::create_dir(to.join("lsm")).unwrap();
         fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();
@@ -151,7 +152,7 @@ fn truncated_manifest_is_damage() {
                 assert!(index.recovered().damaged, "cut at {cut} of {length}");
                 assert_eq!(found, before, "cut at {cut} of {length}");
             } else {
-                // The contents existed at some time.
+                // Every run found was in the index before, unchanged.
                 assert!(found.iter().all(|(generation, run)| before[generation] == *run));
             }
             // The descendants of a page are removed with it, and can be inserted again.
