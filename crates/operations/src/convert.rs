@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling,
-which `ritornello stat` shows. lsm keeps the index in RocksDB, for catalogs larger than memory; it
+which `ritornello stat` shows. lsm keeps the index in RocksDB, for indexes larger than memory; it
 needs a build with the cargo feature `lsm`. The new index keeps all pages, places, recency and
 retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
 
