@@ -22,11 +22,11 @@ found.
 
 **A page** is one buffer (`bytes`, `memoryview`, NumPy array, contiguous CPU tensor), or a list of
 buffers that together, in order, make the page; always `scope.page_bytes` bytes in all. Buffers at
-multiples of 4 KiB are read and written in place. `PagePool` registers an engine's memory once and
-names its pages by number.
+addresses that are multiples of 4 KiB can be read and written without a copy. `PagePool` registers
+an engine's memory once and names its pages by number.
 
 **Several processes** may open one directory: the first process owns it, all other processes are its
-clients, and both see the same store. After `fork`, the child opens its own.
+clients, and all see the same store. After `fork`, the child opens its own.
 
 **Threads**: everything may be called from any thread, and lets others run while it waits or moves
 bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits `select`

@@ -227,13 +227,13 @@ class Store:
 
         `capacity` may be omitted if the directory holds a store. `codec` applies to scopes for
         which no codec is configured. `write_budget` limits drive wear: "2TB/day", "500GiB/hour",
-        "20MB/s", or bytes per day; when it runs short, pages are written when they are put for the
-        second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling for its
-        memory (otherwise a quarter of the memory that the process may use); "lsm", in builds that
-        include it, is for indexes larger than memory; "memory" keeps nothing. An owner whose
-        `index` differs from the store's index converts it. `segment_bytes` is fixed when a store is
-        created. Settings that cannot take effect are logged. `SettingError`: an argument is
-        invalid; any other error may be temporary.
+        "20MB/s", or bytes per day; when the budget runs short, pages are written when they are put
+        for the second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling
+        for its memory (otherwise a quarter of the memory that the process may use); "lsm", in
+        builds that include it, is for indexes larger than memory; "memory" keeps nothing. An owner
+        whose `index` differs from the store's index converts it. `segment_bytes` is fixed when a
+        store is created. Settings that cannot take effect are logged. `SettingError`: an argument
+        is invalid; any other error may be temporary.
         """
     def put_batch(
         self,
@@ -245,9 +245,10 @@ class Store:
         retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Stores pages; returns the number of leading pages that are stored. Pages that are
-        retained, and all before them, are not evicted until then (at most a year), within the
-        scope's share, where the earliest end yields first. They can be deleted.
+        """Stores pages; returns the number of leading pages that are stored. With `retain_until`,
+        the pages and all before them are not evicted until that moment (at most a year away). A
+        scope retains at most its share of bytes (`configure`): beyond the share, the retention that
+        ends first yields. Retained pages can be deleted.
         """
     def configure(
         self,
@@ -404,7 +405,7 @@ class Lookup:
 
 @final
 class Cache:
-    """A cache over several tiers: lookups, loads and puts. No call waits for a remote."""
+    """A cache over several tiers: lookups, loads and puts. Only `flush` waits for a remote."""
 
     @staticmethod
     def open(

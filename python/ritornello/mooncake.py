@@ -14,7 +14,8 @@ from mooncake.store import MooncakeDistributedStore
 
 from ritornello.errors import FatalError, RetryError
 
-# Concurrent reads: the number of the remote's threads. Longer values are read in parts.
+# `BUFFERS`: concurrent reads, one for each thread of the remote. A value longer than `BUFFER_BYTES`
+# is read in parts.
 BUFFERS = 8
 BUFFER_BYTES = 9 << 20
 # Seconds to reach the master. The store's own `setup` tries for 90 seconds.

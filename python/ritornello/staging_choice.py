@@ -2,9 +2,10 @@
 
 Direct I/O names each physically contiguous piece of its target memory, and in pages of 4 KiB each
 page is one piece. A virtual disk that takes 254 pieces per request moves 1 MiB per request; into
-huge pages it moves twice the bytes per second. There, a copy out of the store's staging memory,
-which consists of huge pages, is faster and costs no more processor time. Writes gain nothing. Disks
-whose requests name every 4 KiB anyway (NVMe) read into the target memory directly.
+huge pages it moves twice the bytes per second. On such a disk, a read into the store's staging
+memory, which consists of huge pages, and a copy out of it are faster and cost no more processor
+time. Writes gain nothing. Disks whose requests name every 4 KiB anyway (NVMe) read into the target
+memory directly.
 """
 
 import os

@@ -89,7 +89,7 @@ def workload_of(given: argparse.Namespace) -> Workload:
     values = {
         **values,
         "source": Source(given.seed, given.prompts == "text"),
-        # Flags of LMCache's program that have other names here.
+        # Fields whose names differ from their flags, which are the flags of LMCache's program.
         "time_s": values.get("time"),
         "ramp_up": not values.get("disable_ramp_up"),
     }

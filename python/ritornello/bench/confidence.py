@@ -44,7 +44,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def interval(groups: Groups, statistic: Statistic = mean, seed: int = 0) -> Interval:
-    """Returns the statistic over all values; needs at least one value."""
+    """Returns the statistic over all values, with its interval; needs at least one value."""
     return _bootstrap([groups], lambda drawn: statistic(drawn[0]), seed)
 
 

@@ -105,7 +105,9 @@ def _answer_speed(record: Record) -> float:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """Returns one row for each round; requests without a history have their own."""
+    """Returns one row for each round; the requests of a round that have no history have a separate
+    row.
+    """
     groups: dict[tuple[int, bool], list[Record]] = {}
     for record in records:
         if not record.error:

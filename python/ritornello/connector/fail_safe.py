@@ -2,8 +2,9 @@
 
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
 background thread, with back-off, unless a setting is invalid. A failed store is closed by another
-thread, because a hung disk may keep it from being closed. Calls return immediately while no store
-is open. Failures are counted, and logged once per kind.
+thread, because a hung disk may keep it from being closed. After the first attempt to open the
+store, calls return immediately while no store is open. Failures are counted. The first of each kind
+is logged; failures that cost the store are logged again during the outage.
 """
 
 import logging
@@ -31,7 +32,7 @@ RETRY_SECONDS_MAX = 5.0
 # A store that served for longer than this before it failed is reopened after the first pause.
 STABLE_SECONDS = 60.0
 # Opening a store that refuses the engine's keys, only to close it again, takes at most one part in
-# `REFUSED_PARTS` of the time; the pause between two attempts never exceeds the maximum.
+# `REFUSED_PARTS` of the time; the pause between two attempts never exceeds `REFUSED_SECONDS_MAX`.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while it is reached, none is opened.
@@ -88,7 +89,7 @@ class FailSafeStore:
 
     def close(self) -> None:
         """Finishes running operations and releases the directory, within `CLOSE_SECONDS`: a store
-        that a hung disk keeps open is left to its thread. Idempotent.
+        that a hung disk keeps open is left to the thread that closes it. Idempotent.
         """
         with self._lock:
             self.closed = True
@@ -245,7 +246,9 @@ class FailSafeStore:
             return True
 
     def _schedule_reopen(self, operation: str, error: BaseException, *, again: bool) -> None:
-        """Marks the store unusable until the opener thread has opened it. Requires the lock."""
+        """Marks the store unusable and, if it is to be opened `again`, starts the opener thread.
+        Requires the lock.
+        """
         self._lost_at = monotonic()
         self._set_broken(operation, error, again=again)
         if self._will_reopen():

@@ -22,7 +22,7 @@ DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # A rotary embedding that chooses its factors by the configured maximum length.
 LONGROPE = "longrope"
 
-# Logged if an epoch is random; with the word for what is stored.
+# Logged if an epoch is random; `%s` is the adapter's word, "saved" or "stored".
 EPOCH_WARNING = "the weights were not loaded from files; nothing %s now is found after a restart"
 
 
@@ -56,7 +56,7 @@ class ModelIdentity:
         return cls(name, weights, kv_scale, hash_algorithm, sorted_options, epoch)
 
     def at(self, epoch: bytes) -> "ModelIdentity":
-        """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
+        """Returns a copy with this epoch; an unchanged copy of the identity if `epoch` is empty."""
         return replace(self, epoch=epoch) if epoch else self
 
     def scope(

@@ -58,7 +58,7 @@ def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
 
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
-    """Checks the fields of a class of records; `name` is for readers."""
+    """Checks the fields of a class of records; the result begins with `name`."""
     fields = tuple(inspect.signature(record).parameters)
     return "" if fields == expected else f"{name} has {', '.join(fields)}"
 

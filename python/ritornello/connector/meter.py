@@ -19,7 +19,8 @@ class Meter:
             self.add_all({name: amount})
 
     def add_all(self, amounts: Counts) -> None:
-        """Adds several amounts together. Counters with a zero become known."""
+        """Adds several amounts under one lock. A counter to which 0 is added appears in the counts.
+        """
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] = self._counts.get(name, 0) + amount

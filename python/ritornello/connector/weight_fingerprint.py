@@ -1,4 +1,5 @@
-"""Fingerprint of a model's weight files: cheap to compute, different for different weights.
+"""Fingerprint of a model's weight files: cheap to compute, and different for weights that differ in
+a name, a size, a header or a sampled byte.
 
 Names, sizes and headers cannot tell a model from its fine-tune: both have the same tensors of the
 same shapes. Therefore a few bytes of every tensor are hashed as well. Files of other formats

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache.__version__)
 
-# Locks end when a load or its request ends; LMCache's own locks expire after this time.
+# LMCache unlocks objects when their load or request ends. Locks that it does not release end after
+# this time, as its own locks do.
 LEASE_SECONDS = 300.0
 # Number of keys per call of a listener.
 SEED_KEYS = 10_000

@@ -2,7 +2,7 @@
 
 If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
 through a socket to a process that may be dead or stopped: then one background thread runs them in
-order.
+order, and all later queries too.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class LookupExecutor:
 
     def submit(self, query: Query) -> None:
         """Calls `query` once, now or on the background thread. It must not raise."""
-        # Queued queries go first: the order is kept.
+        # Once the thread exists, every query takes its turn in the queue: the order is kept.
         if self._thread is None and self._answers_at_once():
             query(self._closed)
             return
@@ -46,7 +46,9 @@ class LookupExecutor:
         query(True)
 
     def close(self) -> None:
-        """Drops queued queries. Idempotent."""
+        """Drops queued queries and waits for the running query, at most `CLOSE_SECONDS`.
+        Idempotent.
+        """
         with self._lock:
             self._closed = True
         if self._thread is not None:

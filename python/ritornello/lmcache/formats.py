@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 # Minimum time between two reads, also as a multiple of the duration of a read: objects that other
-# processes store in a new format are found after this time at the latest.
+# processes store in a new format are found by the first lookup after this time.
 REFRESH_SECONDS = 1.0
 REFRESH_FACTOR = 50.0
 
 
 class FormatCatalog:
-    """The known formats. Thread-safe. `ask` returns the store's scopes."""
+    """The known formats. Thread-safe. `ask` returns the store's scopes, with their pages and bytes.
+    """
 
     def __init__(
         self,

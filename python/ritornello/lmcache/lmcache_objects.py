@@ -25,8 +25,8 @@ from ritornello.lmcache.store import LMCacheStore, logger
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
 
-# Maximum bytes of a ticket. One thread processes a ticket, so that large jobs are split to use
-# several threads.
+# Maximum bytes of a ticket of several objects; a larger object is a ticket alone. One thread
+# processes a ticket, so large jobs are split to use several threads.
 TICKET_BYTES = 8 << 20
 SERIALIZED = re.compile(r"uint8\[\d+\]")
 
@@ -102,7 +102,8 @@ class ObjectStore:
         expected: Mapping[int, str] | None = None,
     ) -> tuple[list[bool], list[ObjectLease]]:
         """Returns which of `count` objects are stored and, if `seconds` is not 0, leases on them.
-        `expected`: the required layout of objects, by group; groups without an entry accept any.
+        `expected`: the required layout of objects, by LMCache's object group; groups without an
+        entry accept any.
         """
         found = [False] * count
         leases: list[ObjectLease] = []

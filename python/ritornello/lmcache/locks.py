@@ -9,8 +9,8 @@ from time import monotonic
 
 from ritornello.lmcache.naming import Family
 
-# Number of families that each new lock clears of expired locks: more than the family that the
-# lock may add.
+# Number of families that each new lock clears of expired locks: more than one, because the lock may
+# add a family.
 FAMILIES_SWEPT = 2
 
 
@@ -30,8 +30,8 @@ class Locks:
         self._seconds = seconds
         self._clock = clock
         self._lock = Lock()
-        # Oldest lease first; one lease for each request between lookup and load. The family swept
-        # last is last.
+        # Leases by family, oldest first; one lease for each request between lookup and load. The
+        # family that was swept last is last.
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# A slower load takes longer than computing.
+# Deadlines. Computing is assumed to be faster than a slower load.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 

@@ -30,7 +30,8 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
         args, model = get_server_args(), process_model_config()
         name, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
         options = _options(args, model)
-        # A version that differs from the version at the start means weights from elsewhere.
+        # If the weight version is not the version that SGLang was started with, the weights were
+        # updated and are not those of the files.
         if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
             path = str(get_model().model_path)
             fingerprint = fingerprint_of(path, args.revision, args.download_dir)

@@ -60,7 +60,7 @@ class Engine:
     replicated: bool
 
     def at(self, epoch: bytes) -> "Engine":
-        """Returns a copy with the weights of `epoch`; unchanged if it is empty."""
+        """Returns a copy whose model has this epoch; an unchanged copy if `epoch` is empty."""
         return replace(self, model=self.model.at(epoch))
 
 
@@ -150,7 +150,7 @@ def scopes_of(
     elif shape.pool == KV:
         heads = heads_of(engine.kv_heads, engine.tp, shape.heads)
     if heads is None:
-        # Ranks by number, if their heads are unknown.
+        # The heads of this rank are unknown, so its number identifies them.
         heads = (0, max(shape.heads, 1))
         options["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
     if engine.pp[1] > 1 and not names_its_layers(shape, engine.pp[0]):
@@ -168,7 +168,7 @@ def scopes_of(
             head_dim=shape.head_dim,
             layout=f"sglang-{engine.version}/{shape.kind}/{shape.layout}/{shape.order(copied)}",
             options=options,
-            # Side pools store windows and states, at some boundaries only.
+            # Side pools store windows and states, which are useful without the pages before them.
             chained=shape.pool == KV,
             page_bytes=page_bytes,
         )

@@ -61,7 +61,9 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 
 class Pool:
-    """One host pool. `name` is SGLang's. Methods return numbers of leading pages."""
+    """One host pool. `name` is SGLang's. `leading`, the puts and the gets return a number of
+    leading pages: stored, or filled and verified.
+    """
 
     def __init__(
         self,
@@ -193,8 +195,8 @@ class Pool:
 
 
 class LogicalPool:
-    """The anchor of models whose KV is in side pools only. The anchor has slots and no bytes, so
-    all its pages count as stored.
+    """SGLang's main pool (its "anchor") for models whose KV is in side pools only. The anchor has
+    slots and no bytes, so all its pages count as stored.
     """
 
     name = "kv"

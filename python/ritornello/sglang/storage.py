@@ -105,8 +105,8 @@ class RitornelloStorage(HiCacheStorage):
         self._pools = {}
 
     def on_flush(self) -> None:
-        """Begins an epoch after a change of the weights. SGLang holds no page that it computed
-        before, and no storage thread of SGLang is in a call.
+        """Begins an epoch after a change of the weights. Called while SGLang holds no page that it
+        computed before the change, and no storage thread of SGLang is in a call.
         """
 
         def action() -> None:
@@ -120,7 +120,9 @@ class RitornelloStorage(HiCacheStorage):
             self._store.attempt("new epoch", action, None)
 
     def clear(self) -> None:
-        """Deletes the pages of this engine's model; other scopes of the store stay."""
+        """Deletes the pages of this rank's pools in the current epoch; other scopes of the store
+        stay.
+        """
         for pool in self._pools.values():
             for scope in pool.scopes:
                 self._store.drop(scope)
@@ -238,7 +240,9 @@ class RitornelloStorage(HiCacheStorage):
     # Metrics.
 
     def get_stats(self) -> StorageMetrics | None:
-        """Returns pages and GB/s of each call since the previous call, for SGLang's metrics."""
+        """Returns pages and GB/s of each transfer since the last call of this method, for SGLang's
+        metrics.
+        """
         if not self._config.enable_storage_metrics:
             return None
         rates = self._meter.take_rates()

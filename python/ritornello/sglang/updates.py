@@ -2,7 +2,7 @@
 
 SGLang reports neither to its storage. Weights change in methods of each model runner's
 `WeightUpdater`. A flush has happened when the cache controller's `reset` returns: at that time its
-storage threads have ended and their queues are empty. Both methods are wrapped on the classes,
+storage threads have ended and their queues are empty. These methods are wrapped on their classes,
 because SGLang looks them up on the class at each call.
 
 Invariant: between the beginning of an update and the next flush, `epoch` differs from `flushed`,

@@ -4,17 +4,17 @@
         "kv_connector_module_path": "ritornello.vllm", "kv_role": "kv_both",
         "kv_connector_extra_config": {"path": "/nvme/kv", "capacity": "200GiB"}}'
 
-Settings in addition to `path`: `capacity` (needed only to create the store; half of the free space
-if omitted) and `read_only`. A request can opt out in its `kv_transfer_params`:
-`{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start vLLM with `--shutdown-timeout
-20`: by default it kills its processes before they can finish a save.
+Settings in addition to `path`, among others: `capacity` (needed only to create the store; half of
+the free space if omitted) and `read_only`; all are in `settings.Settings`. A request can opt out in
+its `kv_transfer_params`: `{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start
+vLLM with `--shutdown-timeout 20`: by default it kills its processes before they can finish a save.
 
 On GPUs, vLLM's own offloading uses the store as a tier below its host memory: `RitornelloTier`
 (docs/engines/vllm-tier.md).
 
-vLLM calls `connector` and `tier.manager`, and the functions that `weights` puts around its own.
-The modules that make decisions (`scheduler`,
-`worker`, `identity`, `layout`) do not import vLLM, so that they can be tested without an engine.
+vLLM calls the modules `connector` and `tier.manager`, and the wrappers that `weights` installs
+around some of vLLM's methods. The modules that make decisions (`scheduler`, `worker`, `identity`,
+`layout`) do not import vLLM, so that they can be tested without an engine.
 """
 
 from typing import TYPE_CHECKING

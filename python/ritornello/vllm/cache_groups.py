@@ -6,20 +6,22 @@ a recurrent state the last page. The lengths at which a sequence can be resumed 
 not an interval.
 
 A group's page is stored as objects that are named by their contents, not by their writer: the
-layers of one pipeline stage, and a range of KV heads. The head ranges follow from the model alone
-(`head_ranges_of`), so that engines with a different number of tensor-parallel workers find the
-objects: a worker with twice the heads loads twice the objects.
+layers of one pipeline stage, and a range of KV heads. Where possible the head ranges follow from
+the model alone (`head_ranges_of`). Then engines with a different number of tensor-parallel workers
+find the same objects: a worker with twice the heads loads twice the objects.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# Minimum size of an object, and maximum number of objects of a page in a stage. Smaller objects
-# would cost more bookkeeping than reading.
+# KV heads are split into ranges of at least `OBJECT_BYTES` (over all layers of the model), and into
+# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone. Smaller objects would
+# cost more bookkeeping than reading.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
-# Bytes of each object that a step waits for at a time; smaller reads are no faster.
+# Minimum bytes of an object in a layer group, which a step waits for as a unit; smaller reads are
+# no faster.
 GROUP_BYTES = 128 << 10
 
 Heads = tuple[int, int]
@@ -46,17 +48,18 @@ ALL = Rule()
 
 
 def trailing(window: int) -> Rule:
-    """Returns the rule of a sliding window: the next token sees itself and `window - 1` before
-    it.
+    """Returns the rule of a sliding window: the next token sees itself and the `window - 1` tokens
+    before it.
     """
     return Rule(max(window - 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """One KV cache group over the whole model. `head_bytes`: one head of one layer in a block.
-    `head_ranges`: ranges of KV heads, each stored separately. `shared`: the head ranges depend on
-    the model alone. `stages`: the group's layers in each pipeline stage; a stage may be empty.
+    """One KV cache group over the whole model. `head_bytes`: bytes of one head of one layer in a
+    block. `head_ranges`: ranges of KV heads, each stored separately. `shared`: the head ranges
+    depend on the model alone. `stages`: the group's layers in each pipeline stage; a stage may be
+    empty.
     """
 
     rule: Rule
@@ -80,8 +83,8 @@ class CacheGroup:
         return len(self.stages[stage]) * (end - first) * self.head_bytes
 
     def layer_groups(self, stage: int) -> tuple[int, ...]:
-        """Returns where groups of layers end in a stage: the smallest groups that have
-        `GROUP_BYTES` of the smallest object.
+        """Returns where the layer groups of a stage end, counted in layers. Each has just enough
+        layers for `GROUP_BYTES` of the smallest object; the last also has the remaining layers.
         """
         layers = len(self.stages[stage])
         least = self.head_bytes * min(end - first for first, end in self.head_ranges)
@@ -98,8 +101,8 @@ class ObjectId(NamedTuple):
 
 
 def object_ids(groups: Sequence[CacheGroup]) -> list[ObjectId]:
-    """Returns all objects of a page. Groups that need all pages come first: they bound the
-    prefix.
+    """Returns all objects of a page. Objects of groups that need all pages come first, because they
+    bound the prefix.
     """
     found = [
         ObjectId(number, stage, head_range)
@@ -153,7 +156,8 @@ def head_ranges_of(
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
     alone. `head_bytes`: one head in a block, all layers of the model. The ranges also depend on the
-    number of workers if heads are not `sliceable`, or a worker holds less than one head range.
+    number of workers if the model has several heads that are not `sliceable`, or if the heads of a
+    worker are not a whole number of ranges.
     """
     share = max(kv_heads // ranks, 1)
     large = [
@@ -190,8 +194,9 @@ def longest_resumable(
     alignment: int,
 ) -> int:
     """Returns the largest number of tokens, at most `most` and a multiple of `alignment`, at which
-    the pages that are `present` suffice to resume; 0 if no length suffices. `present`: by object,
-    starting at the first page. Objects without an entry count as present.
+    the pages that are `present` suffice to resume; 0 if no length suffices. `present`: for each
+    object, whether it has each page, starting at the first page. Objects without an entry count as
+    present.
     """
     before = [(groups[object_id.group], _runs(pages)) for object_id, pages in present.items()]
     for tokens in range(most // alignment * alignment, 0, -alignment):
@@ -201,9 +206,7 @@ def longest_resumable(
 
 
 def _runs(present: Sequence[bool]) -> list[int]:
-    """Returns, for every `i`, the length of the run of present pages that ends with page `i -
-    1`.
-    """
+    """Returns, for every `i`, how many consecutive pages are present up to page `i - 1`."""
     runs = [0]
     for is_present in present:
         runs.append(runs[-1] + 1 if is_present else 0)

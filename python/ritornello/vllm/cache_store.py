@@ -27,8 +27,8 @@ PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full"
 
 
 class CacheStore(VllmStore):
-    """The tiers of one connector process. Each object of a page is looked up separately; a prefix
-    is as long as the shortest of theirs.
+    """The tiers of one connector process. Each object of a page is looked up separately; the prefix
+    that can be loaded is the shortest that any of them has.
     """
 
     wants_timings = True
@@ -38,8 +38,8 @@ class CacheStore(VllmStore):
         self._meter = meter
         self._reported_counts: Counts = {}
         self._reported_at = 0.0
-        # For each prompt with a transfer from the remote: the pending object, and leases on the
-        # prompt's other objects.
+        # For each prompt whose lookup is pending, by `_lookup_key`: the pending object, and the
+        # leases of the lookups so far.
         self._pending_lookups: dict[
             tuple[ObjectId, bytes], tuple[ObjectId, list[tuple[TierName, int]]]
         ] = {}
@@ -104,7 +104,8 @@ class CacheStore(VllmStore):
             if not hit.load:
                 leases = []
             present = min(object_found.local for object_found in found)
-            # Reported once, by the objects that arrived last.
+            # Each fetch is reported once, by the first lookup after it: here, by the objects that
+            # were fetched last.
             fetched = max(object_found.fetched for object_found in found)
             return StoreHit(hit.load, present, leases, False, _tiers(hit, fetched), hit)
 

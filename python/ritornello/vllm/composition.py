@@ -14,7 +14,7 @@ from typing import Any
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.metadata import IDLE, StepMetadata
 
-# Maximum time requests wait for the workers' facts. They arrive with the first step's report.
+# Maximum time that requests wait for the workers' facts, which arrive with the first step's report.
 FACTS_SECONDS = 5.0
 POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
@@ -61,8 +61,8 @@ def recompute(engine: Any) -> bool:
 
 
 class FactsCollector:
-    """Collects the facts of `workers` workers. Until they are complete, or for at most
-    `FACTS_SECONDS` after the first request, requests wait and every step requests the facts.
+    """Collects the facts of `workers` workers. Until they are complete, every step requests the
+    facts, and requests wait, but no longer than `FACTS_SECONDS` after the first request.
     """
 
     def __init__(self, workers: int) -> None:

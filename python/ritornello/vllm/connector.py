@@ -1,4 +1,6 @@
-"""vLLM's KV connector: passes each hook to the scheduler's or the worker's side, and times it."""
+"""vLLM's KV connector: passes hooks to the scheduler's or the worker's side, and times most of
+them.
+"""
 
 # vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
@@ -115,8 +117,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             if reason:
                 logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
-                # Opened here, not at the first request: the process that makes most calls becomes
-                # the owner.
+                # Opened here, not at the first request, so that the scheduler's process, which
+                # makes most calls, becomes the owner if the store has no owner.
                 self._store.open()
                 self._guard = guard_of_engine()
         elif not reason:
@@ -133,7 +135,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A dropped save is a future miss, nothing more."""
+        """Returns False: a dropped save is only a future miss."""
         return False
 
     # The scheduler's side.
@@ -310,8 +312,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             return KVConnectorTransferResults()
         with self._meter.hook():
             finished, failed = self._worker.take_completed_loads()
-        # If failed blocks can be named, vLLM keeps the request's other blocks; if not, it computes
-        # the whole request.
+        # With one KV cache group, vLLM learns the failed blocks and keeps the request's other
+        # blocks. With several groups blocks cannot be named, and vLLM computes the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.results.take_finished_sending(),

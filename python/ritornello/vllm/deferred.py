@@ -69,7 +69,8 @@ class DeferredSaves:
         ready, self._ready = self._ready, []
         self._null = tables.block_pool.null_block.block_id
         work = StepSaves([kept for save in ready if (kept := _current(save, tables)) is not None])
-        # Without the field every step may have synchronous loads.
+        # A vLLM whose steps lack `has_sync_kv_loads` does not say: every step may have synchronous
+        # loads.
         loads = bool(getattr(step, "has_sync_kv_loads", True))
         if loads or self._steps:
             self._number += 1

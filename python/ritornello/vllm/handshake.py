@@ -1,5 +1,6 @@
-"""The memory layout that each worker reports to the scheduler's side before the first step. The
-parts of a page, or the reason why the engine is not served, follow from all reports together.
+"""The memory layout that each worker reports to the scheduler's side: before the first step or,
+inside MultiConnector, with the result of a step. The parts of a page, or the reason why the engine
+is not served, follow from all reports together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +12,8 @@ WorkerRank = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """One KV cache group on one worker. `layer_bytes`: one layer's block. `heads`: KV heads in it.
-    `head_major`: each head is one contiguous range of the block.
+    """One KV cache group on one worker. `layer_bytes`: bytes of one layer's block. `heads`: KV
+    heads in it. `head_major`: each head is one contiguous range of the block.
     """
 
     layers: tuple[str, ...]
@@ -33,7 +34,8 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """One KV cache group over all workers. `head_bytes`: one head of one layer in a block."""
+    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a block.
+    """
 
     stages: tuple[tuple[str, ...], ...]
     head_bytes: int
@@ -43,7 +45,9 @@ class GroupLayout:
 def group_layouts(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, groups: int
 ) -> Sequence[GroupLayout]:
-    """Combines the workers' reports, by group. ValueError says where they disagree."""
+    """Combines the workers' reports, by group. Raises ValueError if a worker is not supported or
+    sent no report, or if the reports disagree.
+    """
     for worker_rank, shard in sorted(facts.items()):
         if shard.unsupported_reason:
             raise ValueError(shard.unsupported_reason)

@@ -1,7 +1,7 @@
 """Everything besides tokens that decides whether a page's bytes may be reused.
 
-The scheduler's side assembles it once and sends it with the work, so that two processes cannot
-disagree. vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
+The scheduler's side assembles this identity once and sends it with the work, so that two processes
+cannot disagree. vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import hashlib
@@ -80,7 +80,7 @@ def identity_of(
 ) -> Identity:
     """Returns the identity of this engine, which `support.unsupported_reason` accepted.
     `group_layouts`: from the workers' reports. `layout` names how a group's blocks are laid out.
-    ValueError names the configuration that cannot be distinguished.
+    ValueError if the KV heads of a group cannot be derived from the configuration.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
@@ -102,7 +102,8 @@ def _cache_group(
     spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str
 ) -> CacheGroup:
     layers = sum(len(stage) for stage in shape.stages)
-    # If heads cannot be separated, the bytes of one worker's heads are in a different order.
+    # If the heads of a block are interleaved, its bytes are in another order than those of a block
+    # in which each head is contiguous.
     order = "heads" if shape.head_major else "mixed"
     head_ranges, shared = head_ranges_of(
         kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major

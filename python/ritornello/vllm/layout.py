@@ -37,7 +37,8 @@ def group_memory(
     caches: Mapping[str, CacheTensor], layers: Iterable[str], heads: int, blocks: int
 ) -> GroupMemory:
     """Returns this worker's memory of a KV cache group: its layers that do not share another
-    layer's cache, sorted by number. `heads`: KV heads by the model.
+    layer's cache, sorted by number. `heads`: KV heads of the group on this worker, as vLLM declares
+    them.
     """
     sizes, orders, names = set(), set(), []
     seen: set[int] = set()

@@ -19,8 +19,9 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 @dataclass(slots=True)
 class PrefixMatch:
     """Pages of a request that the store has: all that the first `tokens` need, under `leases`.
-    `stored`: leading pages of each group that are known to be stored. `pending`, `tiers` and
-    `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
+    `stored`: leading pages of each group that need no save: they are known to be stored or, of a
+    window, no longer within its reach. `pending`, `tiers` and `decision`: see `StoreHit`, for pages
+    of `page_tokens` tokens.
     """
 
     tokens: int

@@ -12,8 +12,8 @@ from ritornello.vllm.identity import Identity
 
 class PageBlocks(NamedTuple):
     """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
-    index of `keys[0]` in its sequence. `before`: if keys chain, the keys before page `first`: all
-    for a store with a remote, otherwise the last.
+    index of `keys[0]` in its sequence. `before`: of a group that needs all pages, the keys before
+    page `first`: all for a store with a remote, otherwise the last.
     """
 
     group: int
@@ -81,8 +81,8 @@ class WorkerReport:
     repeated. `failed`: requests whose load failed in part. `unsupported_reason`: why this worker is
     not served. `prefill`: tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of
     reads. `load_seconds`: duration of each request's load. `step`: the number of the completed
-    step. `facts`: of each worker, if requested. `changes`: weight changes by slot, of a worker on
-    another machine.
+    step. `facts`: of each worker, if requested. `changes`: from a worker on another machine, its
+    count of weight changes, by its slot in `ChangeCounters`.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

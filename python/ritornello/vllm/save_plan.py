@@ -5,13 +5,13 @@ in steps that compute several of its tokens, and after its blocks changed.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
 (`worker`) submits one put for each object that this worker writes. It drops all saves of a step if
-the weights changed, the layout is not supported, or a synchronous load of the step failed; after a
-failed load they are planned again.
+the weights changed, the layout is not supported, or a synchronous load of the step failed (inside
+MultiConnector, `deferred` handles failed loads). After a failed load the saves are planned again.
 
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are stored, being saved, or given
-  up. The number only grows within an admission, unless a worker reports a failed load, or a save to
-  repeat.
+  up. Within an admission the number decreases only if a load failed, of this or another connector,
+  or if a worker reports a save to repeat.
 * Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
   (`deferred`).
 """
@@ -145,7 +145,7 @@ class SavePlan:
         full = min(computed, len(hashes) * self._epoch.identity.hash_tokens)
         until = time() + retain if retain else None
         blocks: Sequence[Sequence[int]] = ()
-        # Groups with equally long pages share their keys.
+        # Keys by page length and first page: groups with equally long pages share them.
         names: dict[tuple[int, int], tuple[bytes, ...]] = {}
         wait = self._epoch.identity.alignment
         for number, group in enumerate(self._epoch.identity.groups):

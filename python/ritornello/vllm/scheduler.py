@@ -4,8 +4,8 @@
 Invariants:
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
   step in flight: a failure is then known before anything computed on top of it can be saved.
-* No page is claimed or saved while the weights differ from the weights at the beginning of the
-  epoch.
+* If the weights are watched (`guard`), no page is claimed or saved while they differ from the
+  weights at the beginning of the epoch.
 """
 
 from collections.abc import Collection, Sequence
@@ -67,9 +67,9 @@ class SchedulerSide:
         asynchronously. None instead of a number: pages are on their way to a tier that can be
         loaded from; vLLM must repeat the call.
 
-        vLLM calls this repeatedly for a waiting request; the store is queried only if its answer
-        may have changed. Failures are misses, because nothing was promised yet. The methods below
-        must keep promises, and raise if they fail to.
+        vLLM calls this repeatedly for a waiting request; the store is queried only if the store's
+        answer may have changed. Failures are misses, because nothing was promised yet. The methods
+        below must keep promises, and raise if they fail to.
         """
         try:
             return self._claim(request, computed)
@@ -91,7 +91,7 @@ class SchedulerSide:
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
         """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if
-        the connector has a single store.
+        the tiers are unknown, as without the setting `tiers`.
         """
         state = self._requests.get(request.request_id)
         if state is None or sum(state.sources.values()) != tokens:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageObject:
-    """One object of every page. `pool`: its blocks in this worker's memory. `is_writer`: this
-    worker stores it. `sections`: where its groups of layers end, in bytes.
+    """One object of every page. `pool`: the part of each block that holds the object, in this
+    worker's memory. `is_writer`: this worker stores it. `sections`: where its layer groups end, in
+    bytes.
     """
 
     object_id: ObjectId
@@ -35,9 +36,9 @@ class HeldObjects(NamedTuple):
 
 
 class Shard:
-    """The KV memory of the worker at `worker_rank`. `groups`: layers and KV heads of each group
-    here. `memory` is empty until the tensors are registered. Keeps the tensors alive: pools point
-    into them.
+    """The KV memory of the worker at `worker_rank`. `groups`: the layers and the number of KV heads
+    that the worker has of each KV cache group. `memory` is empty until the tensors are registered.
+    Keeps the tensors alive: pools point into them.
     """
 
     def __init__(

@@ -16,8 +16,9 @@ EMPTY_REPORT = WorkerReport()
 
 
 class StepResults:
-    """Results since they were last taken. The worker at (0, 0) counts pages; every worker counts
-    failures. `groups`: the number of KV cache groups. `report` and `finished_sending` (finished
+    """Results since they were last taken. Only the worker at (0, 0) counts loads, loaded pages and
+    saved pages, so that each counts once. Every worker counts bytes, failed pages and skipped
+    pages. `groups`: the number of KV cache groups. `report` and `finished_sending` (finished
     requests whose blocks this worker no longer reads) may be added to until they are taken.
     """
 

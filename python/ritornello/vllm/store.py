@@ -46,8 +46,8 @@ class StoreHit(NamedTuple):
 
 
 class VllmStore(FailSafeStore):
-    """The store of one connector process. `wants_timings`: it chooses between loading and computing
-    by how long both took.
+    """The store of one connector process. `wants_timings`: the store chooses between loading and
+    computing by how long both took.
     """
 
     wants_timings = False

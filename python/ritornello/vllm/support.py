@@ -65,7 +65,7 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
         if getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
             return "KV that stores several tokens in one state is not served"
         if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:
-            # vLLM disables it if its kernels cannot continue after a prefix.
+            # vLLM disables prefix caching if its kernels cannot continue after a prefix.
             return (
                 "prefix caching is off: latent attention may not be able to continue after a prefix"
             )

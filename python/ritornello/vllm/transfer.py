@@ -12,15 +12,15 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons that allow a save to be repeated: the next step may have room, or finds the first pages
-# stored by the put that was committed earlier, and writes the others.
+# Reasons that allow a save to be repeated: the next attempt may find room in staging, or finds the
+# pages of the put that superseded it stored and writes the remaining pages.
 TRANSIENT = frozenset({"staging_full", "superseded"})
 
 
 @dataclass(slots=True)
 class LoadResult:
     """Outcome of a load. `unfilled`: (group, index in the sequence, block) of pages that were not
-    filled completely. `reason`: why the first unfilled page failed.
+    filled completely. `reason`: why the first failed read failed.
     """
 
     bytes: int = 0
@@ -42,7 +42,7 @@ class PendingLoad:
     """A load in progress. Until every read is done, the kernel may write to the blocks.
 
     `held` is None if this worker can read nothing: then all pages are reported as missed.
-    `by_layer`: groups of layers arrive in order. `skip_reason`: why nothing is read.
+    `by_layer`: layer groups arrive in order. `skip_reason`: why nothing is read.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class PendingLoad:
         return self._final_result()
 
     def wait_layer_group(self, number: int) -> None:
-        """Waits, at most until the deadline, until a group of layers has arrived or failed. Results
-        computed on a late group are worthless.
+        """Waits until a layer group has arrived or failed. If neither happens before the deadline,
+        marks the load as missed: results computed on blocks without their data are worthless.
         """
         for _, ticket in self._reads:
             left = max(self._deadline - monotonic(), 0.0)
@@ -102,7 +102,9 @@ class PendingLoad:
                 self.mark_missed("deadline")
 
     def mark_missed(self, reason: str) -> None:
-        """Counts all pages as missed: layers were computed before their pages arrived."""
+        """Makes all pages of the load count as missed, for `reason`: layers were computed before
+        their pages arrived, or the weights changed.
+        """
         self._miss_reason = self._miss_reason or reason
 
     def wait(self) -> LoadResult:

@@ -31,8 +31,8 @@ from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import PendingLoad, PendingSave
 from ritornello.vllm.weights import watch
 
-# Deadline of a load: a slower load takes longer than computing, and the request continues without
-# it.
+# Deadline of a load: computing is assumed to be faster than a slower load, and the request
+# continues without it.
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
@@ -40,7 +40,9 @@ WEIGHTS_CHANGED = "weights_changed"
 
 
 class WorkerSide:
-    """Loads and saves of one worker. `groups`: layers and KV heads of each KV cache group here."""
+    """Loads and saves of one worker. `groups`: the layers and the number of KV heads that this
+    worker has of each KV cache group.
+    """
 
     def __init__(
         self,
@@ -87,13 +89,14 @@ class WorkerSide:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Starts the loads of this step, concurrently. Waits for the loads for which no layer will
-        wait.
+        """Starts the loads of this step, concurrently. If the engine does not announce all layers,
+        waits for the synchronous loads here, because no layer will wait for them.
         """
         self.step_loads.finish()
         self.step_loads.failed = False
         # Opened in the first step, even if it loads nothing: by then the scheduler's side has
-        # opened the store and owns it, and the first load does not wait for the opening.
+        # opened the store, so this worker does not become the owner, and the first load does not
+        # wait for the opening.
         self._store.open()
         self._set_identity(metadata)
         if not metadata.loads:
@@ -207,7 +210,9 @@ class WorkerSide:
             self.results.set_unsupported(str(error))
 
     def _weights_changed(self) -> bool:
-        """Returns whether the weights of this or another worker changed since the epoch began."""
+        """Returns whether weights changed since the epoch began: of any worker that shares the
+        scheduler's counters, or of this worker alone if it does not.
+        """
         if not self._covered:
             return False
         weights = watch.current()

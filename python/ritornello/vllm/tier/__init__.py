@@ -13,7 +13,7 @@ Only `manager` imports vLLM.
     sequence     which keys are consecutive in a request
     jobs         loads and stores in progress
     host_rows    the host tier's rows, as pages
-    store        the store as a scheduler may use it: without exceptions and blocking
+    store        the store as a scheduler may use it: its calls neither raise nor block
     namespace    properties besides tokens that decide whether a chunk may be reused
     settings     the user's settings
     counts       counters in addition to vLLM's counters of every tier

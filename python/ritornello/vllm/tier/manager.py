@@ -258,8 +258,8 @@ class RitornelloTier(SecondaryTierManager):
         return config_info_of(self._settings)
 
     def _result(self, finished: FinishedJob) -> JobResult:
-        """Returns vLLM's result. Chunks that the store refused are not a failure: vLLM would store
-        less.
+        """Returns vLLM's result. Chunks that the store refused (`REFUSAL_REASONS`) are not reported
+        as a failure, because vLLM stores less after failures.
         """
         job = finished.job
         moved = [key for key, ok in zip(job.keys, finished.ok, strict=True) if ok]
@@ -277,8 +277,8 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records chunks that were stored, and promised chunks that were evicted. `ownership` is
-        omitted: Dynamo drops events with an owner that it does not know.
+        """Records stored chunks, and as removed the promised chunks that a load did not fill.
+        `ownership` is omitted: Dynamo drops events with an owner that it does not know.
         """
         job = finished.job
         missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
@@ -337,8 +337,9 @@ def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig
     """Returns the engine's configurations, or None for both.
 
     vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
-    configuration is a local variable of the caller that constructs the tier. The summary belongs to
-    this engine if it contains the same object, not a copy, from which its settings were made.
+    configuration is a local variable of the caller that constructs the tier. A caller's
+    configuration is the right one if the summary's `extra_config` is the same object, not a copy,
+    as its `kv_connector_extra_config`.
     """
     frame = sys._getframe().f_back
     while frame is not None:

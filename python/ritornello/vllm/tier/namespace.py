@@ -4,7 +4,8 @@ vLLM's own file tier names its folder by model name, dtype, sizes and groups. A 
 identify the weights, so this tier uses the model's configuration and the fingerprint of its
 weights, as the connector does. A row of the host tier holds the pages of all ranks side by side:
 other parallel sizes make other bytes and another scope, unless vLLM declares that the row has no
-ranks (`replicated_layout`) or does not depend on them (`canonical_layout`, if portable).
+ranks (`replicated_layout`) or does not depend on them (`canonical_layout`, if
+`is_parallelism_agnostic`).
 
 vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """

@@ -11,9 +11,9 @@ LOCALITIES = ("LOCAL", "REMOTE")
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """`store`: the settings that tier and connector share. `enable_kv_events`: report stored chunks
-    to vLLM's event publisher. `locality`: where the store is, as seen from vLLM, for these events
-    and for requests that choose tiers; None leaves it open.
+    """`store`: the settings that tier and connector share. `enable_kv_events`: report chunks that
+    were stored or lost to vLLM's event publisher. `locality`: where the store is, as seen from
+    vLLM, for these events and for requests that choose tiers; None leaves it open.
     """
 
     store: Settings

@@ -1,8 +1,8 @@
 """Calls of a scheduler to its store, which must not wait for another process.
 
-A store that this process owns answers from memory. The process that owns it otherwise is reached
-over a socket and may be stopped: then only the lookup thread calls it, and calls without a result
-(`release`, `touch`) run on a background thread.
+A store that this process owns answers from memory. If another process owns the store, it is reached
+over a socket and may be stopped. Then lookups run on vLLM's lookup thread, and calls without a
+result (`release`, `touch`) on a background thread.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum number of queued calls while the owner does not answer. Further releases are dropped:
-# leases expire without a release.
+# Maximum number of queued calls while the owner does not answer. Further calls are dropped: leases
+# expire without a release, and pages that are not touched are evicted earlier.
 DEFERRED_CALLS_MAX = 4096
 
 

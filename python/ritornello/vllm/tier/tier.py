@@ -8,7 +8,8 @@ Invariants:
   instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
   has finished with the row.
-* No chunk of a request that began before a reset is stored: it may belong to earlier weights.
+* After `reset` no chunk is loaded or stored until all requests that began earlier have ended: their
+  chunks may belong to earlier weights.
 * No chunk is promised or stored while the weights differ from the weights at the beginning of the
   epoch, and a load that ends then fails.
 """
@@ -39,7 +40,7 @@ logger = logging.getLogger("vllm.ritornello")
 
 # A lease lasts from a lookup to the end of its load, but not longer than this.
 LEASE_SECONDS = 60.0
-# Deadline of a load: a slower load takes longer than computing.
+# Deadline of a load: computing is assumed to be faster than a slower load.
 LOAD_SECONDS = 10.0
 # Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0
@@ -127,9 +128,10 @@ class Tier:
     # Lookups.
 
     def lookup(self, key: bytes, context: Context) -> LookupAnswer:
-        """Returns whether the chunk can be loaded. If this process owns the store, the first lookup
-        of a request answers for all keys after it. If not, returns `PENDING`: `batch_lookup`, on a
-        thread that may block, finds the answer.
+        """Returns whether the chunk can be loaded. If this process owns the store, one lookup in a
+        chained group also answers for the consecutive chunks after the key, up to the first miss.
+        If another process owns the store, returns `PENDING`: `batch_lookup`, on a thread that may
+        block, finds the answer.
         """
         state = self._state_of(context)
         answer = state.answers.get(key)

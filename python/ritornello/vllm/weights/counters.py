@@ -11,8 +11,9 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class ChangeCounters:
-    """`slots` counts. Each counter is incremented by one process only, from any of its threads.
-    Counts never decrease: two readings are equal if and only if nothing was counted between them.
+    """`slots` counters; a slot is the index of a counter. Each counter is incremented by one
+    process only, from any of its threads. Counts never decrease: two readings are equal if and only
+    if nothing was counted between them.
     """
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:

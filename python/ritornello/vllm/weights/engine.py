@@ -16,7 +16,8 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods of vLLM's EngineCore that may change weights, and methods that are observed.
+# Methods of vLLM's EngineCore. `CALL_METHODS` may change weights; `RESET_METHOD` and `ADMIT_METHOD`
+# are only observed.
 CALL_METHODS = ("collective_rpc", "add_lora")
 RESET_METHOD = "reset_prefix_cache"
 # vLLM's base class of connectors; its `reset_cache` does nothing.
@@ -25,8 +26,8 @@ ADMIT_METHOD = "add_request"
 
 
 class EngineHooks:
-    """Hooks of one process. A guard belongs to the engine core that calls first after the guard was
-    made: vLLM runs one engine core in a process at a time.
+    """Hooks of one process. A guard belongs to the engine core whose hooked method is called first
+    after the guard was made: vLLM runs one engine core in a process at a time.
     """
 
     def __init__(self) -> None:

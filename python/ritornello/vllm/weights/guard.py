@@ -66,8 +66,8 @@ class WeightGuard:
 
     def cover(self, reading: bytes | None) -> None:
         """Declares that the current epoch covers the changes of a reading: no cache of the engine
-        holds older pages. Pass the reading that was compared: a change that a worker counts in
-        between needs a further epoch.
+        holds older pages. Pass the reading that was compared: a change that is counted after that
+        reading needs a further epoch.
         """
         if reading is not None:
             self.covered = reading

@@ -6,8 +6,8 @@ Writes through `.data`, by another process or by a custom kernel leave no trace:
 reads `SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of these bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
-its `__tensor_flatten__` names are compared and read in its place. A parameter that cannot be
-compared or read does not keep the others from being compared.
+its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
+counter, an address or memory does not keep the others from being compared.
 """
 
 import logging
@@ -36,7 +36,7 @@ class TensorRef(NamedTuple):
 
 
 def within(tensor: Any, path: tuple[str, ...]) -> Any:
-    """Returns the tensor inside; None if the tensor was freed."""
+    """Returns the tensor at `path` inside `tensor`; None if an attribute on the path is missing."""
     for name in path:
         tensor = getattr(tensor, name, None)
     return tensor

@@ -2,17 +2,17 @@
 
 An announced change (a vLLM method that changes weights) is counted before it begins and after it
 ends, whether it succeeded or not: a cache that is emptied during the change does not cover it.
-Other changes are counted when detected: at the beginning of a step, before pages are saved, when
-the scheduler's process requests it, and every `SAMPLE_SECONDS`, between two steps, by a sample of
-the parameters' bytes.
+Other changes are counted when detected: at the beginning of a step, and before pages are loaded or
+saved, by the parameters' state; every `SAMPLE_SECONDS`, between two steps, and when the scheduler's
+process requests it, by a sample of the parameters' bytes as well.
 
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
 next baseline is taken when the next step that computes begins: vLLM may load a model with a call
-for each tensor, and a baseline for each call would be slow. Checks compare nothing in between. They
-are not needed: a reset that covers the change leaves no older pages, and the first pages after the
-reset are computed by that step.
+for each tensor, and a baseline for each call would be slow. Until that baseline is taken, checks
+compare nothing. No check is needed in this time: a reset that covers the change leaves no older
+pages, and the first pages after the reset are computed by that step.
 
-vLLM calls the functions at the end of this module in the worker's process.
+vLLM calls `install` and `check` in the worker's process.
 """
 
 import functools
@@ -29,17 +29,18 @@ from ritornello.vllm.weights.parameters import Parameters, sample_tensors
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Methods that change weights. Without the worker's methods no weights can be watched; the other
-# methods may be missing.
+# Methods that change weights. A worker that lacks one of `WORKER_METHODS` cannot be watched; the
+# other methods may be missing.
 WORKER_METHODS = ("start_weight_update", "update_weights", "finish_weight_update", "reload_weights")
 WORKER_METHODS_OPTIONAL = ("reset_weights",)
 RUNNER_METHODS = ("load_model", "reload_weights")
 MODEL_METHODS = ("load_weights",)
-# Between one of the first calls and the second, the weights' memory may be unmapped.
+# Between a call of one of `SUSPEND_METHODS` and a call of `RESUME_METHOD`, the weights' memory may
+# be unmapped.
 SUSPEND_METHODS = ("sleep", "discard")
 RESUME_METHOD = "wake_up"
 
-# Minimum time between checks in steps of one token a request; other steps always check.
+# Minimum time between checks in steps of one token per request; other steps always check.
 DECODE_SECONDS = 0.05
 SAMPLE_SECONDS = 5.0
 
