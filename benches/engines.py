@@ -1,5 +1,5 @@
-"""The store inside engines, compared with each engine's own storage: the benchmarks of all engines
-that are built here, in one table.
+"""The store inside engines, compared with each engine's own storage: the benchmarks of all engines,
+or of the named engines, in one table.
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 

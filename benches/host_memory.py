@@ -1,4 +1,6 @@
-"""Memory of a host tier: a file in /dev/shm, as vLLM makes it, or huge pages."""
+"""Memory of a host tier: a file in /dev/shm, as vLLM makes it; such a file whose pages are
+collapsed into huge pages; or anonymous huge pages.
+"""
 
 import ctypes
 import mmap

@@ -29,7 +29,7 @@ class Prompt:
 
 
 def text(seed: int, characters: int) -> str:
-    """Generates sentences. Documents of different seeds differ from the first word."""
+    """Generates sentences. Documents of different seeds differ in their second word."""
     chance = random.Random(seed)
     written = [f"Document {seed}."]
     size = 0

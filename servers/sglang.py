@@ -82,7 +82,9 @@ class SGLangServer(Engine):
         self.admin("POST", "/flush_cache")
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """Calls an endpoint that SGLang serves while its scheduler is idle; retries until then."""
+        """Calls an endpoint that SGLang serves only while its scheduler is idle; retries for at
+        most `COUNTERS_SECONDS`.
+        """
         deadline = time.monotonic() + COUNTERS_SECONDS
         while (reply := self._administer(method, path, body))[0] != 200:
             if time.monotonic() > deadline:

@@ -39,7 +39,9 @@ def tokens_by_source(counters: Metrics) -> dict[str, int]:
 @dataclass
 class VLLMServer(Engine):
     def ask(self, prompt: list[int], answer_tokens: int, remember: bool = True) -> Answer:
-        """Streams a greedy answer. `remember=False` keeps the prompt out of the store."""
+        """Streams a greedy answer. With `remember=False` the prompt's pages are neither loaded from
+        the store nor saved.
+        """
         body: dict[str, Any] = {
             "model": "demo",
             "prompt": prompt,
@@ -64,8 +66,8 @@ class VLLMServer(Engine):
         return Metrics.parse(request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode())
 
     def settled(self, prompt_tokens: int) -> Metrics:
-        """Returns `/metrics` once it accounts for `prompt_tokens` in all: vLLM writes it after the
-        answer has been sent.
+        """Returns `/metrics` once it accounts for `prompt_tokens` in all: vLLM updates its counters
+        after the answer has been sent.
         """
         deadline = time.monotonic() + COUNTERS_SECONDS
         while True:

@@ -129,8 +129,8 @@ class Fleet(Started):
         return asyncio.run(run())
 
     def speed(self, history: int) -> "Speed":
-        """Lets both engines compute new prompts of this history length, each engine one prompt at a
-        time.
+        """Measures both engines while they compute new prompts of this length, one prompt for each
+        engine at a time.
         """
         scale = self.scale
         documents = LongContext(
@@ -147,7 +147,9 @@ class Fleet(Started):
         return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
 
     def multi_round_qa(self, history: int, qps: float) -> Measured:
-        """Runs users of this history length; no user has two lengths."""
+        """Runs users of this history length. Their contexts differ from the contexts of other
+        lengths.
+        """
         scale = self.scale
         return self.measure(
             MultiRoundQA(
@@ -210,7 +212,7 @@ class Speed:
 
     def qps(self, scale: Scale, history: int) -> float:
         """Returns the questions per second that would keep two engines without tiers busy for
-        `scale.load` of the time.
+        `scale.load` of the time, at most `scale.most_qps`.
         """
         said = scale.rounds / 2 * (scale.question + scale.answer)
         prompt = scale.system + history + said

@@ -79,7 +79,8 @@ class Setup:
     @property
     def has_answers(self) -> bool:
         """Whether the answers of this set-up are compared with the answers of the engine alone.
-        Only set-ups that load all stored pages are compared, at one rate for the same tiers.
+        Set-ups that never load, or whose lowest tier is slower than the largest of `RATES`, are not
+        compared: they load too few pages.
         """
         return self.gate != "never" and self.rate_x in (None, max(RATES))
 
@@ -184,7 +185,9 @@ print(json.dumps(told))
 
 
 def refusals(configs: Sequence[dict[str, Any]], python: Path) -> list[str | None]:
-    """Returns the connector's reason against each configuration; None if it accepts it."""
+    """Returns the connector's reason against each configuration; None for a configuration that it
+    accepts.
+    """
     done = subprocess.run(
         [str(python), "-c", ASK],
         input=json.dumps(configs),
