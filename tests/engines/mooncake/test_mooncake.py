@@ -56,7 +56,7 @@ class Process:
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Returns two numbers; see `worker`."""
+        """Sends a line, and returns the two numbers of the answer; see `worker.use`."""
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
         first, second = self.answer().split()

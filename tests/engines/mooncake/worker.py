@@ -26,8 +26,8 @@ def hold(master: str) -> None:
 
 
 def use(master: str, place: Path) -> None:
-    """Answers each line with the pages that were found or stored, and the pages that were
-    loaded.
+    """Answers `put` with the pages stored, and the pages written to the remote so far; answers
+    `get` with the pages found, and the pages loaded.
     """
     remote = f"ritornello.mooncake:Mooncake?master={master}&host=127.0.0.1"
     scope = rt.Scope.opaque("mooncake", PAGE, chained=True)

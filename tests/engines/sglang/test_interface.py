@@ -30,7 +30,9 @@ def test_overrides_take_sglang_arguments(name: str) -> None:
 
 
 def test_no_other_method_is_called() -> None:
-    """SGLang would call a new method of its base class on our storage, which lacks it."""
+    """A method that a new SGLang adds to its base class would be called on our storage, which does
+    not override it.
+    """
     public = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
     assert public - set(METHODS) == {"on_host_pools_registered"}
 

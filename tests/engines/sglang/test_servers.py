@@ -1,4 +1,4 @@
-"""Real SGLang servers in succession, on one store: identical tokens, under every fault."""
+"""Real SGLang servers in succession, on one store: identical tokens, under injected faults too."""
 
 import json
 import sys

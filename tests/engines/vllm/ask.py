@@ -1,8 +1,9 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-Replies, by prompt: the tokens of the `first` answer, of an answer from the store alone (`stored`)
-and, if pages are made to fail, of an answer whose load had `broken` pages; the tokens of the prompt
-that came from the store each time (`first_hits`, ...); and `counts` of the connector.
+Replies, by prompt, with the tokens of up to three answers: the `first`, one whose prompt was loaded
+from the store (`stored`) and, if `bad` names pages, one whose load failed in these pages
+(`broken`); with the tokens of the prompt that came from the store each time (`first_hits`, ...);
+and with `counts` of the connector.
 """
 
 import json

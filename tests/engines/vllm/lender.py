@@ -22,7 +22,9 @@ BLOCK = 32
 
 @dataclass
 class Mode:
-    """`fails`: the first block of a load that fails, and has useless bytes."""
+    """`fails`: index of the first block of a request that its load fails to fill. This block and
+    all later blocks get zeros and are reported.
+    """
 
     remembers: bool = False
     lends: bool = False

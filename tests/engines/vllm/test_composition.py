@@ -33,7 +33,7 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
     assert said["once"] == said["once computed"][:1]
-    # The pages that were saved until then are intact and complete.
+    # All pages of these prompts were saved, and give the same answers.
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED

@@ -113,8 +113,8 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
-        # All resets pass through this method, where they are observed; these are the names by which
-        # they are requested.
+        # The engine core's `reset_prefix_cache` is hooked, with this signature. vLLM's own pauses
+        # reset the cache through the same method.
         (
             "vllm/v1/engine/core.py",
             [

@@ -1,10 +1,10 @@
-"""Loads by layer: pages with several groups of layers."""
+"""Loads by layer: pages with several layer groups."""
 
 import pytest
 from ask import LENGTH
 from conftest import Ask
 
-# Twelve layers of 32 KiB for each object: three groups.
+# An object has twelve layers of 32 KiB, and thus three layer groups.
 SHAPE, BLOCK = "demo", 128
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 

@@ -1,9 +1,9 @@
 """One vLLM whose weights change while it serves: `weights.py SCENARIO MODEL STORE`.
 
-The scenario `change` changes the weights in every possible way; `restart` is the next engine, with
-the weights of the files; `ranks` is an engine of two workers, one of which changes its weights.
-Replies with an answer by question: its tokens, the pages loaded from and saved to the store for it,
-and the tokens that vLLM computes itself (`expected`).
+The scenario `change` changes the weights in all ways that are tested; `restart` is the next engine,
+with the weights of the files; `ranks` is an engine of two workers, one of which changes its
+weights. Replies with an answer by question: its tokens, the pages loaded from and saved to the
+store for it, and the tokens that vLLM computes itself (`expected`).
 """
 
 import json

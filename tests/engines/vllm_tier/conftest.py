@@ -26,7 +26,7 @@ set_environment(OMP_NUM_THREADS="2")
 
 # Small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
-# Prompts of the other process; the second does not fit in addition to the first.
+# Prompts of the other process; vLLM's host tier has no room for both.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 

@@ -44,7 +44,8 @@ def test_client_finds_its_own_chunks(told: dict[str, Any]) -> None:
     assert [answer["cached"] for answer in told["client"]] == [cached(FIRST), cached(SECOND)]
     assert [a["tokens"] for a in told["client"]] == [a["tokens"] for a in told["cold"]]
     counts = told["client_counts"]
-    # A chunk is counted again if vLLM asks again: its target may have been full.
+    # vLLM counts a chunk again if it repeats the lookup, for example because its host tier was
+    # full.
     assert counts["tiering_chunk_hits"] >= len(FIRST) // BLOCK + len(SECOND) // BLOCK
     assert "tiering_promotion_job_failures" not in counts
     assert "ritornello_errors" not in counts
