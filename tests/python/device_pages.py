@@ -46,8 +46,8 @@ def put(store: rt.Store, keys: Sequence[bytes], seconds: float = 20) -> None:
 
 
 def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
-    """Puts runs of 200 small pages. The record of a run is longer than 3 KiB, so that several of
-    them fill blocks of the journal that no later record writes again.
+    """Puts runs of 200 small pages. The record of a run is longer than 3 KiB, so that several
+    records fill whole blocks of the journal, which later records do not write again.
     """
     keys = []
     for n in range(runs):

@@ -105,7 +105,7 @@ class FakeOpenAI:
         writer.write(b"6\r\ndata: \r\n7\r\n[DONE]\n\r\n0\r\n\r\n")
 
     def _remember(self, tokens: list[Any]) -> int:
-        """Returns the whole blocks of the prompt that were sent before."""
+        """Returns how many leading tokens of the prompt, in whole blocks, were sent before."""
         blocks = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
         hits = 0
         for block in blocks:

@@ -15,7 +15,8 @@ import pytest
 import ritornello as rt
 from ritornello.errors import RitornelloError
 
-# cgroup v1 is the only controller that throttles a loop device by process without device-mapper.
+# The blkio controller of cgroup v1 throttles the writes of chosen processes to a loop device,
+# without device-mapper.
 BLKIO = Path("/sys/fs/cgroup/blkio")
 LIMIT = "blkio.throttle.write_bps_device"
 # Size of `struct loop_info64` up to the flags, and in total.
@@ -139,7 +140,9 @@ class Disk:
         return 512 * int(Path("/sys/block", self.device.name, "stat").read_text().split()[6])
 
     def cut(self, length: int) -> None:
-        """Makes requests after the first `length` bytes fail with EIO; zero ends this."""
+        """Makes requests beyond the first `length` bytes of the device fail with EIO; zero ends
+        this.
+        """
         assert self.device is not None
         with self.device.open("rb") as device:
             info = bytearray(LOOP_INFO)

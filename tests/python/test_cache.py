@@ -1,4 +1,4 @@
-"""A cache over tiers: pages that one process puts are found by every other, on any tier."""
+"""A cache over tiers: pages that one process puts are found by other processes, on any tier."""
 
 import multiprocessing
 import time

@@ -234,7 +234,9 @@ class SlowLoop(Loop):
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
 def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
-    """A killed process leaves writes in the device's queue, and its space is reused immediately."""
+    """A killed process leaves writes in the device's queue, and other processes put pages while
+    these writes are queued.
+    """
     require_io_uring(slow_disk.path / "tried")
     rng = random.Random(SEED + 2)
     throttle = Throttle(slow_disk, "loop")
@@ -251,7 +253,7 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
             if rng.random() < 0.3:
                 loop.kill(1)
                 loop.children[1], loop.opened[1] = loop.start(), False
-            # The second child writes to the space of the dead child.
+            # The second child puts pages while writes of the dead child are queued.
             loop.wait(1, rng.uniform(0.0, 0.3), opened=True)
             if len(loop.flushed) > 500:
                 flushed += loop.end_and_check()

@@ -115,7 +115,7 @@ def test_any_difference_makes_other_scope() -> None:
 
 
 class Key(NamedTuple):
-    """An object key with the fields of LMCache's."""
+    """An object key with LMCache's fields."""
 
     chunk_hash: bytes
     model_name: str = "m"

@@ -23,7 +23,7 @@ SCOPE = rt.Scope.opaque("sigkill", PAGE_BYTES, chained=True)
 
 
 def keys_of(name: int, pages: int) -> list[bytes]:
-    """Returns keys of sequence `name`; key n commits to all before it."""
+    """Returns the keys of sequence `name`, one for each page."""
     return [hashlib.sha256(f"{name}/{n}".encode()).digest() for n in range(pages)]
 
 

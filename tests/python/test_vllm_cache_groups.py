@@ -147,7 +147,7 @@ def test_full_attention_groups_come_first() -> None:
     [
         (2, 1024, (2,)),
         (4, 32 << 10, (2, 4)),
-        # The last group takes the remaining layers.
+        # The last layer group takes the remaining layers.
         (5, 32 << 10, (2, 5)),
         (7, 32 << 10, (2, 4, 7)),
         (3, 64 << 10, (1, 2, 3)),

@@ -328,7 +328,7 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     side = side_of(store, blocks, identity(*WINDOWED), asynchronous=True)
     asked = request(6 * TOKENS)
     store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))
-    # The third page of the window is missing: neither five nor four pages can be resumed.
+    # Page 3 of the windowed group is missing, which prefixes of five and of four pages need.
     store.keep([asked.block_hashes[page] for page in (0, 1, 2, 4)], ObjectId(1, 0, 0))
     metadata = begin_async_load(side, asked)
     assert asked.num_computed_tokens == 3 * TOKENS
@@ -336,7 +336,8 @@ def test_window_is_loaded_where_needed(store: FakeStore, blocks: Blocks) -> None
     assert (whole.group, whole.blocks) == (0, (100, 101, 102))
     assert (window.group, window.first, window.blocks) == (1, 1, (201, 202))
     assert len(store.leases) == 2
-    # The missing page of the window is saved, though full attention has those pages.
+    # The windowed group is saved starting at its missing page, although full attention has pages 3
+    # and 4.
     side.complete_step(None, set(), {"r"})
     side.request_admitted(asked, BLOCKS, 0)
     saves = step(side, asked, 3 * TOKENS).saves

@@ -125,7 +125,7 @@ class Cluster:
                 array[:] = expected(array.shape, name, rank, self.ranks, seed)
 
     def step(self, request: Any, scheduled: int) -> set[int]:
-        """Runs one step of all workers, and empty ones until its loads end; then reports to the
+        """Runs one step of all workers, and empty steps until its loads end; then reports to the
         scheduler's side as vLLM does. Returns the blocks that were not filled.
         """
         tokens = {request.request_id: scheduled} if scheduled else {}

@@ -383,7 +383,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: Child) -> No
     assert all(rig.tier.batch_lookup(KEYS, request))
     owner.send_signal(signal.SIGSTOP)
     try:
-        # None of these calls has a result; they must return.
+        # Although the owner does not answer, these calls must return.
         asked = time.monotonic()
         assert rig.tier.lookup(KEYS[0], request) is LookupAnswer.PENDING
         rig.tier.confirm_lookup(KEYS[0], request, found=True)
@@ -440,7 +440,7 @@ def test_consecutive_keys_are_found() -> None:
     assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
     assert order.following(request, KEYS[3]) == KEYS[3:6]
-    # A key that ends inside a chunk follows no other.
+    # No chunk follows a key that ends inside a chunk.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
     assert order.following(request, KEYS[7]) == [KEYS[7]]
     some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]
