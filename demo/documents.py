@@ -53,7 +53,8 @@ def prompts(
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)
-            # The tokenizer's merges save at most one character per token.
+            # Three characters per token suffice, because the tokenizer has few merges; checked
+            # below.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
                 raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")

@@ -31,7 +31,7 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
         name, heads = model_name(model.hf_config.to_dict()), _kv_heads(model)
         options = _options(args, model)
         # If the weight version is not the version that SGLang was started with, the weights were
-        # updated and are not those of the files.
+        # updated, and differ from the weights in the files.
         if str(args.load_format) != "dummy" and _weight_version() == str(args.weight_version):
             path = str(get_model().model_path)
             fingerprint = fingerprint_of(path, args.revision, args.download_dir)

@@ -102,8 +102,8 @@ def _cache_group(
     spec: Any, shape: GroupLayout, kv_heads: int, ranks: int, layout: str
 ) -> CacheGroup:
     layers = sum(len(stage) for stage in shape.stages)
-    # If the heads of a block are interleaved, its bytes are in another order than those of a block
-    # in which each head is contiguous.
+    # If the heads of a block are interleaved, its bytes are ordered differently from a block in
+    # which each head is contiguous.
     order = "heads" if shape.head_major else "mixed"
     head_ranges, shared = head_ranges_of(
         kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major

@@ -94,9 +94,9 @@ class WorkerSide:
         """
         self.step_loads.finish()
         self.step_loads.failed = False
-        # Opened in the first step, even if it loads nothing: by then the scheduler's side has
-        # opened the store, so this worker does not become the owner, and the first load does not
-        # wait for the opening.
+        # Opened in the first step, even if it loads nothing: the scheduler's side has opened the
+        # store before the first step, so this worker does not become the owner, and the first load
+        # does not wait for the opening.
         self._store.open()
         self._set_identity(metadata)
         if not metadata.loads:
