@@ -90,7 +90,7 @@ def kill_in_flight(child: Child) -> None:
 def check_dead_writes_harmless(
     disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
 ) -> None:
-    """Puts and flushes pages immediately after the kill, which must not land where the dead
+    """Immediately after the kill, puts and flushes pages, which must not land where the dead
     writer's queued writes go. Reads them back when the device has completed its queue. `written` is
     the device's count at the kill.
     """

@@ -19,7 +19,8 @@ class Meter:
             self.add_all({name: amount})
 
     def add_all(self, amounts: Counts) -> None:
-        """Adds several amounts under one lock. A counter to which 0 is added appears in the counts.
+        """Adds several amounts under one lock. A counter to which 0 is added appears in the
+        counts.
         """
         with self._lock:
             for name, amount in amounts.items():

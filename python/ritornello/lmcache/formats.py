@@ -21,7 +21,8 @@ REFRESH_FACTOR = 50.0
 
 
 class FormatCatalog:
-    """The known formats. Thread-safe. `ask` returns the store's scopes, with their pages and bytes.
+    """The known formats. Thread-safe. `ask` returns the store's scopes, with their pages and
+    bytes.
     """
 
     def __init__(

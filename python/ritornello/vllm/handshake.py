@@ -34,7 +34,8 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a block.
+    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a
+    block.
     """
 
     stages: tuple[tuple[str, ...], ...]
