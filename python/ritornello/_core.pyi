@@ -200,7 +200,9 @@ class StorePolicy:
         """Whether requests may protect their pages from eviction for a time."""
     @property
     def deny_clients(self) -> list[str]:
-        """Calls (`clear`, `drop_scope`, `change_capacity`) that the owner denies to clients."""
+        """Calls that the owner denies to clients: any of `clear`, `drop_scope`, `change_capacity`
+        and `configure`.
+        """
     def check_hash(self, algorithm: str) -> None:
         """Raises InvalidError, which names the permission, if keys of `algorithm` may not be
         used.
@@ -247,8 +249,9 @@ class Store:
     ) -> int:
         """Stores pages; returns the number of leading pages that are stored. With `retain_until`,
         the pages and all before them are not evicted until that moment (at most a year away). A
-        scope retains at most its share of bytes (`configure`): beyond the share, the retention that
-        ends first yields. Retained pages can be deleted.
+        scope retains at most its `retained` bytes (`configure`), and all scopes together at most
+        half of the store: beyond these limits, the retention that ends first yields. Retained pages
+        can be deleted.
         """
     def configure(
         self,
@@ -268,9 +271,9 @@ class Store:
     ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. For several scopes: the leading pages that all scopes have, under
-        one lease. A process leases at most the share of the store that leaves room for the others
-        (half, if it is alone): of a longer prefix, the pages that fit, which `pages` counts.
-        RetryError if the first page does not fit: release leases.
+        one lease. The leases of a process may keep at most as much space as no lease keeps (half of
+        the store, if no other process has leases). Of a longer prefix the pages that fit are
+        leased, and `pages` counts these. RetryError if the first page does not fit: release leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
@@ -332,7 +335,7 @@ class Store:
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
-        acknowledged them has died: repeat them.
+        acknowledged some has died: repeat these puts and deletes.
         """
     def resize(self, capacity: str | int) -> None:
         """Changes the capacity of a store in use. A smaller store keeps the pages used last. Pass
