@@ -272,8 +272,9 @@ class Store:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. For several scopes: the leading pages that all scopes have, under
         one lease. The leases of a process may keep at most as much space as no lease keeps (half of
-        the store, if no other process has leases). Of a longer prefix the pages that fit are
-        leased, and `pages` counts these. RetryError if the first page does not fit: release leases.
+        the store, if no other process has leases). If a prefix needs more, its leading pages that
+        fit are leased, and `pages` counts these. RetryError if the first page does not fit: release
+        leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...

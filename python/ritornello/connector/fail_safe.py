@@ -31,8 +31,9 @@ RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 5.0
 # A store that served for longer than this before it failed is reopened after the first pause.
 STABLE_SECONDS = 60.0
-# Opening a store that refuses the engine's keys, only to close it again, takes at most one part in
-# `REFUSED_PARTS` of the time; the pause between two attempts never exceeds `REFUSED_SECONDS_MAX`.
+# A store that refuses the engine's keys is closed again. The pause after that is `REFUSED_PARTS`
+# times as long as the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a
+# failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while it is reached, none is opened.

@@ -1,4 +1,5 @@
-"""The L2 adapter: the only module that imports LMCache, with all methods that LMCache calls.
+"""The L2 adapter: the only module that imports LMCache, with all methods that LMCache calls on a
+plugin.
 
 The adapter has no transfer threads: the core's tickets signal LMCache's poll loops through one
 eventfd for stores and one for loads, and LMCache takes the results when it polls.

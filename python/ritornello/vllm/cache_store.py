@@ -77,8 +77,8 @@ class CacheStore(VllmStore):
         def action(cache: "Cache") -> StoreHit:
             key = _lookup_key(object_ids, keys)
             pending, leased_before = self._pending_lookups.pop(key, (None, []))
-            # Retries are frequent: while one object is pending, the other objects are not looked
-            # up.
+            # Retries are frequent, so a retry looks up the pending object first, and the other
+            # objects only if it is ready.
             order = (
                 object_ids
                 if pending is None

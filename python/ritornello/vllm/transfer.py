@@ -1,4 +1,6 @@
-"""Loads and saves in progress: one read or write for every object of their pages."""
+"""Loads and saves in progress: one read for each object of their pages that this worker holds, one
+write for each that it stores.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -77,8 +79,8 @@ class PendingLoad:
                 self._reads.append((pages, ticket))
 
     def poll(self, now: float) -> LoadResult | None:
-        """Returns the result once all reads are done, else None; never blocks. Cancels the
-        remaining reads after the deadline.
+        """Returns the result once all reads are done, else None. Does not wait, unless a read's
+        ticket cannot be polled. Cancels the remaining reads after the deadline.
         """
         while self._reads:
             pages, ticket = self._reads[-1]
@@ -179,7 +181,9 @@ class PendingSave:
             self.tickets.append(ticket)
 
     def poll(self) -> SaveResult | None:
-        """Returns the result once all writes are done, else None; never blocks."""
+        """Returns the result once all writes are done, else None. Does not wait, unless a ticket
+        cannot be polled.
+        """
         if not all(map(self._store.is_done, self.tickets)):
             return None
         count = len(self.save.pages.keys)

@@ -141,7 +141,7 @@ class WorkerSide:
         return finished, failed
 
     def save(self, metadata: StepMetadata) -> None:
-        """Ends the loads of this step, then copies the blocks that the step has filled."""
+        """Ends the loads of this step, then copies the blocks of its saves."""
         self.step_loads.finish()
         report = self.results.report
         report.step = metadata.step

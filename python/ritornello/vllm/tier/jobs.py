@@ -1,8 +1,8 @@
 """Loads and stores in progress, and their results.
 
-A job has at least one ticket: one ticket for each group and each run of consecutive chunks. A job
-is done when all its tickets are done: until then the kernel may write to, or read from, its rows of
-the host tier.
+A job has at least one ticket: one ticket for each group and each series of consecutive chunks. A
+job is done when all its tickets are done: until then the kernel may write to, or read from, its
+rows of the host tier.
 """
 
 import logging

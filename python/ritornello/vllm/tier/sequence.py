@@ -2,7 +2,7 @@
 
 vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. This
 gives the keys that follow, so that one call looks up many, and the key before, which is the parent
-of a stored run.
+of a put.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,7 +73,8 @@ class KeySequence:
         return self._keys_by_number(context).get(number - 1) if number else None
 
     def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
-        # Without this private attribute each key is looked up alone and runs have no parents.
+        # Without this private attribute of vLLM's context each key is looked up alone, and puts
+        # have no parents.
         positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
         if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
@@ -87,8 +88,8 @@ class KeySequence:
 
 
 def consecutive_runs(context: Context, group: Group, keys: Sequence[bytes]) -> Iterator[slice]:
-    """Yields the slices of `keys`, all of `group`, that may be one batch: runs of consecutive
-    chunks if the group is chained, otherwise all keys.
+    """Yields the slices of `keys`, all of `group`, that may be one batch: each series of
+    consecutive chunks if the group is chained, otherwise all keys.
     """
     if not group.chained:
         if keys:

@@ -209,7 +209,7 @@ class Tier:
         """Starts to fill rows of the host tier."""
         context: Context = transfer.req_context
         keys, state = list(transfer.keys), self._peek_state(context)
-        # The load takes over the leases of this step.
+        # The load takes over the leases that lookups of its request acquired in this step.
         leases: list[int] = []
         while state.leases:
             leases.append(state.leases.popleft())
@@ -279,7 +279,9 @@ class Tier:
         operation: str,
         submit: "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int], Store], Ticket]",
     ) -> list[TicketPart]:
-        """Starts one ticket for each run of consecutive chunks; none for a reason of `refusal`."""
+        """Starts one ticket for each series of consecutive chunks, or no ticket if `refusal` names
+        a reason.
+        """
         if refusal or self._rows is None:
             return [TicketPart(range(len(keys)), None, refusal or "error")]
         parts: list[TicketPart] = []
@@ -354,8 +356,8 @@ class Tier:
         self._set_namespace(self._namespace.with_new_epoch())
 
     def on_caches_reset(self) -> None:
-        """Begins an epoch if the weights changed. The engine's prefix cache and its host tier are
-        empty, so that no chunk of earlier weights is left to be stored.
+        """Begins an epoch if the weights changed. Called when the engine's prefix cache and host
+        tier are empty: no chunk of earlier weights is left to be stored.
         """
         if self._guard is None:
             return

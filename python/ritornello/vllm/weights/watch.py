@@ -47,7 +47,7 @@ SAMPLE_SECONDS = 5.0
 
 class WeightWatch:
     """Watch of one worker process. `shared`: the counters are shared by all processes. Hooks may
-    run on any thread; each detected change is counted once.
+    run on any thread; a change that several checks could detect is counted once.
     """
 
     def __init__(
