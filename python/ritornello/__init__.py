@@ -26,11 +26,11 @@ addresses that are multiples of 4 KiB can be read and written without a copy. `P
 an engine's memory once and names its pages by number.
 
 **Several processes** may open one directory: the first process owns it, all other processes are its
-clients, and all see the same store. After `fork`, the child opens its own.
+clients, and all see the same store. After `fork`, the child must open the directory again.
 
-**Threads**: everything may be called from any thread, and lets others run while it waits or moves
-bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits `select`
-and asyncio, and `Completions` joins many in one.
+**Threads**: all calls may be made from any thread, and let other threads run while they wait or
+move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits
+`select` and asyncio, and `Completions` joins the events of many tickets in one descriptor.
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 

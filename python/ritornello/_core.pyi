@@ -91,8 +91,8 @@ class Scope:
 @final
 class PagePool:
     """Registered source or target memory of an engine: page `i` is the concatenation, over
-    `buffers` in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k` (its
-    base plus `i * strides[k]` if strides are given). The pool keeps the buffers alive.
+    `buffers` in order, of `page_bytes[k]` bytes of buffer `k`, beginning at `i * page_bytes[k]` or,
+    if strides are given, at `i * strides[k]`. The pool keeps the buffers alive.
     """
 
     def __new__(
@@ -302,9 +302,9 @@ class Store:
     ) -> Ticket:
         """`copy=True`: the bytes are copied into bounded staging before this returns, so that the
         memory may be reused; pages that do not fit into staging are skipped (reason
-        "staging_full"). Pages that are already stored are not copied; if one of them is evicted
-        before the put reaches the owner, the put ends there (reason "not_found"). `copy=False`: the
-        memory must not change until the ticket is done.
+        "staging_full"). Pages that are already stored are not copied; if such a page is evicted
+        before the put reaches the owner, the put ends before this page (reason "not_found").
+        `copy=False`: the memory must not change until the ticket is done.
         """
     def submit_get(
         self,
@@ -317,7 +317,7 @@ class Store:
         timeout: float | None = None,
     ) -> Ticket:
         """`staged=True`: the bytes go through staging, as soon as staging has room, because some
-        disks read faster into its huge pages than into small pages: see
+        disks read faster into the huge pages of staging than into small pages: see
         `ritornello.staging_choice`. `sections`: where sections of a page end, in bytes, the last at
         its end. Sections are read in order, each for all pages, and `Ticket.wait_section` waits for
         one.
@@ -387,8 +387,9 @@ class Lookup:
         """Leading pages that are on this machine."""
     @property
     def load(self) -> int:
-        """Number of leading pages, at most `local`, that the engine should have after the load; it
-        loads the pages that it lacks. If it already has this number of pages, a load is useless.
+        """Number of leading pages, at most `local`, that the engine should have after the load: the
+        engine loads the pages that it lacks. An engine that already has this number of pages has
+        nothing to load.
         """
     @property
     def fetched(self) -> int:
@@ -490,8 +491,8 @@ class Cache:
         """
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
-        """Waits until all tiers have received their pages, and makes them durable on this
-        machine.
+        """Waits until all tiers have received their pages, and makes the pages durable in the tiers
+        of this machine.
         """
     def close(self) -> None:
         """Closes the cache without waiting for queued writes to lower tiers: call `flush`
@@ -501,7 +502,7 @@ class Cache:
     def closed(self) -> bool: ...
     @property
     def policy(self) -> StorePolicy:
-        """Permissions of the lowest tier of this machine when it was opened."""
+        """Permissions of the lowest tier of this machine when the cache was opened."""
     @property
     def tiers(self) -> list[str]:
         """The tiers as given; a remote's address without its options."""

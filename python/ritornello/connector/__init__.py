@@ -1,5 +1,5 @@
 """Common parts of the adapters for vLLM, SGLang and LMCache. An adapter supplies the facts in the
-words of its engine; the rules that follow from them are here.
+words of its engine; the modules of this package have the rules that follow from these facts.
 
     identity            the rules that decide whether the bytes of a page may be reused
     weight_fingerprint  the digest by which weights are recognised

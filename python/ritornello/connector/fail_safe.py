@@ -36,7 +36,8 @@ STABLE_SECONDS = 60.0
 # failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
-# Maximum number of failed stores that are being closed; while it is reached, none is opened.
+# Maximum number of failed stores that are being closed; while this number is reached, no store is
+# opened.
 CLOSING_MAX = 4
 # Maximum time that `close` waits. The core waits 90 seconds for writes in progress.
 CLOSE_SECONDS = 100.0

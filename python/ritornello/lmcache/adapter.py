@@ -57,8 +57,8 @@ SEED_KEYS = 10_000
 
 
 class RitornelloL2Adapter(L2AdapterInterface):
-    """`params`: see `settings.Settings`. A store that cannot be opened is logged, and serves misses
-    until it can be.
+    """`params`: see `settings.Settings`. While the store cannot be opened, lookups miss; the
+    failure is logged.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._load_results: dict[int, Any] = {}
         self._numbers = count(1)
         self._closed = False
-        # LMCache's base class keeps its list in `_listeners`.
+        # Not named `_listeners`, because LMCache's base class has a list of this name.
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         # The store may have been reopened before `on_open` was set.

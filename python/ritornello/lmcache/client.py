@@ -1,8 +1,8 @@
 """The client for LMCache's `native_plugin`: one eventfd for all completions, results for each key.
 
-LMCache wraps it in its own bridge, which keeps locks and usage in its process's memory and shows
-neither dtypes nor shapes: objects of equal size count as equal in format. `namespace` separates
-objects that must not be confused.
+LMCache wraps the client in its own bridge, which keeps locks and usage in the memory of one process
+and shows neither dtypes nor shapes: objects of equal size count as equal in format. `namespace`
+separates objects that must not be confused.
 """
 
 import ctypes
@@ -24,8 +24,8 @@ Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]
 
 
 class NativeClient:
-    """Parameters: see `settings.Settings`. A store that cannot be opened is logged, and serves
-    misses. Thread-safe.
+    """Parameters: see `settings.Settings`. While the store cannot be opened, lookups miss; the
+    failure is logged. Thread-safe.
     """
 
     def __init__(self, **params: Any) -> None:

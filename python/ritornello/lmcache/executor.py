@@ -31,7 +31,7 @@ class LookupExecutor:
         self._closed = False
 
     def submit(self, query: Query) -> None:
-        """Calls `query` once, now or on the background thread. It must not raise."""
+        """Calls `query` once, now or on the background thread. `query` must not raise."""
         # Once the thread exists, every query takes its turn in the queue: the order is kept.
         if self._thread is None and self._answers_at_once():
             query(self._closed)

@@ -123,8 +123,8 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
 
 
 def names_its_layers(shape: PoolLayout, stage: int) -> bool:
-    """Returns whether a pool numbers its layers through the whole model, not from the first one of
-    its pipeline stage. Each side pool has a separate numbering.
+    """Returns whether a pool numbers its layers through the whole model, not from the first layer
+    of its pipeline stage. Each side pool has a separate numbering.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 
