@@ -342,8 +342,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Sleeping moves the KV memory, which pools point into. vLLM 0.33 calls this before it
-        starts.
+        """Sleeping moves the KV memory, which pools point into. vLLM 0.33 calls this method at
+        start-up.
         """
         return False
 

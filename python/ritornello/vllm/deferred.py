@@ -5,7 +5,8 @@ scheduler's side sees the reports of all connectors and workers. Invariants:
 * `plan` releases a save only after the outcome is known of every step with synchronous loads up to
   the step that filled the save's pages, and only if no block of its request failed to load.
 * `plan` releases a save only while its request still holds the blocks. vLLM keeps the blocks of a
-  finished request for which `keeps_blocks` returned true until a worker reports it as sent.
+  finished request for which `keeps_blocks` returned true until a worker reports the request as
+  sent.
 * Saves are not deferred while no step with synchronous loads is pending.
 """
 
@@ -35,7 +36,7 @@ class PendingStep:
 @dataclass(slots=True)
 class StepSaves:
     """The work of one step: `saves` to execute, its `number` (0: no report needed), and finished
-    requests whose blocks vLLM may free after it.
+    requests whose blocks vLLM may free after the step.
     """
 
     saves: list[Save] = field(default_factory=list)
@@ -141,8 +142,8 @@ class DeferredSaves:
 
 def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
     """Returns the blocks that failed to load and all that were computed on top of them: also by
-    requests that do not hold the failed block, because it is no longer in their window. `null`
-    stands for blocks that are no longer in a window.
+    requests that no longer hold the failed block, because it has left their window. `null` stands
+    for blocks that are no longer in a window.
     """
     stale: set[int] = set()
     bad, grows = set(invalid), True

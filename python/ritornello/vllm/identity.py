@@ -44,8 +44,8 @@ class Identity:
         return replace(self, model=self.model.at(new_epoch()))
 
     def scope(self, object_id: ObjectId) -> "Scope":
-        """Returns the scope of an object. It names layers and heads, not workers: every worker that
-        holds the same bytes finds them.
+        """Returns the scope of an object. The scope names layers and heads, not workers, so that
+        every worker with the same layers and heads uses the same pages.
         """
         group = self.groups[object_id.group]
         layers = group.stages[object_id.stage]
@@ -124,8 +124,8 @@ def _cache_group(
 
 
 def rule_of(spec: Any) -> Rule:
-    """Returns the rule of a group, by its type in vLLM. If vLLM keeps the blocks of all tokens for
-    layers with a window (hybrid cache manager off), it is the rule of full attention.
+    """Returns the rule of a group, by its type in vLLM. For layers with a window of which vLLM
+    keeps the blocks of all tokens (hybrid cache manager off), the rule is `ALL`.
     """
     if type(spec).__name__ == "SlidingWindowSpec":
         return trailing(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))
@@ -133,8 +133,9 @@ def rule_of(spec: Any) -> Rule:
 
 
 def kv_heads_of(spec: Any, total: int, ranks: int) -> int:
-    """Returns the KV heads of a group over all tensor-parallel workers; each has
-    `spec.num_kv_heads` of them, or a copy. `total`: KV heads by the model's configuration.
+    """Returns the KV heads of a group over all tensor-parallel workers; each worker has
+    `spec.num_kv_heads` of these heads, or a head that other workers also have. `total`: KV heads by
+    the model's configuration.
     """
     shards, local = getattr(spec, "max_tp_shards", None), int(spec.num_kv_heads)
     if shards == 1 or ranks == 1:

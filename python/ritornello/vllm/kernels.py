@@ -24,8 +24,8 @@ def block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
 
 def packing(vllm_config: "VllmConfig") -> str:
     """Returns the device, and the properties by which vLLM chooses kernels. If the configuration
-    names no attention backend, workers choose one, which follows from these and from the
-    configuration.
+    names no attention backend, workers choose one: this choice follows from the returned properties
+    and from the configuration.
     """
     device = str(vllm_config.device_config.device_type)
     backend = str(getattr(vllm_config.attention_config, "backend", None))

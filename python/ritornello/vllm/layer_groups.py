@@ -49,8 +49,8 @@ class LayerGroups:
         return bool(self._due)
 
     def disable(self) -> str:
-        """Stops loads layer by layer. Returns a layer that ran unannounced, "" if they were stopped
-        before.
+        """Stops loads layer by layer. Returns a layer that ran unannounced, "" if such loads were
+        stopped before.
         """
         name = min(self._due) if self._group_of else ""
         self._group_of = {}

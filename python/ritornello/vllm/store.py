@@ -148,8 +148,8 @@ class VllmStore(FailSafeStore):
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
         """Returns the ticket's outcome, or None if the ticket has no outcome within `timeout`. Like
-        `cancel_and_wait`, it works on the ticket alone: transfers must also end when the store is
-        broken.
+        `cancel_and_wait`, this call needs the ticket alone: transfers must also end when the store
+        is broken.
         """
         return self.attempt("wait", lambda: ticket.wait(timeout), None)
 
@@ -159,7 +159,7 @@ class VllmStore(FailSafeStore):
 
     def cancel_and_wait(self, ticket: "Ticket") -> "Outcome | None":
         """Cancels a get and waits, without a timeout, until the core has released its memory: a
-        late read into a block that is being recomputed would corrupt it.
+        late read into a block that is being recomputed would corrupt the block.
         """
 
         def give_up() -> "Outcome | None":

@@ -1,4 +1,4 @@
-"""Calls of a scheduler to its store, which must not wait for another process.
+"""Calls of a scheduler to its store. These calls must not wait for another process.
 
 A store that this process owns answers from memory. If another process owns the store, it is reached
 over a socket and may be stopped. Then lookups run on vLLM's lookup thread, and calls without a

@@ -144,7 +144,9 @@ class Tier:
         return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
     def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
-        """Returns the answer of `batch_lookup` for a key, unless it was invalidated since."""
+        """Returns the answer of `batch_lookup` for a key; a miss if the chunk may no longer be
+        loaded.
+        """
         state = self._state_of(context)
         if not found or not self._may_load(state, key):
             return LookupAnswer.MISS
@@ -325,7 +327,9 @@ class Tier:
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
     def end_step(self) -> None:
-        """Releases promises of this step that were not used: all its loads are submitted."""
+        """Releases promises of this step that were not used. At this time all loads of the step are
+        submitted.
+        """
         for request in self._active_requests:
             state = self._requests.get(request)
             if state is not None:

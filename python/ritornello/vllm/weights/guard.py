@@ -13,7 +13,7 @@ class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and
     cover the changes. `owner`: the connector, if it alone keeps KV in addition to vLLM's own cache.
-    `covered`: the changes that the current epoch covers; workers compare theirs with it.
+    `covered`: the changes that the current epoch covers; workers compare their counts with it.
     """
 
     def __init__(self) -> None:

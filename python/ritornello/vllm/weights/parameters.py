@@ -3,7 +3,8 @@
 `state_changed` compares the identity, version counter and address of every parameter. The
 comparison detects replaced parameters and in-place operations of PyTorch, in inference mode too.
 Writes through `.data`, by another process or by a custom kernel leave no trace: `sample_changed`
-reads `SAMPLE_BYTES` bytes of every parameter and detects writes that hit one of these bytes.
+reads about `SAMPLE_BYTES` bytes of every parameter and detects writes that change one of these
+bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
 its `__tensor_flatten__` names are compared and read in its place. A tensor without a version

@@ -1,7 +1,7 @@
 """The worker's side: counts every change of the weights that this process detects.
 
 An announced change (a vLLM method that changes weights) is counted before it begins and after it
-ends, whether it succeeded or not: a cache that is emptied during the change does not cover it.
+ends, whether it succeeded or not: a reset of the cache during the change does not cover the change.
 Other changes are counted when detected: at the beginning of a step, and before pages are loaded or
 saved, by the parameters' state; every `SAMPLE_SECONDS`, between two steps, and when the scheduler's
 process requests it, by a sample of the parameters' bytes as well.
@@ -252,8 +252,8 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
 
 
 def check(worker: Any) -> tuple[int, int]:
-    """Checks the weights; vLLM calls this in each worker. Returns its slot and its count of
-    changes.
+    """Checks the weights; vLLM calls this in each worker. Returns the worker's slot and its count
+    of changes.
     """
     if _watch is None:
         raise RuntimeError("the weights of this worker are not watched")
