@@ -48,7 +48,7 @@ def can_serve(fail_safe: FailSafeStore) -> bool:
 
 
 def can_store(fail_safe: FailSafeStore) -> bool:
-    """Returns whether pages are stored. Learns it from the ticket, without a further call."""
+    """Returns whether pages are stored. Asks the ticket, and makes no further call of the store."""
     ticket = fail_safe.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
     outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
     return outcome is not None and outcome.pages == len(KEYS)

@@ -274,7 +274,7 @@ def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: Fa
     assert len(store.leases) == 1
     async_side.complete_step(None, set(), {"r"})
     assert not store.leases
-    # vLLM calls again when it computes the request: loaded pages are not saved.
+    # vLLM admits the request again when it computes the request: loaded pages are not saved.
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3

@@ -65,7 +65,7 @@ class Workload(Protocol):
 
 @dataclass
 class Driver:
-    """Runs workloads. `extra` is added to the body of every request, as for
+    """Runs workloads. `extra` is added to the body of every request, for example
     `kv_transfer_params`.
     """
 

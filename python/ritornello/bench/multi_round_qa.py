@@ -1,8 +1,8 @@
 """Several users; each asks several rounds of questions about a separate context after a shared
 system prompt.
 
-The pattern and flags of LMCache's `multi-round-qa.py`: every user asks once in `num_users / qps`
-seconds, or when the last answer arrives if that is later.
+The pattern and flags of LMCache's `multi-round-qa.py`: every user asks a question every `num_users
+/ qps` seconds, or when the previous answer arrives if that is later.
 """
 
 import argparse
@@ -15,9 +15,10 @@ from ritornello.bench.prompts import Source, joined
 
 @dataclass(frozen=True)
 class MultiRoundQA:
-    """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With it,
-    new users replace finished ones until `time_s` seconds have passed, and `ramp_up` starts the
-    first users in the middle of their conversations. A user's rounds go to the servers round robin.
+    """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With
+    `time_s`, new users replace finished users until `time_s` seconds have passed, and `ramp_up`
+    starts the first users in the middle of their conversations. A user's rounds go to the servers
+    round robin.
     """
 
     source: Source

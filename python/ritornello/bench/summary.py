@@ -36,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Total:
-    """Results of the whole run. Tokens per second are over its duration, hits included.
+    """Results of the whole run. Tokens per second are over the run's duration, hits included.
     `hit_tokens`, by supplying tier, and `counters` of the connector come from the engines; None
     without `/metrics`.
     """

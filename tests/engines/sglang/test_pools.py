@@ -126,7 +126,7 @@ def test_same_heads_hit_other_heads_miss(attach: Attach) -> None:
     assert all(first.batch_set_v1(keys, slots(half, FROM)))
     assert attach(whole).batch_exists(keys) == 0
     assert attach(half, tp_size=2, tp_rank=1).batch_exists(keys) == 0
-    # Four ranks of a model with two heads hold each of them twice.
+    # Four ranks of a model with two heads hold each head twice.
     assert attach(half, tp_size=4, tp_rank=1).batch_exists(keys) == len(keys)
     assert attach(half, tp_size=4, tp_rank=2).batch_exists(keys) == 0
 

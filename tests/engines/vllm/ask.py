@@ -41,8 +41,8 @@ class Question:
 
 
 def make_room_between_stages(worker: Any) -> None:
-    """Allocates buffers that vLLM 0.32 makes in a warm-up, which it omits on CPUs without
-    compilation.
+    """Allocates buffers that vLLM 0.32 makes during a warm-up. vLLM omits this warm-up on CPUs
+    without compilation.
     """
     runner = worker.model_runner
     if runner.intermediate_tensors is None:

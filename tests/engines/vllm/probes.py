@@ -16,7 +16,7 @@ from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
 def worker_of(results: StepResults) -> WorkerSide:
-    """Returns the worker's side of this process that records its results here."""
+    """Returns the worker's side of this process that records in `results`."""
     group = get_kv_transfer_group()
     sides = [getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])]
     return next(side for side in sides if side is not None and side.results is results)
@@ -101,7 +101,9 @@ class BadTicket:
 
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
-    """Makes every load report these of its pages as failed, and fills their blocks with noise."""
+    """Makes every load report the pages at `worker_pages` as failed, and fills the blocks of these
+    pages with noise.
+    """
     get, record = VllmStore.submit_get, StepResults.record_load
 
     def failing(store: VllmStore, *asked: Any) -> Any:
