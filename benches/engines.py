@@ -1,5 +1,6 @@
-"""The store inside engines, compared with each engine's own storage: the benchmarks of all engines,
-or of the named engines, in one table.
+"""Measures the store inside engines, compared with each engine's own storage.
+
+Prints the benchmarks of all engines, or of the named engines, in one table:
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
