@@ -410,7 +410,9 @@ class Lookup:
 
 @final
 class Cache:
-    """A cache over several tiers: lookups, loads and puts. Only `flush` waits for a remote."""
+    """A cache over several tiers: lookups, loads and puts. Only `flush`, and `close` for calls in
+    progress, wait for a remote.
+    """
 
     @staticmethod
     def open(
