@@ -2,7 +2,7 @@
 //!
 //! Encodes the numbers of a slice in fewer bytes. [`Codec::encode`] turns a slice into a frame,
 //! [`decode`] turns a frame back into a slice. A frame contains all that decoding needs except the
-//! number of the codec and the length of the slice, which the run header holds. The format of
+//! number of the codec, which the run header holds. The format of
 //! frames is specified in `docs/codecs.md`.
 //!
 //! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than

@@ -1,5 +1,5 @@
-//! Every kernel on small inputs, which Miri can run, for this processor and for others. See
-//! `docs/codecs.md`.
+//! Every kernel that this processor has, on small inputs. Miri can run them, also for other
+//! processors, except AVX-512. See `docs/codecs.md`.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
-/// A client without tier, deadlines or retries.
+/// A client without tier or retries; each request has only the client's timeout.
 pub struct BaselineClient {
     factory: ClientFactory,
     store: Arc<dyn ObjectStore>,

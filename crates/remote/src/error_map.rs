@@ -7,7 +7,8 @@ use ritornello_format::{Error, ErrorKind};
 /// Maximum length of a server's message that is passed on; servers answer with whole documents.
 const MESSAGE_CHARS_MAX: usize = 400;
 
-/// Advice by patterns in a server's answer, as S3, GCS and Azure word them.
+/// Advice by patterns in an error: codes of S3, GCS, Azure and VersityGW, and the client's own
+/// messages.
 const ADVICE: [(&[&str], &str); 6] = [
     (
         &["NoSuchBucket", "ContainerNotFound", "bucket does not exist"],

@@ -4,7 +4,8 @@
 //! running waits for the next round, which the first waiting caller leads for all. If a round
 //! fails, and not with `Retry`, all later rounds are refused: after a failed sync the kernel may
 //! report success for pages that it dropped (Rebello et al., "Can Applications Recover from fsync
-//! Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving.
+//! Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving with at most three
+//! preemptions.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 use ritornello_format::{Error, ErrorKind, Result};
@@ -108,7 +109,7 @@ impl Rounds {
         }
     }
 
-    /// Records a failed change after which the state of the disk is unknown.
+    /// Records the failure of a change, if it is `Fatal`: the state of the disk is then unknown.
     pub fn poison_if_fatal(&self, error: &Error) {
         if error.kind() == ErrorKind::Fatal {
             self.poison(error);

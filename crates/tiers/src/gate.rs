@@ -20,7 +20,8 @@ const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor per second by which an old estimate is assumed to have recovered.
 const RECOVERY_PER_SECOND: f64 = 1.02;
 /// Minimum gain of loading, as a share of the time to compute. Estimates are less precise than this
-/// share, and whether computing would have been faster than a load is never measured.
+/// share. A load that was slower than computing is never noticed, because only one of the two is
+/// done; so the gate computes when in doubt.
 const MIN_GAIN: f64 = 0.05;
 
 /// The decisions that the gate may make.
@@ -87,7 +88,8 @@ pub struct LoadDecision {
     pub load: Duration,
     /// Estimated time to compute the tokens after the loaded pages.
     pub compute: Duration,
-    /// Estimated time to compute all tokens after the tokens computed before, if nothing is loaded.
+    /// Estimated time to compute all tokens after the first [`LoadQuery::before`], if nothing is
+    /// loaded.
     pub recompute: Duration,
 }
 

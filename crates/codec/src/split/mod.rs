@@ -1,6 +1,7 @@
-//! `split`: neighbouring numbers have few different exponents, while mantissas are noise. Each
-//! block of numbers gets a codebook of its likeliest exponents. A number becomes a short code and
-//! its other bits unchanged; exponents outside the codebook are listed at the end.
+//! `split`: neighbouring numbers have few different exponents, while mantissas are noise. A block
+//! of numbers gets a codebook of its likeliest exponents, or windows of seven neighbouring
+//! exponents, or is stored raw. In a coded block a number becomes a short code and its other bits
+//! unchanged; exponents without a code are listed after the codes.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,7 +24,8 @@ use ritornello_format::Result;
 /// Numbers per block; the last block may be shorter. A block is 128 KiB, which stay in the
 /// second-level cache between choosing the codebook and encoding.
 const BLOCK: usize = 1 << 16;
-/// Numbers whose codes are packed together, except the last group of a block.
+/// Numbers per group. The codes of a group are packed together; the last group of a block may be
+/// shorter.
 const GROUP: usize = 64;
 /// Kind of a block that is stored raw.
 const STORED: u8 = 0;

@@ -97,7 +97,8 @@ fn describe_role(node: &Node) -> String {
 fn condition(stats: &CatalogStats) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(cause) = &stats.poisoned {
-        let change = "the disk (dmesg): the owner reopens the store when it takes writes again";
+        let change =
+            "the disk (dmesg): the owner reopens the store when the disk takes writes again";
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
     for reason in &stats.absent_space.reasons {

@@ -37,12 +37,14 @@ impl ExistenceCache {
         self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
     }
 
-    /// Whether `name` must be queried before it counts as existing.
+    /// Whether `name` was lost: while its existence is unknown, it must be queried. A name that was
+    /// not lost counts as existing until it is queried.
     pub(super) fn is_lost(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.lost)
     }
 
-    /// Whether the object `name` was read and rejected: a writer replaces it.
+    /// Whether this process read and rejected the object `name`. Its writers then write the object
+    /// again, although the name exists.
     pub(super) fn is_rejected(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.rejected)
     }

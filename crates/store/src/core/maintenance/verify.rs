@@ -42,11 +42,11 @@ pub struct DamagedPage {
 /// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verification {
-    /// Runs read.
+    /// Runs examined.
     pub runs: u64,
-    /// Pages read.
+    /// Pages of these runs, also pages that could not be read.
     pub pages: u64,
-    /// Bytes read.
+    /// Bytes of these runs.
     pub bytes: u64,
     /// The first pages that failed verification.
     pub findings: Vec<DamagedPage>,
@@ -61,8 +61,8 @@ pub struct Verification {
 impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
     /// that the disk cannot read. With `salvage`, then searches all segments for runs that the
-    /// index does not know. If the scope of such a run is live and its place is free, inserts its
-    /// leading pages that pass verification.
+    /// index does not know. If such a run is of this store, its scope is live, its place is free and
+    /// none of its verified leading pages is stored, inserts these pages.
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned; `Fatal` if the result could not be made durable.

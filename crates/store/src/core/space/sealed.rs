@@ -27,9 +27,10 @@ impl StoreSpace {
 }
 
 impl StoreCore {
-    /// Empties and removes sealed segments, fits the index's files to their share, and retires
-    /// drained volumes. Returns true if a sealed segment was left (for example because its runs are
-    /// protected or precede other runs, or a put writes to it), or if the work was stopped.
+    /// Empties and removes sealed segments, evicts until the index's files fit their share of the
+    /// capacity, and retires drained volumes. Returns true if a sealed segment was left (for example
+    /// because its runs are protected or precede other runs, or a put writes to it), or if the work
+    /// was stopped. A segment with withheld space is passed over and not reported.
     ///
     /// # Errors
     /// File-system errors; the caller may retry.
@@ -66,8 +67,8 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// Evicts runs for which no other place was found, unless they are protected or other
-    /// runs follow them.
+    /// Evicts runs for which no other place was found or that cannot be read now, unless they are
+    /// protected or other runs follow them.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
