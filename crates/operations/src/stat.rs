@@ -26,8 +26,8 @@ pub struct StatArgs {
 }
 
 /// Advice for a poisoned store.
-pub const REOPENS: &str = "check the disk (dmesg); the owner reopens the store automatically when the disk takes writes \
-     again";
+pub const REOPENS: &str =
+    "check the disk (dmesg); the owner reopens the store when the disk takes writes again";
 /// Maximum number of decisions about the index's shape in text output; `--json` has more.
 const DECISIONS: usize = 8;
 

@@ -61,8 +61,8 @@ pub struct Verification {
 impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
     /// that the disk cannot read. With `salvage`, then searches all segments for runs that the
-    /// index does not know. If such a run is of this store, its scope is live, its place is free and
-    /// none of its verified leading pages is stored, inserts these pages.
+    /// index does not know. If such a run is of this store, its scope is live, its place is free
+    /// and none of its verified leading pages is stored, inserts these pages.
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned; `Fatal` if the result could not be made durable.

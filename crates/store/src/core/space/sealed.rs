@@ -28,9 +28,9 @@ impl StoreSpace {
 
 impl StoreCore {
     /// Empties and removes sealed segments, evicts until the index's files fit their share of the
-    /// capacity, and retires drained volumes. Returns true if a sealed segment was left (for example
-    /// because its runs are protected or precede other runs, or a put writes to it), or if the work
-    /// was stopped. A segment with withheld space is passed over and not reported.
+    /// capacity, and retires drained volumes. Returns true if a sealed segment was left (for
+    /// example because its runs are protected or precede other runs, or a put writes to it), or if
+    /// the work was stopped. A segment with withheld space is passed over and not reported.
     ///
     /// # Errors
     /// File-system errors; the caller may retry.
