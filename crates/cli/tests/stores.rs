@@ -13,8 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Damages page `page`: flips a byte of the first unit in the segments whose bytes all have the
-/// page's value.
+/// Damages the page that is filled with byte `page`: changes one byte of the first unit in the
+/// segments that holds only this value.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();

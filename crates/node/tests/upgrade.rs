@@ -64,8 +64,8 @@ fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     message
 }
 
-/// Listens in the owner's place and replies to each hello with `answer`, or as the owner would if
-/// `answer` returns none. Returns the number of hellos.
+/// Takes over the owner's socket. Answers each hello with `answer`; if that returns `None`, relays
+/// the connection to the owner. Returns immediately, with a running count of hellos.
 fn listen_before_owner(
     dir: &Path,
     answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,

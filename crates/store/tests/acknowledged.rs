@@ -72,8 +72,8 @@ fn durable(admission: AdmissionMode) -> Options {
     Options { durability, admission, ..options(Path::new("/store"), 32) }
 }
 
-/// Commits pages as another client, without making them durable: a part of a put that is flushed
-/// after its last part.
+/// Commits pages as another client, as one part of a longer put. Committing a part does not make it
+/// durable, because such a client flushes once, after the last part. This client never flushes.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let catalog = open.core.catalog_for(ClientId(7), "other");
     let reference = catalog.resolve(scope, true).unwrap().unwrap();

@@ -144,8 +144,9 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
 #[test]
 fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
-        // Encoded, partly encoded and raw pages. The raw page makes the place as long as a page, so
-        // that encoded pages are read to the target and decoded from a copy.
+        // Encoded, partly encoded and raw pages. If one page is raw, every page of the run takes
+        // the units of a raw page on disk. Encoded pages are then read into the target itself, and
+        // decoded from a heap copy, because decoding overwrites the target.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
                 let contents: Vec<Vec<u8>> =
@@ -286,8 +287,9 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Pages that their header rules out make room for the reads after them, also if no other operation
-/// is in flight.
+/// Pages whose run header names a codec that the reader does not know are misses. Their bytes then
+/// stop counting towards the limit of unverified bytes, and the reads after them start, even if no
+/// operation is in flight.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -324,7 +326,8 @@ fn unknown_codec_does_not_end_the_reads_behind_it() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Takes all staging memory in buffers of these lengths, and keeps them as encoded pages.
+/// Exhausts staging memory: for each length in turn, encodes pages that fill a buffer of that
+/// length until none is free. The returned pages hold the buffers.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {

@@ -73,9 +73,10 @@ impl ObjectFinder {
         Ok(found)
     }
 
-    /// The number of full groups before the first group that is cached as missing, or that could
-    /// not be read when last found and is still missing. The ternary search in
-    /// [`find`](Self::find) may skip over this hole.
+    /// The number of full groups before the first known hole: a group cached as missing, or a group
+    /// that existed in an earlier query, failed to be read, and is missing when this method queries
+    /// it again. Pass the result to [`find`](Self::find): with a larger bound its ternary search
+    /// may not test the hole, and would count pages after it.
     pub(super) fn groups_before_hole(
         &self,
         prompt: &Prompt<'_>,
@@ -137,9 +138,11 @@ impl ObjectFinder {
         Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
     }
 
-    /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
-    /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. Checks the objects in order, because `find` may skip over a missing object.
+    /// The first range of consecutive pages whose objects a writer must write, because they do not
+    /// exist or failed when they were last read (see [`readable`](Self::readable)), starting at or
+    /// after `from`, which must be the start of an object; the empty range at the end of the prompt
+    /// if no object is missing. Checks the objects in order, because `find` may skip over a missing
+    /// object.
     pub(super) fn missing(
         &self,
         prompt: &Prompt<'_>,

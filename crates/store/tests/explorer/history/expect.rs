@@ -6,7 +6,8 @@ use crate::kinds::{KINDS, SEQUENCES_PER_KIND, leading, left_by_delete};
 use crate::operation::Operation;
 
 impl History {
-    /// Records the pages that an operation may leave, before the operation begins.
+    /// Widens the bounds on what a crash may leave, before the operation begins, because the crash
+    /// may interrupt it.
     pub(super) fn expect(&mut self, operation: &Operation) {
         match *operation {
             Operation::Put { at, pages, .. } => self.expect_put(at, pages),
