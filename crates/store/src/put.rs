@@ -189,6 +189,7 @@ impl Put<'_> {
             retain_until: self.options.retain_until,
             timeout,
             flushed_later: self.in_parts,
+            speeds: store.segments.speeds(),
         };
         let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());

@@ -12,6 +12,7 @@ pub(crate) use pool::Pool;
 pub(crate) use uring::Uring;
 
 use std::io;
+use std::time::{Duration, Instant};
 
 /// One call's operations, and its computation while these are in flight.
 pub(crate) trait Work {
@@ -28,9 +29,10 @@ pub(crate) trait Work {
 
 /// A way to do I/O. Any number of threads may call `run` at the same time.
 pub(crate) trait IoEngine: Send + Sync {
-    /// Runs `work` to its end. When the call returns or unwinds, no operation is in flight, because
-    /// the caller owns the memory of the operations.
-    fn run(&self, work: &mut dyn Work);
+    /// Runs `work` to its end, and returns for how long the thread waited for operations. When the
+    /// call returns or unwinds, no operation is in flight, because the caller owns the memory of
+    /// the operations.
+    fn run(&self, work: &mut dyn Work) -> Duration;
     /// The engine's name as one lower-case word.
     fn name(&self) -> &'static str;
 }
@@ -49,9 +51,9 @@ trait OpQueue {
 }
 
 /// The loop of all engines. It submits first, so that the device works during the computation; then
-/// it computes; it blocks only when no computation is ready.
-fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
-    let mut ended = Vec::new();
+/// it computes; it blocks only when no computation is ready. Returns for how long it blocked.
+fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) -> Duration {
+    let (mut ended, mut waited) = (Vec::new(), Duration::ZERO);
     loop {
         while queue.has_room()
             && let Some(op) = work.next()
@@ -64,9 +66,11 @@ fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) {
                 continue;
             }
             if queue.in_flight() == 0 {
-                return;
+                return waited;
             }
+            let began = Instant::now();
             queue.reap(true, &mut ended);
+            waited += began.elapsed();
         }
         for (tag, result) in ended.drain(..) {
             work.done(tag, result);

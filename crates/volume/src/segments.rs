@@ -9,11 +9,14 @@ mod maps;
 mod names;
 mod report;
 mod selftest;
+mod speeds;
 mod volumes;
 
 pub use report::{IoChoice, IoMode, IoReport};
+pub(crate) use speeds::Moved;
 pub use volumes::{Candidate, Discover, Guard};
 
+use speeds::Speeds;
 use volumes::{Discovery, Volume};
 
 use crate::io_engine::IoEngine;
@@ -49,7 +52,7 @@ pub struct SegmentsConfig {
     pub segment_bytes: u64,
     /// How to move bytes.
     pub io: IoChoice,
-    /// Bytes that one call keeps in flight; zero means [`SegmentsConfig::IN_FLIGHT_BYTES`].
+    /// Bytes that one call keeps in flight on each volume; zero means [`SegmentsConfig::IN_FLIGHT_BYTES`].
     pub in_flight_bytes: usize,
 }
 
@@ -76,8 +79,9 @@ pub struct Segments {
     volumes: RwLock<Vec<Volume>>,
     discovery: Discovery,
     segment_bytes: u64,
-    /// Bytes that one call keeps in flight.
+    /// Bytes that one call keeps in flight on each volume.
     pub(crate) in_flight_bytes: usize,
+    pub(crate) speeds: Speeds,
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) staging: Arc<Staging>,
     files: Files,
@@ -136,6 +140,7 @@ impl Segments {
             discovery: Discovery::default(),
             segment_bytes,
             in_flight_bytes,
+            speeds: Speeds::default(),
             engine: choice.engine,
             staging,
             files: Files::default(),
@@ -321,6 +326,13 @@ impl Segments {
     #[must_use]
     pub fn staging(&self) -> StagingStats {
         self.staging.stats()
+    }
+
+    /// The speeds of the volumes that this process has measured, in KiB/s, by volume number; zero
+    /// for a volume without a measurement.
+    #[must_use]
+    pub fn speeds(&self) -> Vec<u32> {
+        self.speeds.get()
     }
 
     /// Length of a segment in bytes.

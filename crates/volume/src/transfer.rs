@@ -4,6 +4,7 @@ mod check;
 mod chunk;
 mod copy;
 mod disk;
+mod lanes;
 mod mapped;
 mod pack;
 mod page;
@@ -13,7 +14,7 @@ mod sections;
 mod verify_run;
 mod write;
 
-pub(crate) use mapped::copy_threads;
+pub(crate) use mapped::{copy_threads, copy_threads_max};
 pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::SalvagedRun;
 pub use sections::Sections;
@@ -67,6 +68,7 @@ impl Control {
 }
 
 /// A run to write.
+#[derive(Clone, Copy)]
 pub struct RunWrite<'a> {
     /// The destination. Its `header_checksum` is ignored.
     pub place: &'a Place,
@@ -81,6 +83,7 @@ pub struct RunWrite<'a> {
 }
 
 /// Consecutive pages of a run to read.
+#[derive(Clone, Copy)]
 pub struct RunRead<'a> {
     /// The location of the run.
     pub place: &'a Place,

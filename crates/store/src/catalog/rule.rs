@@ -113,6 +113,13 @@ impl CallRule {
         permission: None,
     };
 
+    /// Whether no process keeps a record of the request: it concerns no reservation and
+    /// acknowledges nothing.
+    #[must_use]
+    pub fn is_question(&self) -> bool {
+        self.reservation == Reservation::Unrelated && self.effect == Effect::Nothing
+    }
+
     const fn denied_as(call: ClientCall) -> Self {
         Self { wait: CallWait::Disk, permission: Some(call), ..Self::QUESTION }
     }

@@ -21,6 +21,12 @@ const PUT_PAGES_MAX: usize = 65_535;
 const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Maximum payload of a run, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
+/// Maximum payload of a run in a store on several volumes. Consecutive runs are on different
+/// volumes, so a get of a few runs uses all of them.
+const STRIPE_BYTES_MAX: u64 = 16 << 20;
+/// A put that is shorter than a run on each volume is cut into shorter runs, down to this payload:
+/// below it a further header and operation cost more than a further disk gains.
+const STRIPE_BYTES_MIN: u64 = 4 << 20;
 /// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].
 const PADDING_SHARE: u64 = 32;
@@ -175,7 +181,7 @@ impl StoreCore {
         admitted: &Admitted,
         until: SpaceDeadline,
     ) -> PlacedRuns {
-        let most = RUN_BYTES_MAX.min(self.shape.budget().segment_bytes / 2) / UNIT;
+        let most = self.run_units_max(put, admitted.end);
         let mut placed = PlacedRuns { refused: admitted.refused, ..PlacedRuns::default() };
         let mut from = 0;
         while let Some(pages) = put.next_run(from, admitted.end, most) {
@@ -187,6 +193,17 @@ impl StoreCore {
             }
         }
         placed
+    }
+
+    /// Maximum units of the payload of a run of this put, whose pages before `end` are written.
+    fn run_units_max(&self, put: &PutBatch<'_>, end: usize) -> u64 {
+        let most = RUN_BYTES_MAX.min(self.shape.budget().segment_bytes / 2);
+        let mut state = self.state.lock();
+        state.space.measured(&put.request.speeds);
+        let volumes = state.space.allocator().usable_volumes() as u64;
+        drop(state);
+        let bytes = UNIT * put.missing_units(end);
+        most.min(stripe_bytes(bytes, volumes)) / UNIT
     }
 
     /// Finds space for one run of at most `units`, which it adds to `promised` if the quota allows.
@@ -309,6 +326,12 @@ impl<'a> PutBatch<'a> {
         at.checked_sub(1).map(|before| self.hashes[before]).or(self.parent)
     }
 
+    /// Units of the missing pages before page `end`.
+    fn missing_units(&self, end: usize) -> u64 {
+        let missing = (0..end).filter(|at| !self.present[*at]);
+        missing.map(|page| u64::from(length_of(self.scope, self.request, page))).sum()
+    }
+
     /// Returns the next missing pages of `from..end` that make up a run: the run's header has room
     /// for their keys and slices, the payload has at most `most` units (a longer page is a run
     /// alone), and padding is small where pages differ in length on disk.
@@ -347,6 +370,14 @@ fn check_lengths(scope: ScopeRef, pages: usize, request: &ReserveRequest) -> Res
         .with("pages", pages)
         .with("lengths", lengths.len())
         .with("slices", request.slices_per_page))
+}
+
+/// Maximum payload of a run of a put of `bytes` to a store on `volumes` volumes.
+fn stripe_bytes(bytes: u64, volumes: u64) -> u64 {
+    match volumes {
+        0 | 1 => RUN_BYTES_MAX,
+        volumes => bytes.div_ceil(volumes).clamp(STRIPE_BYTES_MIN, STRIPE_BYTES_MAX),
+    }
 }
 
 /// Units of page `page` on disk.
@@ -404,6 +435,15 @@ mod tests {
         assert_eq!(alike(&[10, 75], 1000), 1);
         assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "but another run is dearer");
         assert_eq!(alike(&[5], 1), 1, "a page is never left out");
+    }
+
+    #[test]
+    fn puts_to_several_volumes_are_cut_into_stripes() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(stripe_bytes(1 << 40, 1), RUN_BYTES_MAX);
+        assert_eq!(stripe_bytes(256 * MIB, 4), 16 * MIB);
+        assert_eq!(stripe_bytes(32 * MIB, 4), 8 * MIB);
+        assert_eq!(stripe_bytes(MIB, 4), 4 * MIB, "a short put is one run");
     }
 
     #[test]

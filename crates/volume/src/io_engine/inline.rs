@@ -2,14 +2,15 @@
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
+use std::time::Duration;
 
 /// The engine without concurrency.
 #[derive(Debug)]
 pub(crate) struct Inline;
 
 impl IoEngine for Inline {
-    fn run(&self, work: &mut dyn Work) {
-        drive(&mut Completed(Vec::new()), work);
+    fn run(&self, work: &mut dyn Work) -> Duration {
+        drive(&mut Completed(Vec::new()), work)
     }
     fn name(&self) -> &'static str {
         "inline"

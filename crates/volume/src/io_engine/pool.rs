@@ -5,6 +5,7 @@ use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Maximum threads of the pool, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
@@ -43,8 +44,8 @@ impl Pool {
 }
 
 impl IoEngine for Pool {
-    fn run(&self, work: &mut dyn Work) {
-        drive(&mut PoolQueue { pool: &self.0, reply: Arc::default(), in_flight: 0 }, work);
+    fn run(&self, work: &mut dyn Work) -> Duration {
+        drive(&mut PoolQueue { pool: &self.0, reply: Arc::default(), in_flight: 0 }, work)
     }
     fn name(&self) -> &'static str {
         "pool"

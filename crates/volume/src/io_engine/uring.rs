@@ -50,20 +50,21 @@ fn ring() -> io::Result<IoUring> {
 }
 
 impl IoEngine for Uring {
-    fn run(&self, work: &mut dyn Work) {
+    fn run(&self, work: &mut dyn Work) -> Duration {
         let idle = self.idle.lock().pop();
         let Some(ring) = idle.map_or_else(|| ring().ok(), Some) else {
             // No ring: the process is out of descriptors or memory. Do the I/O without concurrency.
             return Inline.run(work);
         };
         let mut queue = RingQueue::new(ring);
-        drive(&mut queue, work);
+        let waited = drive(&mut queue, work);
         if let Some(ring) = queue.into_ring() {
             let mut rings = self.idle.lock();
             if rings.len() < IDLE_RINGS_MAX {
                 rings.push(ring);
             }
         }
+        waited
     }
     fn name(&self) -> &'static str {
         "uring"

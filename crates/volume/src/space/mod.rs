@@ -7,7 +7,8 @@
 //! If page 0 is longer than 16 MiB, or does not fit into a segment with the header, the header and
 //! the first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
-//! if possible. A share of all space stays free, so that runs have a choice of holes (free
+//! if possible; consecutive runs are on different volumes. A page longer than 16 MiB is cut into
+//! pieces on all volumes. A share of all space stays free, so that runs have a choice of holes (free
 //! extents).
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
@@ -25,6 +26,8 @@ mod free;
 mod pick;
 mod shape;
 mod shares;
+mod stripe;
+mod turns;
 
 #[cfg(test)]
 mod model;
@@ -39,6 +42,7 @@ use ritornello_format::{Error, Extent, SegmentId, UNIT};
 use shape::RunShape;
 use std::collections::BTreeMap;
 use std::fmt;
+use turns::Turns;
 
 /// Segment numbers are below this.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
@@ -142,8 +146,10 @@ pub struct Space {
     volumes: Vec<Volume>,
     /// Maximum segments of all volumes together.
     segments_max: u64,
-    /// The volume whose turn it is: allocation and growth try it first.
-    next_volume: usize,
+    /// The order in which allocation and growth try the volumes.
+    turns: Turns,
+    /// The volume that must grow before the run of the last allocation fits.
+    lacking: Option<usize>,
     runs: u64,
     extents: u64,
     refused_reserve: u64,
@@ -187,8 +193,9 @@ impl Space {
             segment_units,
             reserve_percent,
             segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
+            turns: Turns::new(volumes.len()),
+            lacking: None,
             volumes: volumes.into_iter().map(volume).collect(),
-            next_volume: 0,
             runs: 0,
             extents: 0,
             refused_reserve: 0,
@@ -237,13 +244,14 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room. Its volume is the volume
-    /// whose turn it is; if that cannot grow, the volume whose segments are the smallest fraction
-    /// of its share. `None` if no volume may grow.
+    /// The segment to create when the existing segments have no room. Its volume is the volume that
+    /// the last run lacked, or whose turn it is; if that cannot grow, the volume whose segments are
+    /// the smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
-        let count = self.volumes.len();
-        let turns = (0..count).map(|step| (self.next_volume + step) % count);
+        let order = self.turns.order();
+        let first = self.lacking.or_else(|| order.first().copied());
+        let turns = self.lacking.into_iter().chain(order);
         // Compares the fractions by cross-multiplication, without division.
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
@@ -252,7 +260,7 @@ impl Space {
         let mut best: Option<usize> = None;
         for at in turns.filter(|&at| self.can_grow(at)) {
             let better = best.is_none_or(|best| {
-                best != self.next_volume && less(&self.volumes[at], &self.volumes[best])
+                Some(best) != first && less(&self.volumes[at], &self.volumes[best])
             });
             if better {
                 best = Some(at);
@@ -326,23 +334,32 @@ impl Space {
         }
         let segment_units = self.segment_units;
         let shape = RunShape { header_units, page_units, pages, segment_units };
+        self.lacking = None;
         if self.shortfall(shape.units(), reserve) > 0 {
             self.refused_reserve += 1;
             return None;
         }
-        let Some(picks) = self.pick(shape) else {
+        let extents = match self.allocate_stripes(shape) {
+            Ok(Some(extents)) => Some(extents),
+            Ok(None) => self.pick(shape).map(|picks| {
+                picks.into_iter().map(|pick| self.take(pick)).collect::<Vec<Extent>>()
+            }),
+            Err(volume) => {
+                self.lacking = Some(volume);
+                None
+            }
+        };
+        let Some(extents) = extents else {
             self.refused_shape += 1;
             return None;
         };
         debug_assert_eq!(
-            picks.iter().map(|pick| u64::from(pick.units)).sum::<u64>(),
+            extents.iter().map(|extent| u64::from(extent.units)).sum::<u64>(),
             shape.units(),
             "the extents are exactly the run"
         );
-        let extents: Vec<Extent> = picks.into_iter().map(|pick| self.take(pick)).collect();
         self.runs += 1;
         self.extents += extents.len() as u64;
-        self.next_volume = (self.next_volume + 1) % self.volumes.len();
         Some(extents)
     }
 
@@ -356,6 +373,12 @@ impl Space {
         };
         let creatable = self.creatable() * u64::from(self.segment_units);
         (units + keep).saturating_sub(self.free_units() + creatable)
+    }
+
+    /// Adds measured speeds of the volumes, by volume number, in a unit that is the same for all;
+    /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed.
+    pub fn measured(&mut self, speeds: &[u32]) {
+        self.turns.measured(speeds);
     }
 
     /// Frees extents.
@@ -450,6 +473,7 @@ impl Space {
 
     fn take(&mut self, Pick { volume, hole, units }: Pick) -> Extent {
         self.volumes[usize::from(volume)].free.take(hole, units);
+        self.turns.take(usize::from(volume), u64::from(units));
         Extent { segment: SegmentId::new(volume, hole.number()), start: hole.start(), units }
     }
 }

@@ -26,11 +26,10 @@ impl Space {
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
-        let candidates: Vec<usize> = if self.can_grow(self.next_volume) {
-            vec![self.next_volume]
-        } else {
-            (0..count).map(|step| (self.next_volume + step) % count).collect()
-        };
+        let mut candidates = self.turns.order();
+        if candidates.first().is_some_and(|first| self.can_grow(*first)) {
+            candidates.truncate(1);
+        }
         let units = shape.units();
         for &at in &candidates {
             if let Some(hole) = self.volumes[at].free.best(units) {

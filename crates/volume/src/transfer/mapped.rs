@@ -9,7 +9,7 @@ mod copy_threads;
 mod read;
 mod write;
 
-pub(crate) use copy_threads::copy_threads;
+pub(crate) use copy_threads::{copy_threads, copy_threads_max};
 pub(super) use read::read;
 pub(super) use write::write;
 

@@ -14,8 +14,8 @@ use super::check::{Expected, decode_header, slices_of, total};
 use super::chunk::RunLayout;
 use super::page::{Direct, PageMemory};
 use super::sections::Arrivals;
-use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, mapped};
-use crate::segments::Segments;
+use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, lanes, mapped};
+use crate::segments::{Moved, Segments};
 use ritornello_format::{RunHeader, Slice, UNIT};
 use std::ops::Range;
 
@@ -28,8 +28,17 @@ impl Segments {
     /// waiters on them use no page that another call reads.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
-        let read = if self.is_mapped() { mapped::read } else { disk::read };
-        read(self, reads, control, sections)
+        if self.is_mapped() {
+            return mapped::read(self, reads, control, sections);
+        }
+        if sections.is_some() {
+            // One lane: sections must arrive in order, over all pages.
+            let in_flight = lanes::in_flight(self, reads);
+            return disk::read(self, reads, control, sections, in_flight).0;
+        }
+        lanes::run(self, reads, Moved::Read, |reads, in_flight| {
+            disk::read(self, reads, control, None, in_flight)
+        })
     }
 }
 

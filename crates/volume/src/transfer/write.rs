@@ -5,8 +5,8 @@
 use super::check::{SliceSums, raw, total};
 use super::chunk::RunLayout;
 use super::page::{Direct, PageMemory};
-use super::{Control, MissReason, RunWrite, disk, mapped};
-use crate::segments::Segments;
+use super::{Control, MissReason, RunWrite, disk, lanes, mapped};
+use crate::segments::{Moved, Segments};
 use ritornello_format::{Error, ErrorKind, Result, RunHeader, SegmentId, Slice, UNIT};
 use std::io;
 
@@ -24,8 +24,12 @@ impl Segments {
         if self.is_inherited() {
             return runs.iter().map(|_| Err(inherited())).collect();
         }
-        let write = if self.is_mapped() { mapped::write } else { disk::write };
-        write(self, runs, control)
+        if self.is_mapped() {
+            return mapped::write(self, runs, control);
+        }
+        lanes::run(self, runs, Moved::Written, |runs, in_flight| {
+            disk::write(self, runs, control, in_flight)
+        })
     }
 }
 

@@ -59,6 +59,11 @@ impl StoreSpace {
         &self.allocator
     }
 
+    /// Adds measured speeds of the volumes: see [`Space::measured`].
+    pub(crate) fn measured(&mut self, speeds: &[u32]) {
+        self.allocator.measured(speeds);
+    }
+
     /// Marks free extents as in use. Returns whether all of them were free; otherwise marks none.
     pub(crate) fn mark(&mut self, extents: &[Extent]) -> bool {
         self.allocator.mark(extents).is_ok()

@@ -14,6 +14,7 @@ use crate::transfer::read::ReadJob;
 use crate::transfer::{Control, MissReason, PageOutcome, RunRead, Sections};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A call with sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay,
 /// in the disk's queue, slices needed first.
@@ -23,30 +24,32 @@ const IN_FLIGHT_DIVISOR: usize = 8;
 /// before reading more.
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
 
-/// See [`Segments::read_runs`].
+/// Reads runs as [`Segments::read_runs`] does, with at most `in_flight` bytes in flight; with
+/// sections, fewer. Returns also for how long the thread waited for the disk.
 pub(in crate::transfer) fn read(
     segments: &Segments,
     reads: &[RunRead<'_>],
     control: &Control,
     sections: Option<&Sections>,
-) -> Vec<Vec<PageOutcome>> {
+    in_flight: usize,
+) -> (Vec<Vec<PageOutcome>>, Duration) {
     let mut job = ReadJob::new(segments, reads, control, sections);
     if job.is_stopped() {
-        return job.outcomes();
+        return (job.outcomes(), Duration::ZERO);
     }
     let (in_flight, unverified) = match sections {
-        None => (1, 1),
-        Some(_) => (IN_FLIGHT_DIVISOR, UNVERIFIED_DIVISOR),
+        None => (in_flight, in_flight),
+        Some(_) => (in_flight / IN_FLIGHT_DIVISOR, in_flight / UNVERIFIED_DIVISOR),
     };
     let mut read = DiskRead {
         fetches: Fetches::new(job),
-        in_flight: InFlight::new(segments.in_flight_bytes / in_flight),
-        unverified_limit: (segments.in_flight_bytes / unverified) as u64,
+        in_flight: InFlight::new(in_flight),
+        unverified_limit: unverified as u64,
         checking: None,
         scratch: Vec::new(),
     };
-    segments.engine.run(&mut read);
-    read.fetches.job.outcomes()
+    let waited = segments.engine.run(&mut read);
+    (read.fetches.job.outcomes(), waited)
 }
 
 struct DiskRead<'a> {

@@ -13,25 +13,28 @@ use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
-/// See [`Segments::write_runs`].
+/// Writes runs as [`Segments::write_runs`] does, with at most `in_flight` bytes in flight. Returns
+/// also for how long the thread waited for the disk.
 pub(in crate::transfer) fn write(
     segments: &Segments,
     writes: &[RunWrite<'_>],
     control: &Control,
-) -> Vec<Result<u64>> {
+    in_flight: usize,
+) -> (Vec<Result<u64>>, Duration) {
     let mut write = DiskWrite {
         segments,
         writes,
         control,
         runs: Vec::with_capacity(writes.len()),
         heads: VecDeque::new(),
-        in_flight: InFlight::new(segments.in_flight_bytes),
+        in_flight: InFlight::new(in_flight),
         to_sum: VecDeque::new(),
         summing: None,
     };
-    segments.engine.run(&mut write);
-    write.results()
+    let waited = segments.engine.run(&mut write);
+    (write.results(), waited)
 }
 
 /// The state of one call.

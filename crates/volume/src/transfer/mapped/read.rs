@@ -57,7 +57,7 @@ fn read_window(
     if sections.is_some() && !elsewhere.is_empty() {
         // At least one run is not fully mapped. System calls then read all runs: a section is read
         // for all runs before the next section.
-        return disk::read(segments, reads, control, sections);
+        return disk::read(segments, reads, control, sections, segments.in_flight_bytes).0;
     }
     job.cut_pages();
     let mut next = 0;
@@ -72,7 +72,9 @@ fn read_window(
     }
     let mut outcomes = job.outcomes();
     for run in elsewhere {
-        if let Some(read) = disk::read(segments, &reads[run..=run], control, None).pop() {
+        let in_flight = segments.in_flight_bytes;
+        let read = disk::read(segments, &reads[run..=run], control, None, in_flight).0.pop();
+        if let Some(read) = read {
             outcomes[run] = read;
         }
     }

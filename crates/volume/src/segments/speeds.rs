@@ -1,0 +1,141 @@
+//! What this process has measured of its volumes: the speed of each, and whether one thread can
+//! checksum as fast as a volume moves bytes.
+
+use crate::transfer::copy_threads_max;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// A transfer of fewer bytes says little about a disk's speed: its start counts too much.
+const MEASURED_BYTES_MIN: u64 = 16 << 20;
+/// A volume gets another lane if its lanes compute for more than this part of the time, in percent
+/// for each lane.
+const BUSY: u64 = 90;
+/// A volume loses a lane if the other lanes would compute for less than this, in percent each.
+const IDLE: u64 = 70;
+
+/// The direction of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moved {
+    Read,
+    Written,
+}
+
+/// Measurements of the volumes, by direction.
+#[derive(Debug, Default)]
+pub(crate) struct Speeds {
+    read: Mutex<Direction>,
+    written: Mutex<Direction>,
+}
+
+#[derive(Debug, Default)]
+struct Direction {
+    /// Smoothed speed of each volume, in KiB/s.
+    speeds: BTreeMap<u8, u32>,
+    /// Lanes of each volume, less one.
+    more_lanes: usize,
+}
+
+impl Speeds {
+    fn of(&self, moved: Moved) -> &Mutex<Direction> {
+        match moved {
+            Moved::Read => &self.read,
+            Moved::Written => &self.written,
+        }
+    }
+
+    /// Number of lanes for each volume.
+    pub(crate) fn lanes(&self, moved: Moved) -> usize {
+        1 + self.of(moved).lock().more_lanes
+    }
+
+    /// Records that one lane moved `bytes` from or to `volume`.
+    pub(crate) fn moved(&self, moved: Moved, volume: u8, bytes: u64, elapsed: Duration) {
+        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+        if bytes < MEASURED_BYTES_MIN || micros == 0 {
+            return;
+        }
+        let speed = (bytes / 1024).saturating_mul(1_000_000) / micros;
+        let speed = u32::try_from(speed).unwrap_or(u32::MAX).max(1);
+        let mut direction = self.of(moved).lock();
+        let smoothed = direction.speeds.entry(volume).or_insert(speed);
+        *smoothed = *smoothed - *smoothed / 4 + speed / 4;
+    }
+
+    /// Records for how long the lanes of a transfer computed, by volume: if one thread cannot keep
+    /// up with a volume, the next transfer has more lanes.
+    pub(crate) fn computed(
+        &self,
+        moved: Moved,
+        elapsed: Duration,
+        lanes: impl Iterator<Item = (u8, Duration)>,
+    ) {
+        let mut busy = BTreeMap::<u8, Duration>::new();
+        lanes.for_each(|(volume, of_lane)| *busy.entry(volume).or_default() += of_lane);
+        let Some(most) = busy.into_values().max().filter(|_| !elapsed.is_zero()) else { return };
+        let percent = u64::try_from(100 * most.as_micros() / elapsed.as_micros().max(1));
+        let mut direction = self.of(moved).lock();
+        direction.more_lanes =
+            more_lanes(direction.more_lanes, percent.unwrap_or(u64::MAX), copy_threads_max());
+    }
+
+    /// The speeds of the volumes in KiB/s, by volume number, zero for a volume without a
+    /// measurement: of reads if any was measured, else of writes.
+    pub(crate) fn get(&self) -> Vec<u32> {
+        let of = |direction: &Mutex<Direction>| {
+            let speeds = &direction.lock().speeds;
+            let count = speeds.keys().next_back().map_or(0, |last| usize::from(*last) + 1);
+            let mut list = vec![0; count];
+            speeds.iter().for_each(|(volume, speed)| list[usize::from(*volume)] = *speed);
+            list
+        };
+        let read = of(&self.read);
+        if read.len() > 1 { read } else { of(&self.written) }
+    }
+}
+
+/// The number of further lanes after a transfer whose busiest volume computed for `percent` of the
+/// time, summed over its `1 + more` lanes.
+fn more_lanes(more: usize, percent: u64, max: usize) -> usize {
+    let lanes = more as u64 + 1;
+    if percent > BUSY * lanes && more + 1 < max {
+        more + 1
+    } else if more > 0 && percent < IDLE * (lanes - 1) {
+        more - 1
+    } else {
+        more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn long_transfers_are_measured() {
+        let speeds = Speeds::default();
+        speeds.moved(Moved::Written, 1, 32 << 20, SECOND);
+        assert_eq!(speeds.get(), [0, 32 << 10]);
+        speeds.moved(Moved::Read, 0, MEASURED_BYTES_MIN - 1, SECOND);
+        assert_eq!(speeds.get(), [0, 32 << 10], "too short");
+        speeds.moved(Moved::Read, 0, 64 << 20, SECOND);
+        speeds.moved(Moved::Read, 2, 16 << 20, SECOND);
+        assert_eq!(speeds.get(), [64 << 10, 0, 16 << 10], "reads come first");
+        for _ in 0..50 {
+            speeds.moved(Moved::Read, 0, 16 << 20, SECOND);
+        }
+        assert!(speeds.get()[0].abs_diff(16 << 10) < 10, "old measurements fade");
+    }
+
+    #[test]
+    fn busy_lanes_are_split_and_idle_lanes_joined() {
+        assert_eq!(more_lanes(0, 95, 4), 1);
+        assert_eq!(more_lanes(0, 95, 1), 0, "no processor for a further lane");
+        assert_eq!(more_lanes(0, 80, 4), 0);
+        assert_eq!(more_lanes(1, 110, 4), 1, "two lanes are needed");
+        assert_eq!(more_lanes(1, 185, 4), 2);
+        assert_eq!(more_lanes(1, 60, 4), 0);
+    }
+}

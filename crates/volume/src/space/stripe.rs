@@ -1,0 +1,154 @@
+//! Long pages over several volumes.
+
+use super::shape::{LONG_PAGE_UNITS, RunShape};
+use super::{Extent, Space, pick::Pick};
+use ritornello_format::PIECE_UNITS;
+
+/// Maximum volumes of one page. The page then has at most 32 extents, half of
+/// [`RUN_EXTENTS_MAX`](super::RUN_EXTENTS_MAX).
+const STRIPES_MAX: usize = 16;
+
+impl Space {
+    /// Allocates a run of one page that is longer than 16 MiB in equal pieces of at most 16 MiB,
+    /// each on the volume whose turn it is, so that all volumes read and write the page at the same
+    /// time.
+    ///
+    /// `Ok(None)` if the run is not for several volumes, or no hole is long enough for a piece.
+    /// `Err` names a volume that must grow first.
+    pub(super) fn allocate_stripes(
+        &mut self,
+        shape: RunShape,
+    ) -> Result<Option<Vec<Extent>>, usize> {
+        let volumes = self.usable_volumes().min(STRIPES_MAX) as u64;
+        if shape.page_units <= LONG_PAGE_UNITS || volumes < 2 || shape.pages != 1 {
+            return Ok(None);
+        }
+        let page = u64::from(shape.page_units);
+        let pieces = volumes * page.div_ceil(volumes * u64::from(LONG_PAGE_UNITS));
+        let piece = page.div_ceil(pieces);
+        let before = self.turns.clone();
+        let mut extents = Vec::with_capacity(pieces as usize);
+        let mut left = shape.units();
+        while left > 0 {
+            // The header is in the first piece. The last piece keeps the least length of a piece.
+            let header = if extents.is_empty() { u64::from(shape.header_units) } else { 0 };
+            let mut units = (header + piece).min(left);
+            if left - units < u64::from(PIECE_UNITS) {
+                units = left;
+            }
+            match self.place_stripe(units) {
+                Ok(Some(extent)) => extents.push(extent),
+                failed => {
+                    let freed = self.free(&extents);
+                    debug_assert!(freed.is_ok(), "these extents were taken above");
+                    self.turns = before;
+                    return failed.map(|_| None);
+                }
+            }
+            left -= units;
+        }
+        Ok(Some(extents))
+    }
+
+    /// Takes `units` on the volume whose turn it is, or on the next that has a hole of this length.
+    /// `Err` names the volume whose turn it is, if it has no such hole and can grow.
+    fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
+        for at in self.turns.order() {
+            let Some(hole) = self.volumes[at].free.best(units) else {
+                if self.can_grow(at) {
+                    return Err(at);
+                }
+                continue;
+            };
+            let Ok(volume) = u8::try_from(at) else { return Ok(None) };
+            return Ok(Some(self.take(Pick { volume, hole, units: units as u32 })));
+        }
+        Ok(None)
+    }
+
+    /// Number of volumes that have open segments, or may have some.
+    #[must_use]
+    pub fn usable_volumes(&self) -> usize {
+        let is_usable =
+            |at: &usize| self.volumes[*at].free.open_segments() > 0 || self.can_grow(*at);
+        (0..self.volumes.len()).filter(is_usable).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::space::{Reserve, Space, SpaceConfig, shape::LONG_PAGE_UNITS};
+    use ritornello_format::Extent;
+
+    const SEGMENT: u32 = 4 * LONG_PAGE_UNITS;
+
+    fn space(volumes: &[u32]) -> Space {
+        let volumes = volumes.to_vec();
+        Space::new(SpaceConfig { segment_units: SEGMENT, volumes, reserve_percent: 0 }).unwrap()
+    }
+
+    fn allocate(space: &mut Space, page_units: u32) -> Vec<Extent> {
+        loop {
+            if let Some(extents) = space.allocate(2, page_units, 1, Reserve::Keep) {
+                return extents;
+            }
+            let id = space.next_segment().unwrap();
+            space.add_segment(id).unwrap();
+        }
+    }
+
+    fn units_by_volume(extents: &[Extent], volumes: usize) -> Vec<u32> {
+        let of = |at| extents.iter().filter(move |e| usize::from(e.segment.volume()) == at);
+        (0..volumes).map(|at| of(at).map(|extent| extent.units).sum()).collect()
+    }
+
+    #[test]
+    fn long_pages_use_all_volumes_equally() {
+        for (page, pieces) in [(LONG_PAGE_UNITS + 4, 4), (5 * LONG_PAGE_UNITS, 8)] {
+            let mut space = space(&[4; 4]);
+            let extents = allocate(&mut space, page);
+            assert_eq!(extents.len(), pieces);
+            assert!(extents.windows(2).all(|pair| pair[0].segment != pair[1].segment));
+            let shares = units_by_volume(&extents, 4);
+            assert_eq!(shares.iter().sum::<u32>(), page + 2);
+            assert!(shares.iter().all(|share| share.abs_diff(page / 4) <= 4), "{shares:?}");
+            assert_eq!(space.segments_by_volume(), [1; 4], "each volume grows by one segment");
+        }
+    }
+
+    #[test]
+    fn slow_volumes_take_less_of_long_pages() {
+        let mut space = space(&[64; 2]);
+        space.measured(&[300, 100]);
+        let mut shares = [0, 0];
+        for _ in 0..8 {
+            let extents = allocate(&mut space, 8 * LONG_PAGE_UNITS);
+            let of_page = units_by_volume(&extents, 2);
+            shares = [shares[0] + of_page[0], shares[1] + of_page[1]];
+        }
+        let ratio = f64::from(shares[0]) / f64::from(shares[1]);
+        assert!((2.5..3.5).contains(&ratio), "{shares:?}");
+    }
+
+    #[test]
+    fn short_holes_give_pieces_on_any_volume() {
+        let mut space = space(&[1, 1]);
+        while let Some(id) = space.next_segment() {
+            space.add_segment(id).unwrap();
+        }
+        // Every hole is half as long as a stripe.
+        let used = |at: u32, volume| Extent {
+            segment: ritornello_format::SegmentId::new(volume, 0),
+            start: at * LONG_PAGE_UNITS / 2 - 1,
+            units: 1,
+        };
+        let used: Vec<Extent> = (1..=8).flat_map(|at| [used(at, 0), used(at, 1)]).collect();
+        space.mark(&used).unwrap();
+        let free = space.free_units();
+        let extents = allocate(&mut space, 2 * LONG_PAGE_UNITS);
+        let units: u32 = extents.iter().map(|extent| extent.units).sum();
+        assert_eq!(units, 2 + 2 * LONG_PAGE_UNITS);
+        space.free(&extents).unwrap();
+        assert_eq!(space.free_units(), free, "a failed attempt leaves nothing taken");
+    }
+}

@@ -1,0 +1,135 @@
+//! Which volume takes the next bytes: the volumes take turns, each in proportion to its speed.
+//!
+//! This is stride scheduling: each volume has a position, which advances by the units that it takes,
+//! divided by its weight. The volume with the lowest position is next.
+
+/// A volume counts as at least 1/8 as fast as the fastest, so that it is never unused, and so that
+/// one wrong measurement does little harm.
+const SLOWEST: u64 = 8;
+/// Position per unit on the fastest volume.
+const STEP: u64 = 1 << 10;
+/// A new measurement counts 1/4.
+const NEW_SHARE: u32 = 4;
+
+/// The turns of all volumes, by volume number.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turns {
+    volumes: Vec<Turn>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    position: u64,
+    /// Smoothed speed; zero if it was not measured.
+    speed: u32,
+}
+
+impl Turns {
+    pub(super) fn new(volumes: usize) -> Self {
+        Self { volumes: vec![Turn::default(); volumes] }
+    }
+
+    /// Adds volumes up to `count` in all. A new volume begins at the position of the volume whose
+    /// turn it is: from zero it would take all bytes until it caught up.
+    pub(super) fn grow_to(&mut self, count: usize) {
+        let position = self.volumes.iter().map(|turn| turn.position).min().unwrap_or(0);
+        let count = count.max(self.volumes.len());
+        self.volumes.resize(count, Turn { position, speed: 0 });
+    }
+
+    /// The volumes, the next first.
+    pub(super) fn order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.volumes.len()).collect();
+        order.sort_by_key(|at| self.volumes[*at].position);
+        order
+    }
+
+    /// Records that `volume` took `units`. A volume that was before it in the order had no room,
+    /// and loses its turn: otherwise it would take all bytes once it has room.
+    pub(super) fn take(&mut self, volume: usize, units: u64) {
+        let fastest = self.fastest();
+        let Some(&Turn { position, speed }) = self.volumes.get(volume) else { return };
+        for turn in &mut self.volumes {
+            turn.position = turn.position.max(position);
+        }
+        let weight = match speed {
+            0 => fastest,
+            speed => u64::from(speed).max(fastest / SLOWEST),
+        };
+        self.volumes[volume].position += units * STEP * fastest / weight.max(1);
+    }
+
+    fn fastest(&self) -> u64 {
+        let speeds = self.volumes.iter().map(|turn| u64::from(turn.speed));
+        speeds.max().unwrap_or(0).max(1)
+    }
+
+    /// Adds measured speeds, by volume number, in a unit that is the same for all; zero for a
+    /// volume that was not measured.
+    pub(super) fn measured(&mut self, speeds: &[u32]) {
+        for (turn, &speed) in self.volumes.iter_mut().zip(speeds).filter(|(_, speed)| **speed > 0) {
+            turn.speed = match turn.speed {
+                0 => speed,
+                old => old - old / NEW_SHARE + speed / NEW_SHARE,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of `count` equal extents that each volume takes, if `has_room` says which can.
+    fn taken(turns: &mut Turns, count: usize, has_room: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut taken = vec![0; turns.volumes.len()];
+        for _ in 0..count {
+            let at = turns.order().into_iter().find(|at| has_room(*at)).unwrap();
+            turns.take(at, 100);
+            taken[at] += 1;
+        }
+        taken
+    }
+
+    #[test]
+    fn volumes_take_turns() {
+        let mut turns = Turns::new(3);
+        assert_eq!(turns.order(), [0, 1, 2]);
+        turns.take(0, 5);
+        assert_eq!(turns.order(), [1, 2, 0]);
+        turns.take(1, 1);
+        assert_eq!(turns.order(), [2, 1, 0], "bytes count, not runs");
+        assert_eq!(taken(&mut Turns::new(3), 9, |_| true), [3, 3, 3]);
+    }
+
+    #[test]
+    fn faster_volumes_take_more() {
+        let mut turns = Turns::new(3);
+        turns.measured(&[300, 100, 1]);
+        // The third counts as 1/8 of the first.
+        assert_eq!(taken(&mut turns, 35, |_| true), [24, 8, 3]);
+        for _ in 0..100 {
+            turns.measured(&[100, 100, 100]);
+        }
+        let even = taken(&mut turns, 30, |_| true);
+        assert!(even.iter().all(|count| (9..=11).contains(count)), "{even:?}");
+    }
+
+    #[test]
+    fn unmeasured_volumes_count_as_fast() {
+        let mut turns = Turns::new(2);
+        turns.measured(&[200]);
+        assert_eq!(taken(&mut turns, 10, |_| true), [5, 5]);
+    }
+
+    #[test]
+    fn full_and_new_volumes_do_not_catch_up() {
+        let mut turns = Turns::new(2);
+        assert_eq!(taken(&mut turns, 50, |at| at == 1), [0, 50]);
+        let even = taken(&mut turns, 20, |_| true);
+        assert!(even[0].abs_diff(even[1]) <= 2, "{even:?}");
+        turns.grow_to(3);
+        let even = taken(&mut turns, 30, |_| true);
+        assert!(even[2].abs_diff(even[1]) <= 2, "{even:?}");
+    }
+}

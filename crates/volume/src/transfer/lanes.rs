@@ -1,0 +1,244 @@
+//! Splits a long transfer into lanes that run at the same time, each on a thread of its own.
+//!
+//! One lane has the runs of one volume, keeps the usual bytes in flight, and checksums what it
+//! moves. So every disk of a store has work from the first moment to the last, a slow disk holds up
+//! its own lane only, and checksums use as many processors as there are lanes. Runs that are on
+//! several volumes (long pages) are dealt to lanes of their own, which keep the usual bytes in
+//! flight for each volume.
+//!
+//! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
+//! all its operations are in flight at the same time anyway.
+
+use super::{RunRead, RunWrite};
+use crate::scoped_threads::map_on_threads;
+use crate::segments::{Moved, Segments};
+use ritornello_format::{Place, UNIT};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Maximum lanes of one transfer.
+const LANES_MAX: usize = 16;
+
+/// Some runs of one transfer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Lane {
+    /// Positions of the runs in the transfer, ascending.
+    runs: Vec<usize>,
+    bytes: u64,
+    /// The volume of all these runs; `None` if they are on several.
+    volume: Option<u8>,
+    /// Bytes that the lane keeps in flight.
+    pub(super) in_flight: usize,
+}
+
+/// A run that moves, and the bytes of it that move.
+pub(super) trait MovedRun: Copy + Sync {
+    fn place(&self) -> &Place;
+    fn bytes(&self) -> u64;
+}
+
+impl MovedRun for RunRead<'_> {
+    fn place(&self) -> &Place {
+        self.place
+    }
+    fn bytes(&self) -> u64 {
+        u64::from(self.place.page_units) * UNIT * self.keys.len() as u64
+    }
+}
+
+impl MovedRun for RunWrite<'_> {
+    fn place(&self) -> &Place {
+        self.place
+    }
+    fn bytes(&self) -> u64 {
+        self.place.units() * UNIT
+    }
+}
+
+/// Runs `work` on every lane of `runs`, at the same time, and returns what it returns for each run,
+/// in the order of `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and
+/// returns one result for each of these runs, and the time in which it waited for the disk.
+pub(super) fn run<R: MovedRun, T: Send>(
+    segments: &Segments,
+    runs: &[R],
+    moved: Moved,
+    work: impl Fn(&[R], usize) -> (Vec<T>, Duration) + Sync,
+) -> Vec<T> {
+    let per_volume = segments.speeds.lanes(moved);
+    let lanes = split(runs, segments.in_flight_bytes, per_volume);
+    let began = Instant::now();
+    if let [lane] = lanes.as_slice() {
+        let (results, computed) = measured(segments, lane, moved, || work(runs, lane.in_flight));
+        note_load(segments, moved, began, &lanes, [computed]);
+        return results;
+    }
+    let done = map_on_threads(lanes.len(), lanes.len(), "ritornello-lane", |at| {
+        let lane = &lanes[at];
+        let runs: Vec<R> = lane.runs.iter().map(|run| runs[*run]).collect();
+        measured(segments, lane, moved, || work(&runs, lane.in_flight))
+    });
+    note_load(segments, moved, began, &lanes, done.iter().map(|(_, computed)| *computed));
+    let mut results: Vec<Option<T>> = runs.iter().map(|_| None).collect();
+    for (lane, (of_lane, _)) in lanes.into_iter().zip(done) {
+        lane.runs.into_iter().zip(of_lane).for_each(|(run, result)| results[run] = Some(result));
+    }
+    results.into_iter().flatten().collect()
+}
+
+/// Records for how long the lanes computed, of a transfer that is long enough to have several.
+fn note_load(
+    segments: &Segments,
+    moved: Moved,
+    began: Instant,
+    lanes: &[Lane],
+    computed: impl IntoIterator<Item = Duration>,
+) {
+    let total: u64 = lanes.iter().map(|lane| lane.bytes).sum();
+    if total > segments.in_flight_bytes as u64 {
+        let of_volumes = lanes.iter().zip(computed);
+        let of_volumes = of_volumes.filter_map(|(lane, time)| Some((lane.volume?, time)));
+        segments.speeds.computed(moved, began.elapsed(), of_volumes);
+    }
+}
+
+/// Runs one lane and records the speed of its volume. Returns the results, and the time in which
+/// the lane computed.
+fn measured<T>(
+    segments: &Segments,
+    lane: &Lane,
+    moved: Moved,
+    work: impl FnOnce() -> (Vec<T>, Duration),
+) -> (Vec<T>, Duration) {
+    let began = Instant::now();
+    let (results, waited) = work();
+    let elapsed = began.elapsed();
+    if let Some(volume) = lane.volume {
+        segments.speeds.moved(moved, volume, lane.bytes, elapsed);
+    }
+    (results, elapsed.saturating_sub(waited))
+}
+
+/// Bytes that a transfer in one lane keeps in flight.
+pub(super) fn in_flight<R: MovedRun>(segments: &Segments, runs: &[R]) -> usize {
+    segments.in_flight_bytes * volumes_of(runs).len().clamp(1, LANES_MAX)
+}
+
+/// Deals runs to lanes, `per_volume` for each volume.
+fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<Lane> {
+    let lane = |of_lane: Vec<usize>, volumes: &BTreeSet<u8>, in_flight| Lane {
+        bytes: of_lane.iter().map(|run| runs[*run].bytes()).sum(),
+        volume: volumes.first().copied().filter(|_| volumes.len() == 1),
+        runs: of_lane,
+        in_flight,
+    };
+    let volumes = volumes_of(runs);
+    let all = lane((0..runs.len()).collect(), &volumes, in_flight);
+    if all.bytes <= in_flight as u64 || (volumes.len() < 2 && per_volume < 2) {
+        return vec![all];
+    }
+    // Above 16 volumes a lane has the runs of several.
+    let mut narrow = BTreeMap::<u8, Vec<usize>>::new();
+    let mut wide = Vec::new();
+    for (at, run) in runs.iter().enumerate() {
+        let mut on = run.place().extents.iter().map(|extent| extent.segment.volume());
+        match on.next().filter(|first| on.all(|volume| volume == *first)) {
+            Some(volume) => narrow.entry(volume % LANES_MAX as u8).or_default().push(at),
+            None => wide.push(at),
+        }
+    }
+    let per_volume = per_volume.min(LANES_MAX / narrow.len().max(1)).max(1);
+    let mut lanes = Vec::new();
+    for of_slot in narrow.into_values() {
+        let on = volumes_of(&of_slot.iter().map(|run| runs[*run]).collect::<Vec<R>>());
+        let in_flight = in_flight * on.len() / per_volume.min(of_slot.len());
+        lanes.extend(deal(&of_slot, per_volume).map(|of_lane| lane(of_lane, &on, in_flight)));
+    }
+    // Each lane of wide runs has its share of the bytes that all volumes may have in flight.
+    let parts = volumes.len().min(LANES_MAX).min(wide.len());
+    let in_flight = in_flight * volumes.len().min(LANES_MAX) / parts.max(1);
+    lanes.extend(deal(&wide, parts).map(|of_lane| lane(of_lane, &volumes, in_flight)));
+    lanes
+}
+
+fn volumes_of<R: MovedRun>(runs: &[R]) -> BTreeSet<u8> {
+    let extents = runs.iter().flat_map(|run| &run.place().extents);
+    extents.map(|extent| extent.segment.volume()).collect()
+}
+
+/// Deals `runs` in turn to at most `count` lists that are not empty.
+fn deal(runs: &[usize], count: usize) -> impl Iterator<Item = Vec<usize>> + '_ {
+    let count = count.min(runs.len());
+    (0..count).map(move |first| runs.iter().skip(first).step_by(count).copied().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::{Extent, SegmentId};
+
+    #[derive(Clone)]
+    struct Run(Place);
+
+    impl MovedRun for &Run {
+        fn place(&self) -> &Place {
+            &self.0
+        }
+        fn bytes(&self) -> u64 {
+            self.0.units() * UNIT
+        }
+    }
+
+    /// A run with an extent of ten units on each of `volumes`.
+    fn run(volumes: &[u8]) -> Run {
+        let extent =
+            |volume: &u8| Extent { segment: SegmentId::new(*volume, 0), start: 0, units: 10 };
+        Run(Place { extents: volumes.iter().map(extent).collect(), ..Place::default() })
+    }
+
+    fn lanes(runs: &[Run], in_flight: u64, per_volume: usize) -> Vec<(Vec<usize>, usize)> {
+        let runs: Vec<&Run> = runs.iter().collect();
+        let lanes = split(&runs, (in_flight * UNIT) as usize, per_volume);
+        let moved: u64 = lanes.iter().map(|lane| lane.bytes).sum();
+        assert_eq!(moved, runs.iter().map(|run| run.bytes()).sum::<u64>());
+        lanes.into_iter().map(|lane| (lane.runs, lane.in_flight / UNIT as usize)).collect()
+    }
+
+    #[test]
+    fn short_transfers_and_one_volume_are_one_lane() {
+        let two = [run(&[0]), run(&[1])];
+        assert_eq!(lanes(&two, 20, 1), [(vec![0, 1], 20)]);
+        let one = [run(&[3]), run(&[3]), run(&[3])];
+        assert_eq!(lanes(&one, 20, 1), [(vec![0, 1, 2], 20)]);
+        assert_eq!(lanes(&[], 20, 4), [(vec![], 20)]);
+    }
+
+    #[test]
+    fn each_volume_has_a_lane() {
+        let runs = [run(&[2]), run(&[0]), run(&[2]), run(&[0]), run(&[1])];
+        let expected = [(vec![1, 3], 20), (vec![4], 20), (vec![0, 2], 20)];
+        assert_eq!(lanes(&runs, 20, 1), expected);
+    }
+
+    #[test]
+    fn lanes_of_one_volume_share_its_bytes_in_flight() {
+        let runs = [run(&[0]), run(&[0]), run(&[0]), run(&[0]), run(&[0])];
+        assert_eq!(lanes(&runs, 20, 2), [(vec![0, 2, 4], 10), (vec![1, 3], 10)]);
+    }
+
+    #[test]
+    fn wide_runs_have_the_bytes_in_flight_of_their_volumes() {
+        let wide = [run(&[0, 1, 2, 3]), run(&[1, 2, 3, 0])];
+        assert_eq!(lanes(&wide, 20, 1), [(vec![0], 40), (vec![1], 40)]);
+        assert_eq!(lanes(&wide[..1], 20, 1), [(vec![0], 80)]);
+        let mixed = [run(&[0]), run(&[0, 1]), run(&[1])];
+        assert_eq!(lanes(&mixed, 20, 1), [(vec![0], 20), (vec![2], 20), (vec![1], 40)]);
+    }
+
+    #[test]
+    fn lanes_are_limited() {
+        let runs: Vec<Run> = (0..=u8::MAX).map(|volume| run(&[volume])).collect();
+        let lanes = lanes(&runs, 20, 4);
+        assert_eq!(lanes.len(), LANES_MAX);
+        assert_eq!(lanes[3].1, 20 * 16, "a lane keeps every volume of it busy");
+    }
+}
