@@ -1,12 +1,15 @@
 //! Long pages over several volumes.
 
+use super::pick::Pick;
 use super::shape::{LONG_PAGE_UNITS, RunShape};
-use super::{Extent, Space, pick::Pick};
-use ritornello_format::PIECE_UNITS;
+use super::{RUN_EXTENTS_MAX, Space};
+use ritornello_format::{Extent, PIECE_UNITS};
 
-/// Maximum volumes of one page. The page then has at most 32 extents, half of
-/// [`RUN_EXTENTS_MAX`](super::RUN_EXTENTS_MAX).
+/// Maximum volumes of one page: with more, the longest page would have too many pieces.
 const STRIPES_MAX: usize = 16;
+/// Maximum pieces of one page. More occur only with segments so short that a page needs tens of
+/// them.
+const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {
     /// Allocates a run of one page that is longer than 16 MiB in equal pieces of at most 16 MiB,
@@ -24,7 +27,13 @@ impl Space {
             return Ok(None);
         }
         let page = u64::from(shape.page_units);
-        let pieces = volumes * page.div_ceil(volumes * u64::from(LONG_PAGE_UNITS));
+        // The first piece shares its segment with the header.
+        let room = shape.segment_units.saturating_sub(shape.header_units);
+        let longest = u64::from(room.clamp(1, LONG_PAGE_UNITS));
+        let pieces = volumes * page.div_ceil(volumes * longest);
+        if pieces > PIECES_MAX {
+            return Ok(None);
+        }
         let piece = page.div_ceil(pieces);
         let before = self.turns.clone();
         let mut extents = Vec::with_capacity(pieces as usize);

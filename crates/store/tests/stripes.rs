@@ -1,0 +1,137 @@
+//! Puts and gets over four volumes: which volumes a put uses, and what the loss of one costs.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::Scope;
+use ritornello_medium::Host;
+use ritornello_store::{Catalog, ClientId, Options};
+use std::path::Path;
+use std::sync::Arc;
+
+const VOLUMES: usize = 4;
+const PAGE: u64 = 2 * MIB;
+
+fn four_volumes(dir: &Path, capacity_mib: u64) -> Options {
+    let paths = (0..VOLUMES).map(|at| dir.join(format!("disk{at}"))).collect();
+    let segment_bytes = Some(32 * MIB);
+    Options { paths, segment_bytes, ..options(&dir.join("home"), capacity_mib) }
+}
+
+/// Bytes on each volume of the pages of a sequence, and the number of runs.
+fn placed(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> (Vec<u64>, usize) {
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(scope, false).unwrap().unwrap();
+    let located = catalog.begin_read(reference, &refs(keys)).unwrap();
+    catalog.release(located.lease).unwrap();
+    let mut bytes = vec![0; VOLUMES];
+    for extent in located.runs.iter().flat_map(|run| &run.place.extents) {
+        bytes[usize::from(extent.segment.volume())] += extent.bytes();
+    }
+    (bytes, located.runs.len())
+}
+
+fn assert_even(bytes: &[u64], slack: u64) {
+    let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
+    assert!(most - least <= slack, "{bytes:?}");
+}
+
+#[test]
+fn one_put_uses_every_volume_equally() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
+    for scope in [chained(PAGE), unchained(PAGE)] {
+        // 64 MiB: longer than the bytes that one call keeps in flight.
+        let keys = sequence(1, 32);
+        assert_eq!(put(&open.store, &scope, &keys, None).pages, 32);
+        let (bytes, runs) = placed(&open, &scope, &keys);
+        assert_eq!(runs, VOLUMES, "16 MiB each");
+        assert_even(&bytes, MIB);
+        assert_eq!(get(&open.store, &scope, &keys).pages, 32);
+        // 16 MiB: four runs of two pages.
+        let keys = sequence(2, 8);
+        put(&open.store, &scope, &keys, None);
+        let (bytes, runs) = placed(&open, &scope, &keys);
+        assert_eq!(runs, VOLUMES);
+        assert_even(&bytes, MIB);
+    }
+    open.close();
+}
+
+#[test]
+fn one_long_page_uses_every_volume_equally() {
+    const LONG: u64 = 40 * MIB + 4000;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
+    let (scope, keys) = (unchained(LONG), sequence(3, 2));
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, 2);
+    for page in keys.chunks(1) {
+        let (bytes, runs) = placed(&open, &scope, page);
+        assert_eq!(runs, 1);
+        assert_even(&bytes, MIB);
+    }
+    assert_eq!(get(&open.store, &scope, &keys).pages, 2);
+    open.close();
+}
+
+#[test]
+fn one_volume_has_runs_of_64_mib() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let segment_bytes = Some(256 * MIB);
+    let options = Options { segment_bytes, ..options(dir.path(), 1024) };
+    let open = open_on(Arc::new(Host), &options).unwrap();
+    let (scope, keys) = (chained(PAGE), sequence(1, 40));
+    put(&open.store, &scope, &keys, None);
+    assert_eq!(placed(&open, &scope, &keys).1, 2);
+    open.close();
+}
+
+#[test]
+fn full_store_keeps_pages_on_every_volume() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
+    let scope = chained(PAGE);
+    for name in 0..40 {
+        assert_eq!(put(&open.store, &scope, &sequence(name, 16), None).pages, 16);
+    }
+    let counters = open.store.stats().unwrap().catalog.counters;
+    assert!(counters["evicted_pages"] > 0, "the store is full");
+    let whole: Vec<_> = (0..40)
+        .map(|name| sequence(name, 16))
+        .filter(|keys| get(&open.store, &scope, keys).pages == 16)
+        .collect();
+    assert!(whole.len() >= 8, "half of the store holds {} sequences", whole.len());
+    let most = |keys: &Vec<Vec<u8>>| *placed(&open, &scope, keys).0.iter().max().unwrap() / MIB;
+    let most: u64 = whole.iter().map(most).sum();
+    let limit = 16 * whole.len() as u64;
+    assert!(most <= limit, "on average a volume has at most half of a sequence: {most} MiB");
+    open.close();
+}
+
+#[test]
+fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options = four_volumes(dir.path(), 512);
+    let open = open_on(Arc::new(Host), &options).unwrap();
+    let keys = sequence(1, 32);
+    for scope in [chained(PAGE), unchained(PAGE)] {
+        put(&open.store, &scope, &keys, None);
+    }
+    open.store.flush().unwrap();
+    open.close();
+    std::fs::rename(dir.path().join("disk2"), dir.path().join("elsewhere")).unwrap();
+    let again = Options { capacity: None, paths: Vec::new(), ..options };
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    let found = get(&open.store, &unchained(PAGE), &keys);
+    assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs are present");
+    let found = get(&open.store, &chained(PAGE), &keys);
+    assert_eq!(found.pages, 16, "the third run is lost, and the fourth is behind it");
+    open.close();
+    std::fs::rename(dir.path().join("elsewhere"), dir.path().join("disk2")).unwrap();
+    let open = open_on(Arc::new(Host), &again).unwrap();
+    for scope in [chained(PAGE), unchained(PAGE)] {
+        assert_eq!(get(&open.store, &scope, &keys).pages, 32, "nothing is lost when it returns");
+    }
+    open.close();
+}
