@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// A transfer of fewer bytes says little about a disk's speed: its start counts too much.
-const MEASURED_BYTES_MIN: u64 = 16 << 20;
+const TRANSFER_BYTES_MIN: u64 = 8 << 20;
+/// Bytes of one measurement, which may be the sum of several transfers: other work of the machine
+/// disturbs a shorter measurement.
+const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// A volume gets another lane if its lanes compute for more than this part of the time, in percent
 /// for each lane.
 const BUSY: u64 = 90;
@@ -30,10 +33,18 @@ pub(crate) struct Speeds {
 
 #[derive(Debug, Default)]
 struct Direction {
-    /// Smoothed speed of each volume, in KiB/s.
-    speeds: BTreeMap<u8, u32>,
+    volumes: BTreeMap<u8, VolumeSpeed>,
     /// Lanes of each volume, less one.
     more_lanes: usize,
+}
+
+/// The speed of a volume, and the measurement in progress.
+#[derive(Clone, Copy, Debug, Default)]
+struct VolumeSpeed {
+    /// Smoothed, in KiB/s; zero before the first measurement.
+    speed: u32,
+    bytes: u64,
+    micros: u64,
 }
 
 impl Speeds {
@@ -51,15 +62,20 @@ impl Speeds {
 
     /// Records that one lane moved `bytes` from or to `volume`.
     pub(crate) fn moved(&self, moved: Moved, volume: u8, bytes: u64, elapsed: Duration) {
-        let micros = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-        if bytes < MEASURED_BYTES_MIN || micros == 0 {
+        if bytes < TRANSFER_BYTES_MIN {
             return;
         }
-        let speed = (bytes / 1024).saturating_mul(1_000_000) / micros;
-        let speed = u32::try_from(speed).unwrap_or(u32::MAX).max(1);
         let mut direction = self.of(moved).lock();
-        let smoothed = direction.speeds.entry(volume).or_insert(speed);
-        *smoothed = *smoothed - *smoothed / 4 + speed / 4;
+        let volume = direction.volumes.entry(volume).or_default();
+        volume.bytes += bytes;
+        volume.micros += u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).max(1);
+        if volume.bytes < MEASURED_BYTES_MIN {
+            return;
+        }
+        let speed = (volume.bytes / 1024).saturating_mul(1_000_000) / volume.micros;
+        let speed = u32::try_from(speed).unwrap_or(u32::MAX).max(1);
+        let smoothed = if volume.speed == 0 { speed } else { volume.speed };
+        *volume = VolumeSpeed { speed: smoothed - smoothed / 4 + speed / 4, bytes: 0, micros: 0 };
     }
 
     /// Records for how long the lanes of a transfer computed, by volume: if one thread cannot keep
@@ -83,10 +99,13 @@ impl Speeds {
     /// measurement: of reads if any was measured, else of writes.
     pub(crate) fn get(&self) -> Vec<u32> {
         let of = |direction: &Mutex<Direction>| {
-            let speeds = &direction.lock().speeds;
-            let count = speeds.keys().next_back().map_or(0, |last| usize::from(*last) + 1);
-            let mut list = vec![0; count];
-            speeds.iter().for_each(|(volume, speed)| list[usize::from(*volume)] = *speed);
+            let volumes = &direction.lock().volumes;
+            let measured = volumes.iter().filter(|(_, volume)| volume.speed > 0);
+            let mut list = Vec::new();
+            for (number, volume) in measured {
+                list.resize(usize::from(*number), 0);
+                list.push(volume.speed);
+            }
             list
         };
         let read = of(&self.read);
@@ -114,19 +133,22 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn long_transfers_are_measured() {
+    fn long_measurements_count() {
         let speeds = Speeds::default();
-        speeds.moved(Moved::Written, 1, 32 << 20, SECOND);
-        assert_eq!(speeds.get(), [0, 32 << 10]);
-        speeds.moved(Moved::Read, 0, MEASURED_BYTES_MIN - 1, SECOND);
-        assert_eq!(speeds.get(), [0, 32 << 10], "too short");
-        speeds.moved(Moved::Read, 0, 64 << 20, SECOND);
-        speeds.moved(Moved::Read, 2, 16 << 20, SECOND);
-        assert_eq!(speeds.get(), [64 << 10, 0, 16 << 10], "reads come first");
-        for _ in 0..50 {
-            speeds.moved(Moved::Read, 0, 16 << 20, SECOND);
+        speeds.moved(Moved::Written, 1, 128 << 20, SECOND);
+        assert_eq!(speeds.get(), [0, 128 << 10]);
+        for _ in 0..100 {
+            speeds.moved(Moved::Read, 0, TRANSFER_BYTES_MIN - 1, SECOND);
         }
-        assert!(speeds.get()[0].abs_diff(16 << 10) < 10, "old measurements fade");
+        speeds.moved(Moved::Read, 0, 64 << 20, SECOND);
+        assert_eq!(speeds.get(), [0, 128 << 10], "64 MiB are half of a measurement");
+        speeds.moved(Moved::Read, 0, 64 << 20, 3 * SECOND);
+        speeds.moved(Moved::Read, 2, 256 << 20, SECOND);
+        assert_eq!(speeds.get(), [32 << 10, 0, 256 << 10], "reads come first");
+        for _ in 0..50 {
+            speeds.moved(Moved::Read, 0, 128 << 20, SECOND);
+        }
+        assert!(speeds.get()[0].abs_diff(128 << 10) < 10, "old measurements fade");
     }
 
     #[test]

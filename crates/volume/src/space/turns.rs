@@ -6,6 +6,9 @@
 /// A volume counts as at least 1/8 as fast as the fastest, so that it is never unused, and so that
 /// one wrong measurement does little harm.
 const SLOWEST: u64 = 8;
+/// A volume that is at least 3/4 as fast as the fastest counts as equally fast: measurements
+/// differ by that much, and equal turns cost at most a seventh of the sum of the speeds.
+const EQUAL: (u64, u64) = (3, 4);
 /// Position per unit on the fastest volume.
 const STEP: u64 = 1 << 10;
 /// A new measurement counts 1/4.
@@ -52,10 +55,9 @@ impl Turns {
         for turn in &mut self.volumes {
             turn.position = turn.position.max(position);
         }
-        let weight = match speed {
-            0 => fastest,
-            speed => u64::from(speed).max(fastest / SLOWEST),
-        };
+        let speed = u64::from(speed);
+        let is_fast = speed == 0 || speed * EQUAL.1 >= fastest * EQUAL.0;
+        let weight = if is_fast { fastest } else { speed.max(fastest / SLOWEST) };
         self.volumes[volume].position += units * STEP * fastest / weight.max(1);
     }
 
@@ -109,7 +111,7 @@ mod tests {
         // The third counts as 1/8 of the first.
         assert_eq!(taken(&mut turns, 35, |_| true), [24, 8, 3]);
         for _ in 0..100 {
-            turns.measured(&[100, 100, 100]);
+            turns.measured(&[100, 90, 76]);
         }
         let even = taken(&mut turns, 30, |_| true);
         assert!(even.iter().all(|count| (9..=11).contains(count)), "{even:?}");
