@@ -4,10 +4,10 @@
 //! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
-//! schedule; [`Watched`] reports changes to a test; [`Anchored`] keeps using a directory that is
-//! moved or hidden by a mount; [`SimDisk`] loses and tears unsynced data when it crashes. A
-//! [`SimProcess`] on a simulated disk can be killed with writes in flight, and directories of the
-//! disk can be unmounted.
+//! schedule; [`Watched`] reports changes to a test; [`Throttled`] limits the rate of a directory;
+//! [`Anchored`] keeps using a directory that is moved or hidden by a mount; [`SimDisk`] loses and
+//! tears unsynced data when it crashes. A [`SimProcess`] on a simulated disk can be killed with
+//! writes in flight, and directories of the disk can be unmounted.
 //!
 //! **May not know** the meaning of stored bytes: this crate handles bytes and paths.
 
@@ -28,6 +28,7 @@ mod host;
 mod schedule;
 mod sim;
 mod sparse;
+mod throttled;
 mod tree;
 mod watched;
 
@@ -37,6 +38,7 @@ pub use file_owner::FileOwner;
 pub use host::Host;
 pub use schedule::{MediumFault, Op, Rule, Schedule};
 pub use sim::{SimDisk, SimProcess};
+pub use throttled::Throttled;
 pub use watched::{DiskChange, Watch, Watched};
 
 /// How to open a file.
@@ -128,4 +130,10 @@ pub trait MediumFile: Send + Sync + Debug {
     /// The descriptor, for `io_uring`; a simulated file has none, and the caller uses the methods
     /// above.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    /// Whether the file is to be driven one call at a time, so that a test is repeatable. A file
+    /// without a descriptor is, unless its medium overrides this: its calls may then be concurrent,
+    /// and direct.
+    fn is_simulated(&self) -> bool {
+        self.descriptor().is_none()
+    }
 }

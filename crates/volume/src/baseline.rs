@@ -138,8 +138,8 @@ impl Limit {
             unit.copy_from_slice(&(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }
         let engine: Box<dyn IoEngine> = match Uring::new() {
-            Ok(engine) => Box::new(engine),
-            Err(_) => Box::new(Pool::new()),
+            Ok(engine) if file.descriptor().is_some() => Box::new(engine),
+            _ => Box::new(Pool::new()),
         };
         let shape = SHAPES[2];
         Ok(Self {

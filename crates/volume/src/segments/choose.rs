@@ -44,10 +44,13 @@ pub(super) fn choose(
     }
     let mut warnings = Vec::new();
     let mut distrust = String::new();
+    let descriptors = tests.iter().all(|test| test.descriptors);
     // Do not map if no directory was tested because all volumes are absent: their file systems are
     // unknown.
-    let mapped =
-        chosen == IoChoice::Auto && !tests.is_empty() && tests.iter().all(DirectoryTest::in_memory);
+    let mapped = chosen == IoChoice::Auto
+        && descriptors
+        && !tests.is_empty()
+        && tests.iter().all(DirectoryTest::in_memory);
     for (dir, test) in usable.iter().zip(&tests) {
         let (dir, kind) = (dir.display(), &test.kind);
         if test.in_memory() && !mapped {
@@ -101,6 +104,14 @@ pub(super) fn choose(
             (pool(), IoMode::Buffered, why.unwrap_or_default())
         }
         IoChoice::Pool => (pool(), IoMode::Pool, "requested".to_owned()),
+        IoChoice::Auto if !descriptors => {
+            (pool(), IoMode::Pool, "the files have no descriptors".to_owned())
+        }
+        IoChoice::Uring if !descriptors => {
+            return Err(Error::invalid(
+                "io_uring is requested and the files have no descriptors: choose io=auto",
+            ));
+        }
         _ if undrained.is_some() => {
             let why = format!(
                 "{} is not known to wait for a killed process's io_uring writes",

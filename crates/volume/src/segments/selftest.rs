@@ -23,8 +23,10 @@ pub(super) struct DirectoryTest {
     pub(super) trust: Trust,
     /// Whether writes of a dead process can be waited for: see [`kind::drains`].
     pub(super) drains: bool,
-    /// Whether files have descriptors; simulated files have no descriptors.
+    /// Whether files are on a real file system: see [`MediumFile::is_simulated`].
     pub(super) real: bool,
+    /// Whether files have descriptors, for `io_uring` and for maps.
+    pub(super) descriptors: bool,
     /// Whether direct I/O works and bypasses the page cache.
     pub(super) direct: bool,
     /// Why `direct` is false; else empty.
@@ -66,7 +68,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
         Err(error) if is_full(&error) => on_segment(medium, dir, trust).unwrap_or(Err(error)),
         outcome => outcome,
     };
-    let (real, refusal) = outcome.map_err(|error| {
+    let Outcome { real, descriptors, refusal } = outcome.map_err(|error| {
         let error_kind = error.kind();
         let advice = match error_kind {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -79,11 +81,16 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
     })?;
     let why = refusal.unwrap_or_default();
     let drains = kind::drains(room.kind);
-    Ok(DirectoryTest { kind, trust, drains, real, direct: real && why.is_empty(), why })
+    let direct = real && why.is_empty();
+    Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why })
 }
 
-/// Whether files have descriptors; and the reason if direct I/O is not possible.
-type Outcome = (bool, Option<String>);
+/// What a trial found; `refusal` is the reason if direct I/O is not possible.
+struct Outcome {
+    real: bool,
+    descriptors: bool,
+    refusal: Option<String>,
+}
 
 /// Runs `check` on the file that `open` opens, with direct I/O if possible, else without.
 fn trial(
@@ -92,26 +99,28 @@ fn trial(
     check: fn(&Arc<dyn MediumFile>) -> io::Result<()>,
 ) -> io::Result<Outcome> {
     let plain = open(false)?;
-    if plain.descriptor().is_none() {
-        return Ok((false, Some("the files are simulated".to_owned())));
+    let (real, descriptors) = (!plain.is_simulated(), plain.descriptor().is_some());
+    let found = |refusal| Ok(Outcome { real, descriptors, refusal });
+    if !real {
+        return found(Some("the files are simulated".to_owned()));
     }
     if trust == Trust::Memory {
         check(&plain)?;
-        return Ok((true, Some("this file system is in memory".to_owned())));
+        return found(Some("this file system is in memory".to_owned()));
     }
     if trust == Trust::PageCache {
         check(&plain)?;
         let why = "this file system accepts O_DIRECT and goes through the page cache anyway";
-        return Ok((true, Some(why.to_owned())));
+        return found(Some(why.to_owned()));
     }
     let direct = open(true).and_then(|file| check(&file));
     match direct {
-        Ok(()) => Ok((true, None)),
+        Ok(()) => found(None),
         // A full file system proves nothing about direct I/O.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;
-            Ok((true, Some(format!("O_DIRECT does not work here: {error}"))))
+            found(Some(format!("O_DIRECT does not work here: {error}")))
         }
     }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of};
-use ritornello_medium::{Host, Medium};
+use ritornello_medium::{Host, Medium, Throttled};
 use ritornello_volume::*;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,9 +28,21 @@ pub fn mapped_rig() -> Option<Rig> {
     (rig.segments.report().mode == IoMode::Mapped).then_some(rig)
 }
 
+/// Segments whose files have no descriptors, on a real disk.
+pub fn calls_rig() -> Rig {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let medium = Throttled::new(Arc::new(Host), &[dir.path().into()], u64::MAX);
+    let rig = rig_on(Arc::new(medium), dir, IoChoice::Auto);
+    assert!(matches!(rig.segments.report().mode, IoMode::Pool | IoMode::Buffered));
+    rig
+}
+
 fn rig_in(io: IoChoice, within: &str) -> Rig {
-    let dir = tempfile::tempdir_in(within).unwrap();
-    let segments = open(Arc::new(Host), dir.path().into(), io);
+    rig_on(Arc::new(Host), tempfile::tempdir_in(within).unwrap(), io)
+}
+
+fn rig_on(medium: Arc<dyn Medium>, dir: tempfile::TempDir, io: IoChoice) -> Rig {
+    let segments = open(medium, dir.path().into(), io);
     segments.create(SegmentId::new(0, 0)).unwrap();
     segments.create(SegmentId::new(0, 1)).unwrap();
     Rig { dir, segments }
@@ -44,7 +56,7 @@ pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
 
 /// One rig for every I/O mode that works on this machine.
 pub fn rigs() -> Vec<Rig> {
-    let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered)];
+    let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered), calls_rig()];
     let auto = rig(IoChoice::Auto);
     if auto.segments.report().mode == IoMode::Uring {
         all.push(auto);
