@@ -1,1 +1,3 @@
-"""Servers that demonstrations, benchmarks and tests start: engines, S3, and other programs."""
+"""Servers that demonstrations, benchmarks and tests start: engines, S3, other programs; and loop
+devices.
+"""

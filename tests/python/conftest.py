@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_device import Disk, require_disks, require_throttle
+from real_device import or_skip
 from support import open_small
 
 import ritornello as rt
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.settings import StoreSettings
+from servers.loop_device import Disk, check_disks, check_throttle
 
 
 @pytest.fixture
@@ -45,11 +46,13 @@ def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
 @pytest.fixture
 def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
     """Makes disks by name, size in MiB and file system, and frees their devices after the test."""
-    require_disks()
+    with or_skip():
+        check_disks()
     disks: list[Disk] = []
 
     def make(name: str, mebibytes: int, file_system: str = "ext4") -> Disk:
-        disks.append(Disk(tmp_path / name, mebibytes, file_system))
+        with or_skip():
+            disks.append(Disk(tmp_path / name, mebibytes, file_system))
         return disks[-1]
 
     yield make
@@ -60,5 +63,6 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
 @pytest.fixture
 def slow_disk(request: pytest.FixtureRequest, make_disk: Callable[..., Disk]) -> Disk:
     """A disk of 512 MiB whose writes can be throttled; its parameter is the file system."""
-    require_throttle()
+    with or_skip():
+        check_throttle()
     return make_disk("slow", 512, getattr(request, "param", "ext4"))

@@ -1,52 +1,23 @@
-"""Loop devices with a file system, which can be throttled or cut short, for tests as root."""
+"""Loop devices for tests as root: a test skips where they cannot be made or throttled."""
 
-from __future__ import annotations
-
-import fcntl
-import os
-import shutil
-import struct
-import subprocess
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import ritornello as rt
 from ritornello.errors import RitornelloError
-
-# The blkio controller of cgroup v1 throttles the writes of chosen processes to a loop device,
-# without device-mapper.
-BLKIO = Path("/sys/fs/cgroup/blkio")
-LIMIT = "blkio.throttle.write_bps_device"
-# Size of `struct loop_info64` up to the flags, and in total.
-LOOP_HEAD, LOOP_INFO = struct.Struct("=QQQQQIIII"), 232
-LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
+from servers.loop_device import DeviceUnavailableError
 
 
-def command(*words: str | Path) -> str:
-    """Runs a command that must succeed. Returns its output."""
-    line = [str(word) for word in words]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, f"{' '.join(line)}: {done.stderr.strip()}"
-    return done.stdout.strip()
-
-
-def require_disks() -> None:
-    """Skips the test if loop devices cannot be made and mounted."""
-    if os.geteuid() != 0:
-        pytest.skip("loop devices need root")
-    if not Path("/dev/loop-control").exists():
-        pytest.skip("/dev/loop-control is missing: no loop devices")
-    for tool in ("losetup", "mkfs.ext4", "mount", "umount"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
-
-
-def require_throttle() -> None:
-    """Skips the test if writes to a device cannot be throttled."""
-    if not (BLKIO / LIMIT).exists():
-        pytest.skip(f"{BLKIO / LIMIT} is missing: no blkio cgroup v1")
+@contextmanager
+def or_skip() -> Iterator[None]:
+    """Skips the test if the machine lacks a requirement of the device."""
+    try:
+        yield
+    except DeviceUnavailableError as error:
+        pytest.skip(str(error))
 
 
 def require_io_uring(path: Path) -> None:
@@ -59,155 +30,3 @@ def require_io_uring(path: Path) -> None:
     rt.destroy(path)
     if mode != "uring":
         pytest.skip(f"no io_uring: the store chose {mode}")
-
-
-class Disk:
-    """A file system on a loop device, mounted at `path`. In ext4 the front of the device contains
-    all metadata, the journal included.
-    """
-
-    def __init__(self, backing: Path, mebibytes: int, file_system: str = "ext4") -> None:
-        self.backing = backing
-        self.path = backing.with_suffix(".mnt")
-        self.path.mkdir()
-        self.mounted = False
-        self.device: Path | None = None
-        with backing.open("wb") as file:
-            file.truncate(mebibytes << 20)
-        if file_system == "ext4":
-            # Without lazy initialization, so that no kernel thread writes after mkfs.
-            options = "packed_meta_blocks=1,lazy_itable_init=0,lazy_journal_init=0,nodiscard"
-            command("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", options, backing)
-        else:
-            make = f"mkfs.{file_system}"
-            if shutil.which(make) is None:
-                pytest.skip(f"{make} is not installed")
-            command(make, "-q", backing)
-        self.attach()
-        # Start of the data area, found while the file system is empty: later, ext4 places new files
-        # depending on the processor.
-        self.data = self._first_free() if file_system == "ext4" else 0
-
-    def attach(self) -> None:
-        """Attaches the backing file to a free loop device; skips the test if the kernel refuses."""
-        line = ["losetup", "--find", "--show", str(self.backing)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-        if done.returncode != 0:
-            pytest.skip(f"no loop device can be attached: {done.stderr.strip()}")
-        self.device = Path(done.stdout.strip())
-        done = subprocess.run(
-            ["mount", str(self.device), str(self.path)], capture_output=True, text=True, timeout=60
-        )
-        if done.returncode != 0:
-            self.detach()
-            pytest.skip(f"a loop device cannot be mounted: {done.stderr.strip()}")
-        self.mounted = True
-
-    def mount(self) -> None:
-        """Mounts the file system again."""
-        assert self.device is not None
-        command("mount", self.device, self.path)
-        self.mounted = True
-
-    def unmount(self) -> None:
-        """Unmounts the file system; its device stays."""
-        command("umount", self.path)
-        self.mounted = False
-
-    def detach(self) -> None:
-        """Unmounts the file system, and frees the loop device. Idempotent."""
-        if self.mounted:
-            deadline = time.monotonic() + 20
-            while subprocess.run(["umount", str(self.path)], capture_output=True).returncode != 0:
-                if time.monotonic() > deadline:
-                    # The kernel frees the device with its last open file.
-                    command("umount", "--lazy", self.path)
-                    break
-                time.sleep(0.1)
-            self.mounted = False
-        if self.device is not None:
-            command("losetup", "--detach", self.device)
-            self.device = None
-
-    def number(self) -> str:
-        """Major and minor number of the device."""
-        assert self.device is not None
-        return Path("/sys/block", self.device.name, "dev").read_text().strip()
-
-    def written(self) -> int:
-        """Bytes that the device has written so far."""
-        assert self.device is not None
-        return 512 * int(Path("/sys/block", self.device.name, "stat").read_text().split()[6])
-
-    def cut(self, length: int) -> None:
-        """Makes requests beyond the first `length` bytes of the device fail with EIO; zero ends
-        this.
-        """
-        assert self.device is not None
-        with self.device.open("rb") as device:
-            info = bytearray(LOOP_INFO)
-            fcntl.ioctl(device, LOOP_GET_STATUS64, info)
-            fields = list(LOOP_HEAD.unpack_from(info))
-            fields[4] = length
-            LOOP_HEAD.pack_into(info, 0, *fields)
-            fcntl.ioctl(device, LOOP_SET_STATUS64, bytes(info))
-
-    def _first_free(self) -> int:
-        """Returns the offset in bytes of the block that the next file gets."""
-        probe = self.path / "probe"
-        with probe.open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-            block = fcntl.ioctl(file, 1, struct.pack("i", 0))  # FIBMAP
-        probe.unlink()
-        return 4096 * int(struct.unpack("i", block)[0])
-
-    def after_power_loss(self, to: Path) -> Disk:
-        """Returns a mounted copy of the device's blocks, without pages that are only in the page
-        cache.
-        """
-        copy = object.__new__(Disk)
-        copy.backing = to
-        copy.path = to.with_suffix(".mnt")
-        copy.path.mkdir()
-        copy.mounted = False
-        copy.device = None
-        shutil.copyfile(self.backing, to)
-        copy.attach()
-        return copy
-
-
-class Throttle:
-    """A cgroup whose processes write slowly to one device."""
-
-    def __init__(self, disk: Disk, name: str) -> None:
-        self.disk = disk
-        self.group = BLKIO / f"ritornello-{os.getpid()}-{name}"
-        try:
-            self.group.mkdir()
-        except OSError as error:
-            pytest.skip(f"no cgroup can be made below {BLKIO}: {error}")
-
-    def add(self, pid: int) -> None:
-        """Moves a process, with all its threads, into the cgroup."""
-        (self.group / "cgroup.procs").write_text(str(pid))
-
-    def limit(self, bytes_per_second: int) -> None:
-        """Sets the rate of writes; zero removes the limit."""
-        (self.group / LIMIT).write_text(f"{self.disk.number()} {bytes_per_second}")
-
-    def remove(self) -> None:
-        """Lifts the limit, and removes the cgroup, whose processes must have ended."""
-        if not self.group.exists():
-            return
-        self.limit(0)
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                self.group.rmdir()
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)

@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 
 import pytest
-from real_device import Disk, Throttle, require_io_uring
+from real_device import or_skip, require_io_uring
 from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 from servers.child import owner_of
+from servers.loop_device import Disk, Throttle
 
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
@@ -239,7 +240,8 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
     """
     require_io_uring(slow_disk.path / "tried")
     rng = random.Random(SEED + 2)
-    throttle = Throttle(slow_disk, "loop")
+    with or_skip():
+        throttle = Throttle([slow_disk], "loop")
     loop = None
     try:
         throttle.limit(2 << 20)

@@ -1,7 +1,7 @@
 """Stores on loop devices that are slow, or fail for a moment.
 
 Needs root, loop devices and, for slow devices, the blkio controller of cgroup v1; a test skips and
-names the missing requirement. `real_device.py` makes the devices.
+names the missing requirement. `servers/loop_device.py` makes the devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from device_pages import PAGE_BYTES, SMALL_PAGE, SMALL_SCOPE, put, put_small, read
-from real_device import Disk, Throttle, command, require_io_uring
+from real_device import or_skip, require_io_uring
 from support import blank, keys_of, pages_of
 
 import ritornello as rt
@@ -23,6 +23,7 @@ from ritornello.errors import FatalError, RetryError, RitornelloError
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore
 from servers.child import Child
+from servers.loop_device import Disk, Throttle, command
 
 # Bytes per second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
 SLOW = 4 << 20
@@ -52,7 +53,8 @@ sys.stdin.readline()
 def slow_writer(slow_disk: Disk) -> Iterator[Callable[[Path], Child]]:
     """Starts a throttled writer on a store, and kills it after the test."""
     require_io_uring(slow_disk.path / "tried")
-    throttle = Throttle(slow_disk, "writer")
+    with or_skip():
+        throttle = Throttle([slow_disk], "writer")
     with ExitStack() as children:
         yield lambda path: start_writer(path, throttle, children)
     throttle.remove()
@@ -173,7 +175,8 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
         # A put of pages that this owner still finds must be as durable as a put of new pages.
         flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
-        copy = disk.after_power_loss(tmp_path / "copy")
+        with or_skip():
+            copy = disk.after_power_loss(tmp_path / "copy")
     try:
         with rt.Store.open(copy.path / "kv") as store:
             there = store.exists(SMALL_SCOPE, flushed)

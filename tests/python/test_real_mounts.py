@@ -1,7 +1,7 @@
 """Stores whose directories are disks that are not mounted, or are mounted while a store is open.
 
-Needs root and loop devices; a test skips and names the missing requirement. `real_device.py` makes
-the devices.
+Needs root and loop devices; a test skips and names the missing requirement.
+`servers/loop_device.py` makes the devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from device_pages import PAGE_BYTES, SCOPE, SMALL_SCOPE, put, put_small, read
-from real_device import Disk, command
 from support import keys_of, pages_of
 
 import ritornello as rt
@@ -23,6 +22,7 @@ from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.settings import StoreSettings
 from ritornello.errors import FatalError, RetryError
 from servers.child import Child
+from servers.loop_device import Disk, command
 
 
 @pytest.fixture(params=["mount point", "directory below"])
