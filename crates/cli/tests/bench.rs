@@ -115,6 +115,62 @@ fn clients_report_has_every_figure() {
 }
 
 #[test]
+fn volumes_report_compares_calls_with_the_sum() {
+    let dir = scratch();
+    let paths = ["a", "b"].map(|name| dir.path().join(name));
+    for path in &paths {
+        std::fs::create_dir(path).unwrap();
+    }
+    let joined = paths.each_ref().map(|path| text(path)).join(",");
+    let words = ["bench", "store", "--paths", &joined, "--runs", "1", "--throttle", "400MiB"];
+    let small = ["--total", "8MiB", "--segment-bytes", "1MiB", "--call-bytes", "2MiB,8MiB"];
+    let shape = ["--shape", "custom", "--page-bytes", "256KiB", "--json"];
+    let answer = ritornello(&[&words[..], &small, &shape].concat());
+    assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
+    let json = answer.json();
+    assert_eq!(number(&json, "/throttle_bytes_per_s"), f64::from(400 << 20));
+    assert_eq!(json["io"], "pool", "{json:#}");
+    for raw in ["/sum", "/directories/0", "/directories/1"] {
+        for figure in ["write_gib_s", "read_gib_s"] {
+            assert!(number(&json, &format!("{raw}/{figure}")) > 0.0, "{raw}: {json:#}");
+        }
+    }
+    for (at, (bytes, pages, calls)) in
+        [(2 << 20, 8.0, 4.0), (8 << 20, 32.0, 1.0)].iter().enumerate()
+    {
+        let of = |name: &str| number(&json, &format!("/calls/{at}/{name}"));
+        assert_eq!(of("call_bytes"), f64::from(*bytes));
+        assert_eq!((of("call_pages"), of("calls")), (*pages, *calls));
+        for (what, sum) in [("put", "/sum/write_gib_s"), ("get", "/sum/read_gib_s")] {
+            let ratio = of(&format!("{what}/gib_s")) / number(&json, sum);
+            assert!((of(&format!("{what}/ratio")) / ratio - 1.0).abs() < 1e-9, "{json:#}");
+            assert!(ratio > 0.0 && of(&format!("{what}/cpu_s_per_gib")) > 0.0, "{json:#}");
+        }
+    }
+    for path in &paths {
+        assert_eq!(std::fs::read_dir(path).unwrap().count(), 0, "something was left");
+    }
+}
+
+#[test]
+fn invalid_volumes_are_refused() {
+    let dir = scratch();
+    let one = text(dir.path());
+    let twice = format!("{one},{one}");
+    let small = ["--total", "8MiB", "--call-bytes", "8MiB"];
+    for (words, why) in [
+        (["--paths", &twice].as_slice(), "twice"),
+        (&["--paths", one, "--dir", one], "--dir"),
+        (&["--paths", one, "--throttle", "0"], "rate"),
+        (&["--throttle", "1MiB"], "--paths"),
+    ] {
+        let answer = ritornello(&[&["bench", "store"], &small[..], words].concat());
+        assert_eq!(answer.code, 2, "{words:?}: {}", answer.err);
+        assert!(answer.err.contains(why), "{words:?}: {}", answer.err);
+    }
+}
+
+#[test]
 fn missing_space_or_directory_fails_first() {
     let dir = scratch();
     let missing = dir.path().join("missing");

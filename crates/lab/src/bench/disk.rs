@@ -85,13 +85,13 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     if !dir.is_dir() {
         return Err(Failure::unusable(
             format!("{} is not a directory", dir.display()),
-            "--dir with one on the disk to measure",
+            "a directory on the disk to measure",
         ));
     }
     if in_memory(&dir) {
         print_stderr(&format!(
             "warning: {} is a file system in memory, so no disk is measured: \
-             name a directory on one with --dir",
+             name a directory on one",
             dir.display()
         ));
     }
@@ -105,7 +105,7 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
                 bytes(usable),
                 bytes(needed)
             ),
-            "a smaller --total, or --dir on another disk",
+            "a smaller --total, or a directory on another disk",
         ));
     }
     Ok(dir.canonicalize()?)

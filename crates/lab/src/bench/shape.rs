@@ -3,6 +3,7 @@
 use super::disk::capacity_for;
 use ritornello_codec::{Codec, Dtype};
 use ritornello_format::{Scope, UNIT, WHOLE_PAGE_UNITS, units_of};
+use ritornello_store::Budget;
 use ritornello_terminal::exit::Failure;
 
 /// Maximum bytes of a run header with its padding.
@@ -61,5 +62,24 @@ impl Shape {
         let segments = (stored + stored / 10).div_ceil(usable) + 1;
         let pages = u64::from(self.sequences) * u64::from(self.sequence_pages);
         capacity_for(segments, segment_bytes, pages * 512)
+    }
+
+    /// Returns how many sequences write every block of a store of this capacity, of which `written`
+    /// bytes were written before.
+    ///
+    /// # Errors
+    /// `Unusable` if the capacity holds no segments.
+    pub fn sequences_to_fill(
+        &self,
+        capacity: u64,
+        segment_bytes: u64,
+        written: u64,
+    ) -> Result<u32, Failure> {
+        let budget = Budget::divide(capacity, segment_bytes)?;
+        let all = u64::from(budget.segments_max) * segment_bytes;
+        let sequence = u64::from(self.sequence_pages) * self.page_bytes;
+        // A tenth of all blocks more, because part of the space is always free.
+        let missing = (all + all / 10).saturating_sub(written);
+        Ok(u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX))
     }
 }

@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 use ritornello_terminal::exit::Failure;
+use ritornello_terminal::print::bytes;
 use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
@@ -14,6 +15,9 @@ const SEQUENCE_TOKENS: u64 = 4096;
 const SEQUENCE_PAGES_MAX: u64 = 256;
 /// Maximum bytes per sequence.
 const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
+
+/// Options that belong to the measurement of one directory.
+const ONE_DIRECTORY: [&str; 6] = ["dir", "steady", "only", "codec", "entries", "python"];
 
 /// Arguments of `bench store`.
 #[derive(Debug, Args)]
@@ -42,7 +46,15 @@ removed.
 half of the gets hit; then measures it and fresh stores, in alternating order. It measures once with
 pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
 
+--paths measures a store over several directories, one per disk: the raw limit of each directory
+alone and of all directories at the same time (the sum), then put and get with calls of each length in
+--call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. It needs about
+three times --total, spread over the directories, and memory for one call. --throttle replaces slow
+disks: transfers in each directory are limited to this rate, by calls instead of io_uring.
+
 Examples:
+  ritornello bench store --paths /nvme1,/nvme2 --call-bytes 256MiB,2GiB
+  ritornello bench store --paths /tmp/a,/tmp/b --throttle 250MiB --runs 3 --json
   ritornello bench store --dir /nvme --shape llama3-8b --page-tokens 64 --total 2GiB
   ritornello bench store --dir /nvme --steady --total 1GiB --json
   ritornello bench store --dir /nvme --shape qwen2.5-0.5b --page-tokens 16 --json
@@ -62,6 +74,16 @@ pub struct StoreArgs {
     /// directory if the current one is in memory]
     #[arg(long)]
     pub dir: Option<PathBuf>,
+    /// Directories on different disks, separated by commas: measures a store over all of them
+    #[arg(long, value_delimiter = ',', value_name = "DIR,...", conflicts_with_all = ONE_DIRECTORY)]
+    pub paths: Vec<PathBuf>,
+    /// Bytes per put and per get, each length measured separately
+    #[arg(long, value_delimiter = ',', default_value = "256MiB,2GiB", value_parser = size,
+          value_name = "SIZE,...", requires = "paths")]
+    pub call_bytes: Vec<u64>,
+    /// Maximum bytes per second of each directory of --paths, reads and writes together
+    #[arg(long, value_parser = rate, value_name = "SIZE", requires = "paths")]
+    pub throttle: Option<u64>,
     /// Rounds; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
@@ -101,6 +123,14 @@ pub struct StoreArgs {
     /// Bytes per segment file
     #[arg(long, hide = true, value_parser = size)]
     pub segment_bytes: Option<u64>,
+}
+
+/// Parses a rate in bytes per second.
+fn rate(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("a rate above zero, such as 250MiB".to_owned()),
+        rate => Ok(rate),
+    }
 }
 
 /// A part of `bench store`.
@@ -149,6 +179,30 @@ impl StoreArgs {
         // The cast is safe: `pages` is at most 256.
         let codec = self.codec;
         Ok(Shape { scope, codec, page_bytes, sequence_pages: pages as u32, sequences })
+    }
+
+    /// Returns the shape of calls that move `call_bytes` each, rounded down to whole pages.
+    ///
+    /// # Errors
+    /// `Unusable` for a shape without a valid page, and if a call is shorter than a page or longer
+    /// than the total.
+    pub fn call_shape(&self, call_bytes: u64) -> Result<Shape, Failure> {
+        let scope = self.scope()?;
+        let page_bytes = scope.resolved_page_bytes()?;
+        let pages = call_bytes / page_bytes;
+        let calls = self.total / (pages * page_bytes).max(1);
+        match (u32::try_from(pages), u32::try_from(calls)) {
+            (Ok(sequence_pages @ 1..), Ok(sequences @ 1..)) => {
+                Ok(Shape { scope, codec: self.codec, page_bytes, sequence_pages, sequences })
+            }
+            _ => Err(Failure::unusable(
+                format!(
+                    "a call of {} is shorter than a page or longer than the total",
+                    bytes(call_bytes)
+                ),
+                "a larger --call-bytes or --total",
+            )),
+        }
     }
 
     fn scope(&self) -> Result<Scope, Failure> {
@@ -223,6 +277,20 @@ mod tests {
         assert!(qwen.total() >= 2 << 30 && qwen.total() < (2 << 30) + (48 << 20));
         let long = shape("--page-tokens 256 --total 64MiB").unwrap();
         assert_eq!((long.page_bytes, long.sequence_pages, long.sequences), (32 << 20, 1, 2));
+    }
+
+    #[test]
+    fn call_has_the_given_length() {
+        let shape = |text: &str, call| {
+            let words = "store --paths a,b ".to_owned() + text;
+            Line::try_parse_from(words.split_whitespace()).unwrap().args.call_shape(call)
+        };
+        let long = shape("", 2 << 30).unwrap();
+        assert_eq!((long.sequence_pages, long.sequences, long.total()), (256, 1, 2 << 30));
+        let short = shape("", 256 << 20).unwrap();
+        assert_eq!((short.sequence_pages, short.sequences, short.total()), (32, 8, 2 << 30));
+        assert!(shape("", 1 << 20).is_err(), "shorter than a page");
+        assert!(shape("--total 1GiB", 2 << 30).is_err(), "longer than the total");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ritornello_codec::Codec;
 use ritornello_format::Error;
 use ritornello_medium::Host;
 use ritornello_node::Node;
-use ritornello_store::{Budget, Options};
+use ritornello_store::Options;
 use ritornello_terminal::exit::Failure;
 use ritornello_terminal::open;
 use ritornello_volume::baseline::{Limit, Rate};
@@ -180,13 +180,9 @@ impl Bench<'_> {
 
     /// Puts until every block of the store has been written.
     fn fill(&self, driver: &mut LoadDriver, node: &Node) -> Result<(), Failure> {
-        let budget = Budget::divide(self.shape.capacity(self.segment_bytes)?, self.segment_bytes)?;
-        let all = u64::from(budget.segments_max) * self.segment_bytes;
-        let sequence = u64::from(self.shape.sequence_pages) * self.shape.page_bytes;
-        // Bytes of the blocks that were not written yet, and a tenth of all blocks more, because
-        // part of the space is always free.
-        let missing = (all + all / 10).saturating_sub(self.shape.total());
-        let sequences = u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX);
+        let capacity = self.shape.capacity(self.segment_bytes)?;
+        let written = self.shape.total();
+        let sequences = self.shape.sequences_to_fill(capacity, self.segment_bytes, written)?;
         driver.put(node.store(), FILL, sequences)?;
         Ok(())
     }
@@ -222,13 +218,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
         read_cpu_s_per_gib: medians(&|round| round.read.raw.cpu_s_per_gib()),
     });
     let moved = |of: &dyn Fn(&Round) -> Pair| {
-        let ratio = |round: &Round| of(round).store.gib_s() / of(round).raw.gib_s();
-        Moved {
-            gib_s: medians(&|round| of(round).store.gib_s()),
-            ratio: medians(&ratio),
-            cpu_s_per_gib: medians(&|round| of(round).store.cpu_s_per_gib()),
-            ratios: rounds.iter().map(ratio).collect(),
-        }
+        Moved::of(&rounds.iter().map(|round| (of(round).store, of(round).raw)).collect::<Vec<_>>())
     };
     report.put_fresh = Some(moved(&|round| round.fresh));
     report.put = Some(moved(&|round| round.steady));

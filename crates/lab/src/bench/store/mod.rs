@@ -10,6 +10,7 @@
 //! | `metadata_store` | the store of `metadata` |
 //! | `part` | the work of a separate process |
 //! | `steady` | a full store, against fresh stores |
+//! | `volumes` | a store over several directories |
 //! | `report` | the figures |
 //! | `show` | tables of the figures |
 
@@ -22,6 +23,7 @@ pub mod part;
 mod report;
 mod show;
 mod steady;
+mod volumes;
 
 use super::disk;
 use args::{Part, StoreArgs};
@@ -42,6 +44,9 @@ use std::time::Instant;
 pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     if args.steady {
         return steady::run(context, args);
+    }
+    if !args.paths.is_empty() {
+        return volumes::run(context, args);
     }
     let started = Instant::now();
     let shape = args.shape()?;

@@ -1,6 +1,7 @@
 //! The figures of `bench store`, as `--json` prints them.
 
-use ritornello_volume::baseline::IoShape;
+use crate::bench::quantile::median;
+use ritornello_volume::baseline::{IoShape, Rate};
 use serde::Serialize;
 
 /// All figures. A figure that was not measured is `null`.
@@ -116,6 +117,24 @@ pub struct Moved {
     pub cpu_s_per_gib: f64,
     /// Ratio of every round.
     pub ratios: Vec<f64>,
+}
+
+impl Moved {
+    /// Returns the medians of rates, each with the raw limit of its round.
+    #[must_use]
+    pub fn of(rounds: &[(Rate, Rate)]) -> Self {
+        let medians = |of: fn(&Rate) -> f64| {
+            median(&rounds.iter().map(|(rate, _)| of(rate)).collect::<Vec<_>>())
+        };
+        let ratios: Vec<f64> =
+            rounds.iter().map(|(rate, raw)| rate.gib_s() / raw.gib_s()).collect();
+        Self {
+            gib_s: medians(Rate::gib_s),
+            ratio: median(&ratios),
+            cpu_s_per_gib: medians(Rate::cpu_s_per_gib),
+            ratios,
+        }
+    }
 }
 
 /// Encoded pages against raw pages: rates of payload, medians of the rounds' ratios.
