@@ -189,8 +189,11 @@ impl Put<'_> {
             retain_until: self.options.retain_until,
             timeout,
             flushed_later: self.in_parts,
-            speeds: store.segments.speeds(),
         };
+        if let Some(speeds) = store.segments.new_speeds() {
+            // If the report fails, the volumes keep their turns until the next measurement.
+            let _ = store.catalog.report_speeds(&speeds);
+        }
         let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
         let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };

@@ -329,10 +329,10 @@ impl Segments {
     }
 
     /// The speeds of the volumes that this process has measured, in KiB/s, by volume number; zero
-    /// for a volume without a measurement.
+    /// for a volume without a measurement. `None` if nothing was measured since the last call.
     #[must_use]
-    pub fn speeds(&self) -> Vec<u32> {
-        self.speeds.get()
+    pub fn new_speeds(&self) -> Option<Vec<u32>> {
+        self.speeds.take_new()
     }
 
     /// Length of a segment in bytes.

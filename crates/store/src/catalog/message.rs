@@ -100,6 +100,9 @@ pub enum Request<'a> {
     Clear,
     Flush,
     Stats,
+    ReportSpeeds {
+        speeds: Cow<'a, [u32]>,
+    },
 }
 
 impl<'a> Request<'a> {

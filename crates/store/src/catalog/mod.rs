@@ -153,6 +153,13 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
+    /// Reports the speeds that this process has measured of the volumes, in KiB/s, by volume number;
+    /// zero for a volume without a measurement. Puts use faster volumes more.
+    fn report_speeds(&self, speeds: &[u32]) -> Result<()> {
+        let request = Request::ReportSpeeds { speeds: Cow::Borrowed(speeds) };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
     /// Records a use of the leading pages. Returns their number.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let request = Request::Touch { scope, keys: Keys::Listed(keys) };

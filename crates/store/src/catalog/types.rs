@@ -109,9 +109,6 @@ pub struct ReserveRequest {
     /// Whether the caller flushes after all parts of its put are committed, so that the commit of a
     /// single part does not have to be durable.
     pub flushed_later: bool,
-    /// The speeds that the caller's process has measured of the volumes, in KiB/s, by volume number;
-    /// zero for a volume without a measurement.
-    pub speeds: Vec<u32>,
 }
 
 /// Space for the missing pages of a put.

@@ -74,6 +74,10 @@ impl Catalog for LocalCatalog {
             Request::ReportDamage { scope, key, generation, reason } => {
                 core.report_damage(scope, key, generation, reason).map(done)
             }
+            Request::ReportSpeeds { ref speeds } => {
+                core.state.lock().space.measured(speeds);
+                Ok(Response::Done)
+            }
             Request::Touch { scope, keys } => {
                 core.touch(client, scope, &keys.list()?).map(Response::Count)
             }

@@ -198,10 +198,7 @@ impl StoreCore {
     /// Maximum units of the payload of a run of this put, whose pages before `end` are written.
     fn run_units_max(&self, put: &PutBatch<'_>, end: usize) -> u64 {
         let most = RUN_BYTES_MAX.min(self.shape.budget().segment_bytes / 2);
-        let mut state = self.state.lock();
-        state.space.measured(&put.request.speeds);
-        let volumes = state.space.allocator().usable_volumes() as u64;
-        drop(state);
+        let volumes = self.state.lock().space.allocator().usable_volumes() as u64;
         let bytes = UNIT * put.missing_units(end);
         most.min(stripe_bytes(bytes, volumes)) / UNIT
     }

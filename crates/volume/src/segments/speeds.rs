@@ -4,6 +4,7 @@
 use crate::transfer::copy_threads_max;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A transfer of fewer bytes says little about a disk's speed: its start counts too much.
@@ -29,6 +30,8 @@ pub(crate) enum Moved {
 pub(crate) struct Speeds {
     read: Mutex<Direction>,
     written: Mutex<Direction>,
+    /// Whether a volume was measured since [`Speeds::take_new`].
+    is_new: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -76,6 +79,8 @@ impl Speeds {
         let speed = u32::try_from(speed).unwrap_or(u32::MAX).max(1);
         let smoothed = if volume.speed == 0 { speed } else { volume.speed };
         *volume = VolumeSpeed { speed: smoothed - smoothed / 4 + speed / 4, bytes: 0, micros: 0 };
+        drop(direction);
+        self.is_new.store(true, Ordering::Release);
     }
 
     /// Records for how long the lanes of a transfer computed, by volume: if one thread cannot keep
@@ -95,9 +100,14 @@ impl Speeds {
             more_lanes(direction.more_lanes, percent.unwrap_or(u64::MAX), copy_threads_max());
     }
 
+    /// [`Speeds::get`] if a volume was measured since the last call.
+    pub(crate) fn take_new(&self) -> Option<Vec<u32>> {
+        self.is_new.swap(false, Ordering::AcqRel).then(|| self.get())
+    }
+
     /// The speeds of the volumes in KiB/s, by volume number, zero for a volume without a
     /// measurement: of reads if any was measured, else of writes.
-    pub(crate) fn get(&self) -> Vec<u32> {
+    fn get(&self) -> Vec<u32> {
         let of = |direction: &Mutex<Direction>| {
             let volumes = &direction.lock().volumes;
             let measured = volumes.iter().filter(|(_, volume)| volume.speed > 0);
@@ -136,7 +146,8 @@ mod tests {
     fn long_measurements_count() {
         let speeds = Speeds::default();
         speeds.moved(Moved::Written, 1, 128 << 20, SECOND);
-        assert_eq!(speeds.get(), [0, 128 << 10]);
+        assert_eq!(speeds.take_new().unwrap(), [0, 128 << 10]);
+        assert_eq!(speeds.take_new(), None);
         for _ in 0..100 {
             speeds.moved(Moved::Read, 0, TRANSFER_BYTES_MIN - 1, SECOND);
         }
