@@ -334,6 +334,10 @@ class Store:
         after the last key. Returns at least `limit` keys (at least 16,384 for a larger `limit`)
         unless the scope has fewer. Reads from disk.
         """
+    def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
+        """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: at least `least`,
+        and more, up to 60, for bytes that the slowest directory moves in more than a quarter of it.
+        """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
         acknowledged some has died: repeat these puts and deletes.
@@ -491,6 +495,8 @@ class Cache:
         """Records the duration of a load that the decision in `found` caused, for the regret in
         `stats`.
         """
+    def time_limit(self, nbytes: int, least: float) -> float:
+        """Returns the seconds to allow for a get of `nbytes`: see `Store.time_limit`."""
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
         """Waits until all tiers have received their pages, and makes the pages durable in the tiers

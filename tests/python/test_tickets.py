@@ -118,6 +118,15 @@ def test_past_deadline_moves_nothing(store: rt.Store) -> None:
     assert store.get_batch(SCOPE, KEYS, out, timeout=60) == 8
 
 
+def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
+    assert store.time_limit(8 << 20, 10.0) == 10.0
+    # Nothing was measured: 64 MiB/s are assumed, and a quarter of it is enough.
+    assert store.time_limit(512 << 20, 10.0) == 32.0
+    assert store.time_limit(8 << 30, 10.0, put=True) == 60.0
+    with pytest.raises(rt.RitornelloError, match="least"):
+        store.time_limit(1, -1.0)
+
+
 def test_cancelled_ticket_says_so(where: Path) -> None:
     """Many concurrent puts: the last puts wait, and are cancelled before they begin."""
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]

@@ -48,6 +48,9 @@ class FakeStore:
         self.sections.append(sections)
         return self._ticket()
 
+    def time_limit(self, nbytes: int, least: float) -> float:
+        return least
+
     def wait_section(self, ticket: Any, number: int, timeout: float) -> bool:
         self.events.append(f"group {number}")
         return bool(ticket.outcome != "late")

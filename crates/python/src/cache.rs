@@ -91,6 +91,12 @@ impl Cache {
         ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
+    /// Seconds to allow for a get of `nbytes`.
+    fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64) -> PyResult<f64> {
+        let least = duration(py, "least", least)?;
+        Ok(self.cache(py)?.time_limit(nbytes, least).as_secs_f64())
+    }
+
     /// Ends a lease of this process. A lease that is unknown, or of another process, is ignored.
     fn release(&self, py: Python<'_>, lease: (String, u64)) -> PyResult<()> {
         let (cache, tier) = (self.cache(py)?, tier_of(py, &lease.0)?);

@@ -299,6 +299,13 @@ impl Store {
         Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
     }
 
+    /// Seconds to allow for a get, or with `put` a put, of `nbytes`.
+    #[pyo3(signature = (nbytes, least, *, put=false))]
+    fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
+        let least = duration(py, "least", least)?;
+        Ok(self.node.get(py)?.store().time_limit(nbytes, least, put).as_secs_f64())
+    }
+
     /// Makes all earlier puts survive power loss.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         self.node.call(py, |store| store.flush())

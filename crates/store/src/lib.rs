@@ -45,6 +45,7 @@ mod store;
 mod submit;
 mod sync;
 mod ticket;
+mod time_limit;
 mod transfer_stats;
 mod volumes;
 
@@ -72,5 +73,6 @@ pub use stats::{
 };
 pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};
+pub use time_limit::time_limit;
 pub use transfer_stats::{StoreStats, TransferStats};
 pub use volumes::open_segments;

@@ -335,6 +335,13 @@ impl Segments {
         self.speeds.take_new()
     }
 
+    /// The speed of reads, or with `written` of writes, of the slowest volume that was measured, in
+    /// bytes per second.
+    #[must_use]
+    pub fn slowest(&self, written: bool) -> Option<u64> {
+        self.speeds.slowest(if written { Moved::Written } else { Moved::Read })
+    }
+
     /// Length of a segment in bytes.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {

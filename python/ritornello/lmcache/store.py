@@ -53,21 +53,22 @@ class LMCacheStore(FailSafeStore):
     def submit_get(
         self, scope: "Scope", keys: Sequence[bytes], out: Sequence[Any], *, staged: bool
     ) -> "Ticket | None":
-        return self.call(
-            "get",
-            lambda store: store.submit_get(scope, keys, out, staged=staged, timeout=GET_SECONDS),
-            None,
-        )
+        def action(store: "Store") -> "Ticket":
+            limit = store.time_limit(len(keys) * scope.page_bytes, GET_SECONDS)
+            return store.submit_get(scope, keys, out, staged=staged, timeout=limit)
+
+        return self.call("get", action, None)
 
     def submit_put(
         self, scope: "Scope", keys: Sequence[bytes], pages: Sequence[Any]
     ) -> "Ticket | None":
         """Starts a put. The memory must not change until the ticket is done."""
-        return self.call(
-            "put",
-            lambda store: store.submit_put(scope, keys, pages, timeout=PUT_SECONDS),
-            None,
-        )
+
+        def action(store: "Store") -> "Ticket":
+            limit = store.time_limit(len(keys) * scope.page_bytes, PUT_SECONDS, put=True)
+            return store.submit_put(scope, keys, pages, timeout=limit)
+
+        return self.call("put", action, None)
 
     def delete(self, scope: "Scope", keys: Sequence[bytes]) -> int:
         return self.call("delete", lambda store: store.delete(scope, keys), 0)

@@ -53,7 +53,8 @@ class SGLangStore(FailSafeStore):
 
         def action(store: "Store") -> int:
             started = perf_counter()
-            outcome = store.submit_get(scope, keys, out, timeout=GET_SECONDS).wait()
+            limit = store.time_limit(len(keys) * scope.page_bytes, GET_SECONDS)
+            outcome = store.submit_get(scope, keys, out, timeout=limit).wait()
             if outcome is None:
                 return 0
             self._meter.moved("loaded", outcome.pages, scope.page_bytes, perf_counter() - started)
@@ -78,7 +79,8 @@ class SGLangStore(FailSafeStore):
 
         def action(store: "Store") -> int:
             started = perf_counter()
-            ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=PUT_SECONDS)
+            limit = store.time_limit(len(keys) * scope.page_bytes, PUT_SECONDS, put=True)
+            ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=limit)
             outcome = ticket.wait()
             if outcome is None:
                 return 0

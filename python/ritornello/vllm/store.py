@@ -146,6 +146,10 @@ class VllmStore(FailSafeStore):
             None,
         )
 
+    def time_limit(self, nbytes: int, least: float) -> float:
+        """Returns the seconds to allow for a load of `nbytes`, at least `least`."""
+        return self.call("get", lambda store: store.time_limit(nbytes, least), least)
+
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
         """Returns the ticket's outcome, or None if the ticket has no outcome within `timeout`. Like
         `cancel_and_wait`, this call needs the ticket alone: transfers must also end when the store

@@ -226,12 +226,16 @@ class WorkerSide:
         return True
 
     def _start_load(self, load: Load) -> PendingLoad:
+        started, nbytes = monotonic(), 0
+        for pages in load.pages if self._held is not None else ():
+            objects = self._held.groups[pages.group]
+            nbytes += len(pages.keys) * sum(obj.pool.page_bytes for obj in objects)
         return PendingLoad(
             self._store,
             self._held,
             load,
-            monotonic(),
-            LOAD_SECONDS,
+            started,
+            self._store.time_limit(nbytes, LOAD_SECONDS),
             by_layer=self.step_loads.layer_groups.announced and not load.asynchronous,
             skip_reason=WEIGHTS_CHANGED if self._weights_changed() else "",
         )

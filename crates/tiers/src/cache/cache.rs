@@ -263,6 +263,15 @@ impl Cache {
         Ok(ticket)
     }
 
+    /// The time to allow for a get of `bytes` from the tiers of this machine: see
+    /// [`Store::time_limit`](ritornello_store::Store::time_limit).
+    #[must_use]
+    pub fn time_limit(&self, bytes: u64, least: Duration) -> Duration {
+        let of_tiers =
+            self.tiers.local.iter().map(|tier| tier.store().time_limit(bytes, least, false));
+        of_tiers.max().unwrap_or(least)
+    }
+
     /// Records that computing `tokens` tokens after `before` earlier tokens took `took`: a sample
     /// for the gate.
     pub fn record_prefill(&self, before: u64, tokens: u64, took: Duration) {

@@ -8,7 +8,7 @@ use super::tier_set::{RemoteHandle, TierSet};
 use crate::Residence;
 use crate::remote::{group_pages, step_pages};
 use ritornello_format::residency::Tier;
-use ritornello_store::{LeaseNumber, PutOptions};
+use ritornello_store::{LeaseNumber, PutOptions, time_limit};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Timeout of one read from the remote, and of the wait for pages that another prefetch is
-/// fetching.
+/// Minimum timeout of one read from the remote ([`time_limit`]), and of the wait for pages that
+/// another prefetch is fetching.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout of a put of fetched pages to the first tier.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,7 +95,7 @@ impl Fetch<'_> {
                         prompt,
                         range.clone(),
                         &mut buffer,
-                        Instant::now() + READ_TIMEOUT,
+                        Instant::now() + time_limit(bytes, READ_TIMEOUT, None),
                     )
                 })
                 .unwrap_or(0)
@@ -132,9 +132,10 @@ impl Fetch<'_> {
     /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch
     /// abandons. Returns the end of the pages that are stored.
     fn await_others(&self, range: Range<usize>) -> usize {
-        let until = Instant::now() + READ_TIMEOUT;
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
+        let bytes = pages.bytes(range.len());
+        let until = Instant::now() + time_limit(bytes, READ_TIMEOUT, None);
         let mut at = range.start;
         loop {
             let keys = pages.refs(at..range.end);

@@ -12,7 +12,7 @@ use super::write_queue::{Next, WriteJob, WriteQueue};
 use crate::Residence;
 use crate::remote::step_pages;
 use ritornello_format::residency::Tier;
-use ritornello_store::PutOptions;
+use ritornello_store::{PutOptions, time_limit};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 /// Maximum time that a job waits for the put that stores its pages.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Deadline of one write to a tier, or one query of a remote.
+/// Minimum timeout of one write to a tier ([`time_limit`]), and timeout of one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum bytes copied to a local tier in one step.
 const COPY_BYTES: u64 = 8 << 20;
@@ -248,7 +248,8 @@ impl TierWriter {
             }
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
-            let control = control_within(WRITE_TIMEOUT);
+            let bytes = pages.bytes(end - at);
+            let control = control_within(time_limit(bytes, WRITE_TIMEOUT, None));
             // Pages that the tier already has are not read.
             let present = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
             let mut present = present.iter().take_while(|present| **present).count();
@@ -324,12 +325,14 @@ impl TierWriter {
             if at == end {
                 break;
             }
-            buffer.resize(pages.bytes(end - at) as usize, 0);
-            let copied = self.gather(job, at..end, &mut buffer, &control_within(WRITE_TIMEOUT));
+            let bytes = pages.bytes(end - at);
+            let timeout = time_limit(bytes, WRITE_TIMEOUT, None);
+            buffer.resize(bytes as usize, 0);
+            let copied = self.gather(job, at..end, &mut buffer, &control_within(timeout));
             if at + copied < end {
                 lost = range.end - range.start.max(at + copied);
             }
-            if !remote.rate.wait_in_steps(pages.bytes(copied), &control_within(WRITE_TIMEOUT)) {
+            if !remote.rate.wait_in_steps(pages.bytes(copied), &control_within(timeout)) {
                 break;
             }
             let page = |page: usize| {
@@ -339,7 +342,7 @@ impl TierWriter {
             let before = remote.tier.stats().pages_written;
             let present = pages
                 .lend(at + copied, |prompt| {
-                    remote.tier.put(prompt, at..at + copied, page, deadline_in(WRITE_TIMEOUT))
+                    remote.tier.put(prompt, at..at + copied, page, deadline_in(timeout))
                 })
                 .unwrap_or(0);
             let written = remote.tier.stats().pages_written - before;

@@ -100,6 +100,13 @@ impl Speeds {
             more_lanes(direction.more_lanes, percent.unwrap_or(u64::MAX), copy_threads_max());
     }
 
+    /// The speed of the slowest volume that was measured, in bytes per second.
+    pub(crate) fn slowest(&self, moved: Moved) -> Option<u64> {
+        let direction = self.of(moved).lock();
+        let speeds = direction.volumes.values().map(|volume| u64::from(volume.speed) * 1024);
+        speeds.filter(|speed| *speed > 0).min()
+    }
+
     /// [`Speeds::get`] if a volume was measured since the last call.
     pub(crate) fn take_new(&self) -> Option<Vec<u32>> {
         self.is_new.swap(false, Ordering::AcqRel).then(|| self.get())
@@ -156,6 +163,8 @@ mod tests {
         speeds.moved(Moved::Read, 0, 64 << 20, 3 * SECOND);
         speeds.moved(Moved::Read, 2, 256 << 20, SECOND);
         assert_eq!(speeds.get(), [32 << 10, 0, 256 << 10], "reads come first");
+        assert_eq!(speeds.slowest(Moved::Read), Some(32 << 20));
+        assert_eq!(Speeds::default().slowest(Moved::Read), None);
         for _ in 0..50 {
             speeds.moved(Moved::Read, 0, 128 << 20, SECOND);
         }

@@ -225,7 +225,8 @@ class Tier:
             store: "Store",
         ) -> "Ticket":
             pages = host.pool.pages(rows)
-            return store.submit_get(scope, keys, pages, staged=host.staged, timeout=LOAD_SECONDS)
+            limit = store.time_limit(len(keys) * scope.page_bytes, LOAD_SECONDS)
+            return store.submit_get(scope, keys, pages, staged=host.staged, timeout=limit)
 
         # The weights may have changed after the chunks were promised.
         refusal = "weights_changed" if self._weights_changed() else ""
@@ -252,13 +253,14 @@ class Tier:
             store: "Store",
         ) -> "Ticket":
             sequence = state.sequences[group.number]
+            limit = store.time_limit(len(keys) * scope.page_bytes, STORE_SECONDS, put=True)
             return store.submit_put(
                 scope,
                 keys,
                 host.pool.pages(rows),
                 parent=sequence.predecessor(context, keys[0]) if group.chained else None,
                 retain_until=until,
-                timeout=STORE_SECONDS,
+                timeout=limit,
             )
 
         parts = self._start_parts(transfer, keys, self._store_refusal(state), "put", submit)
