@@ -116,8 +116,8 @@ fn serve_opens_store_moved_to_its_path() {
         std::fs::rename(&next, &dir).unwrap();
         let mut reopening = event();
         if waits && reopening["event"] == "ready" {
-            // The owner noticed first that the path had changed, and closed its store; `serve` then
-            // took that store over, in order to close it.
+            // The owner closed its store before `serve` noticed the changed path. `serve` took the
+            // closed store over, and must close it first.
             reopening = event();
         }
         assert_eq!(reopening["event"], "reopening", "{reopening}");

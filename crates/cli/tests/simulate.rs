@@ -49,7 +49,7 @@ fn rows_have_every_documented_key() {
         assert!((1.0..1.05).contains(&amplification), "{row}");
         assert!(row["writes_per_unique"].as_f64().unwrap() > 0.0);
     }
-    // Writes by request: 3, 1, 1 and 1; unique blocks: 5.
+    // The policy writes 3, 1, 1 and 1 blocks for the four requests, which have 5 unique blocks.
     assert_eq!(rows[0]["writes_per_unique"], 1.2);
 }
 

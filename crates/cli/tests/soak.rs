@@ -25,8 +25,8 @@ fn short_soak_passes_and_leaves_no_files() {
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
-/// Only with the index `run`. The store's own tests cover `lsm`, which RocksDB opens too slowly on
-/// a busy machine.
+/// Runs with the index `run` only: on a busy machine RocksDB opens too slowly. The tests of the
+/// crate `store` cover the index `lsm`.
 #[test]
 fn clients_recover_from_every_fault() {
     let dir = scratch();

@@ -42,7 +42,7 @@ fn index_converts_only_in_unused_store() {
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
     node.close().unwrap();
-    // `RITORNELLO_TEST_INDEX` may have set another index.
+    // The index is not `run` yet if `RITORNELLO_TEST_INDEX` names a different index.
     assert_eq!(ritornello(&["convert-index", text(dir.path()), "--to", "run"]).code, 0);
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.out.contains("`run` already")), (0, true), "{}", answer.err);
@@ -72,7 +72,6 @@ fn index_converts_only_in_unused_store() {
     assert_eq!(common::probe(dir.path()), common::PAGES);
 }
 
-/// The owner resizes the store for the command and continues to own it.
 #[test]
 fn owner_resizes_store_for_client() {
     let dir = scratch();

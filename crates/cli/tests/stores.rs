@@ -13,8 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Damages the page that is filled with byte `page`: changes one byte of the first unit in the
-/// segments that holds only this value.
+/// Damages the page all of whose bytes are `page`: changes one byte in the first unit of the
+/// segments that holds only this byte.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
@@ -77,7 +77,7 @@ fn fsck_drops_damaged_page_and_descendants() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // Pages after the damaged page in the chain are unreachable.
+    // A page after the damaged page in its chain cannot be reached.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);

@@ -1,5 +1,5 @@
-//! Every kernel that this processor has, on small inputs. Miri can run them, also for other
-//! processors, except AVX-512. See `docs/codecs.md`.
+//! Every kernel that this processor has, on small inputs. Miri can run these tests, also for other
+//! processors, except the AVX-512 kernel (see `docs/codecs.md`).
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -8,9 +8,9 @@ mod common;
 use common::{Random, numbers};
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
-/// Encodes and decodes with every kernel. Checks that each kernel refuses a frame with one escape
-/// (an exponent outside the codebook or window) too few. `escapes`: offset of the byte that counts
-/// them.
+/// Encodes with every kernel, compares the frames, and decodes them with every kernel. Checks that
+/// each kernel refuses a frame that counts one escape more than it holds. An escape is an exponent
+/// outside the codebook or window; the frame counts its escapes in the byte at offset `escapes`.
 fn check(input: &[u8], kind: u8, escapes: usize) {
     let shape = SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Opaque };
     let mut frames = Vec::new();
@@ -35,7 +35,8 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
     }
 }
 
-/// More exponents than a codebook holds, in lengths with and without remainders.
+/// Encodes more exponents than a codebook holds. One length is a multiple of a strip, the others
+/// leave a remainder.
 #[test]
 fn kernels_agree_on_codebook_frames() {
     for length in [128, 191, 321] {
@@ -47,8 +48,8 @@ fn kernels_agree_on_codebook_frames() {
     }
 }
 
-/// Neighbouring exponents at both ends of the range: groups without escapes, with one escape and
-/// with escapes only, and full and partial strips.
+/// Encodes neighbouring exponents at both ends of the range, with groups of no escapes, one escape,
+/// and escapes only.
 #[test]
 fn kernels_agree_on_window_frames() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {

@@ -88,7 +88,8 @@ fn model_like_numbers_shrink_by_a_quarter() {
     assert!(split * 100 <= half.len() * 95, "{split} of {}", half.len());
 }
 
-/// Alternating keys and values, a strip and a half at a time, of very different magnitudes.
+/// Encodes keys and values whose magnitudes differ widely. They alternate every one and a half
+/// strips.
 #[test]
 fn windows_follow_changing_magnitudes() {
     let mut random = Random(12);
@@ -100,7 +101,8 @@ fn windows_follow_changing_magnitudes() {
     assert!(length * 100 <= input.len() * 76, "{length} of {}", input.len());
 }
 
-/// A page whose end is still zero, numbers of two very different magnitudes, and a single exponent.
+/// Encodes three pages: one with zeros at its end, one with two very different magnitudes, and one
+/// with a single exponent.
 #[test]
 fn codebooks_adapt_to_the_block() {
     let mut random = Random(9);
@@ -173,7 +175,8 @@ proptest! {
         }
     }
 
-    /// Any mixture of frequent and rare numbers, at every length and so with every remainder.
+    /// Encodes any mixture of frequent and rare exponents, at every length and thus with every
+    /// remainder.
     #[test]
     fn any_numbers_round_trip(
         length in 0usize..5000,

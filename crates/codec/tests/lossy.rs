@@ -41,9 +41,9 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Checks that every number is within half a step of the original; a step is the span of its group
-/// divided by the largest code, rounded up to a bfloat16. The bound also admits the rounding of the
-/// decoded number to its format.
+/// Checks that every number is within half a step of the original. A step is the span of the
+/// number's group (maximum less minimum) divided by the largest code. The bound adds the rounding
+/// of the step to a bfloat16, and of the decoded number to its format.
 fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f32], b: &[f32]) {
     let (codes, key_group, value_group) =
         if codec == Codec::Int8 { (255.0, 64, 128) } else { (15.0, 32, 32) };
@@ -99,7 +99,7 @@ fn sizes_match_codes_and_scales() {
     }
 }
 
-/// Layers and matrices are independent: each decodes as it would alone.
+/// Each layer and each matrix decodes as if it were the only one in the slice.
 #[test]
 fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);
@@ -183,7 +183,8 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 proptest! {
-    /// For any bits, kernels agree, nothing panics, and finite numbers stay within bounds.
+    /// For any bits, all kernels agree, none panics, and finite numbers stay within the bound of
+    /// `check_bounds`.
     #[test]
     fn any_matrix_goes_through(
         tokens in 1u32..70,

@@ -1,5 +1,5 @@
-//! The memory ceiling of `run`: the resident memory of the index exceeds it by at most `SLACK`,
-//! only puts are refused at it, and removals make room.
+//! The memory ceiling of `run`: the resident memory of the index exceeds it by at most `SLACK`, the
+//! index refuses only puts at its ceiling, and removals make room for puts.
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -121,7 +121,6 @@ fn only_puts_are_refused_at_the_ceiling() {
     let single = full.fill(1);
     assert!(full.index.stats().memory_percent >= 98);
     assert!(full.refused == 1 && single > 250_000, "{single}");
-    // Only puts are refused.
     let last = full.pages(1)[0];
     let present = page(1, full.next - 1);
     assert_eq!(full.index.probe(SCOPE, &[present, last]), 1);
@@ -130,14 +129,13 @@ fn only_puts_are_refused_at_the_ceiling() {
     full.check(1);
     full.index.sync().unwrap();
     full.check(1);
-    // Removals make room for the same number of equal runs, repeatedly.
+    // After removals, the same number of runs of the same length fits, repeatedly.
     for _ in 0..4 {
         full.evict(single / 16);
         let again = full.fill(1);
         assert!(again + 1024 >= single / 16, "{again} of {}", single / 16);
     }
-    // Removals also make room for longer runs: the memory of removed short runs can be used for
-    // long runs.
+    // The memory of removed short runs can be used for long runs.
     let mut long = 0;
     for _ in 0..24 {
         full.evict(single / 16);
@@ -146,7 +144,7 @@ fn only_puts_are_refused_at_the_ceiling() {
     let pages = full.index.stats().pages;
     assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
     assert_eq!(full.index.probe(SCOPE, &[present]), 0, "the oldest run was removed first");
-    // An index that exceeds its ceiling opens, and refuses puts.
+    // An index whose contents exceed its ceiling still opens, and refuses puts.
     full.index.sync().unwrap();
     let kept = full.index.stats();
     drop(full.index);

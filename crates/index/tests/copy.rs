@@ -15,7 +15,6 @@ use ritornello_medium::{Host, SimDisk};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An empty index of every backend that is compiled in.
 fn empty(dir: &Path) -> Vec<(Backend, Box<dyn PrefixIndex>)> {
     let open = |backend: Backend| {
         let dir = dir.join(backend.name());
@@ -67,8 +66,8 @@ proptest! {
 
 #[test]
 fn late_linked_parents_are_copied_first() {
-    // A chain whose runs are visited last to first, with a branch; and a ring, which is not an
-    // intact chain.
+    // Insert a chain whose runs are visited last to first, with a branch, and a ring of runs, which
+    // is not an intact chain.
     let from = MemoryIndex::new();
     for run in (0..200).rev() {
         insert(&from, run + 1, true, None, run * 3..run * 3 + 3);
@@ -104,7 +103,8 @@ fn copy_is_durable_and_keeps_holes() {
         insert(&from, run + 1, false, None, run * 10..run * 10 + 10);
     }
     for run in 0..40u64 {
-        // First, last and middle pages; of one run all pages but one.
+        // Remove the first, the last or a middle page of each run; then all pages but one of the
+        // first run.
         from.remove(ScopeSlot(1), &[page(1, run * 10 + [0, 9, 4][run as usize % 3])]);
     }
     from.remove(ScopeSlot(1), &pages(1, 9));

@@ -1,4 +1,4 @@
-//! Power losses at every moment of every write, and changes while a checkpoint is written: the
+//! Power losses at every moment of every write, and changes made while a checkpoint is written: the
 //! index recovers a past state that is not older than the last sync.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Replaces operations that are several journal records, so that no recovered state is in the
-/// middle of an operation.
+/// Replaces each operation that writes several journal records by an operation that writes one,
+/// because a crash could otherwise recover a state in the middle of the operation.
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
@@ -31,7 +31,7 @@ fn single(op: Op) -> Op {
     }
 }
 
-/// Runs `meanwhile` while a checkpoint is written, one operation before each write.
+/// Writes a checkpoint, and applies one operation of `meanwhile` before each of its writes.
 fn checkpoint_while(
     pair: &mut Pair,
     recorder: &Recorder,
@@ -58,7 +58,7 @@ fn checkpoint_while(
     *recorder.pause.lock() = None;
 }
 
-/// Every disk that a power loss may leave recovers a past state, and accepts changes.
+/// Checks that every disk that a power loss may leave recovers a past state, and accepts changes.
 fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
     for disk in recorder.crashes.lock().drain(..) {
         let index = open(&disk);
@@ -100,13 +100,12 @@ proptest! {
                     past.push(contents(&*pair.run));
                 });
             } else {
-                // During the operation, the last sync is the sync before the operation.
                 pair.apply(op);
             }
             pair.check(op);
             past.extend(pair.history.last().cloned());
             if matches!(op, Op::Checkpoint) {
-                // Changes after the checkpoint's last sync of the journal are not durable.
+                // Operations applied after the checkpoint has synced the journal are not durable.
                 pair.history.clone_from(&past);
             }
             check_crashes(&recorder, &shapes(&past), op);
@@ -154,7 +153,6 @@ proptest! {
                 disk.sync_dir(dir).unwrap();
                 prop_assert_eq!(contents(&*open(&disk)), now.clone());
             } else {
-                // The cut file is a prefix of the journal, so the recovered state is a past state.
                 let file = disk.open(&path, Access { write: true, ..Access::default() }).unwrap();
                 file.set_len((file.length().unwrap() as f64 * cut) as u64).unwrap();
                 file.sync_data().unwrap();
@@ -165,7 +163,7 @@ proptest! {
     }
 }
 
-/// Neither the journal nor a checkpoint shows a run whose data is not durable.
+/// Neither the journal nor a checkpoint names a run whose data is not durable.
 #[test]
 fn records_become_durable_after_their_data() {
     let (recorder, pair) = recorded();

@@ -1,5 +1,5 @@
-//! Files that were flipped, cut, zeroed, swapped or removed: the open neither fails nor panics, and
-//! finds only what existed before.
+//! Files with flipped bits, and files that were cut, zeroed, swapped or removed: the open neither
+//! fails nor panics, and finds only runs that existed before.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -116,8 +116,8 @@ fn inflict(disk: &SimDisk, damage: &Damage) {
     }
 }
 
-/// Checks that every run existed before, with the same or fewer pages, that no parent is missing,
-/// and that no two runs claim the same unit.
+/// Checks that every recovered run existed before, possibly with more pages, that its parent
+/// exists, and that no two runs claim the same unit.
 fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();
@@ -158,7 +158,7 @@ proptest! {
         damages.iter().for_each(|damage| inflict(&disk, damage));
         let index = open(&disk);
         assert_intact(&index, &ever);
-        // The recovered state stays: records that recovery skipped do not return.
+        // Records that recovery skipped stay skipped: later openings find the same contents.
         let recovered = contents(&*index);
         index.sync().unwrap();
         let again = open(&disk.crash(1));

@@ -22,14 +22,14 @@ struct All {
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// Backends that do not use the medium, and cannot be open twice.
+    /// Backends that do not use the medium, and cannot be open twice in a process.
     others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
     opened: u32,
 }
 
-/// Opens the backends that do not use the medium. `opened` counts earlier opens: `lsm` alternates
-/// between its probe methods.
+/// Opens the backends that do not use the medium. `opened` is the number of earlier opens: with it
+/// `lsm` alternates between its two probe methods.
 fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();
@@ -39,7 +39,6 @@ fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
         #[cfg(feature = "lsm")]
         {
             use ritornello_index::lsm::{LsmIndex, LsmOptions, ProbeMethod};
-            // So small that memtables are flushed and compacted during the test.
             let probe =
                 if opened.is_multiple_of(2) { ProbeMethod::Bisect } else { ProbeMethod::Scan };
             let options = LsmOptions { probe, ..LsmOptions::within(1 << 20) };
@@ -72,7 +71,7 @@ impl All {
         ours.into_iter().chain(self.others.iter().map(|other| &**other))
     }
 
-    /// The result of `f`, which must be the same for every backend.
+    /// Returns the result of `f`, and checks that it is the same for every backend.
     fn same<T: PartialEq + std::fmt::Debug>(&self, f: impl Fn(&dyn PrefixIndex) -> T) -> T {
         let memory = f(&self.memory);
         for index in self.each().skip(1) {

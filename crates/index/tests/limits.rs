@@ -45,7 +45,7 @@ fn failed_write_or_sync_poisons() {
         assert_eq!(index.checkpoint().unwrap_err().kind(), ErrorKind::Fatal);
         let refused = insert(&index, 3, None, &pages(3, 3)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Fatal);
-        // Probes and removals work; no records accumulate.
+        // Probes and removals work while the index is poisoned, and add no journal records.
         assert_eq!(index.probe(SCOPE, &pages(1, 3)), 3);
         let (run, _) = index.locate(SCOPE, page(1, 0)).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
@@ -164,7 +164,8 @@ fn files_stay_within_their_budget() {
                     index.sync().unwrap();
                     index.maintain().unwrap();
                     if insert(&index, family + 1, None, &pages(family, 4)).is_err() {
-                        // Full of runs, not of journal records: remove the oldest.
+                        // The index is full of runs, not of unsynced journal records: remove the
+                        // oldest runs.
                         most = most.max(runs.len());
                         for _ in 0..50 {
                             index.truncate(runs.pop_front().unwrap(), 0);
@@ -217,7 +218,8 @@ fn other_version_is_refused_with_its_number() {
     }
 }
 
-/// A record was reused two thousand million times before the index is opened.
+/// The upper half of a run's name counts the reuses of its record; here it is near its limit of
+/// 2^32. Opening the index renumbers the runs.
 #[test]
 fn runs_are_renumbered_before_names_run_out() {
     let disk = SimDisk::new(1 << 24);
@@ -276,8 +278,6 @@ fn concurrent_syncs_share_one() {
     assert_eq!(index.stats().pending_bytes, 0);
 }
 
-/// Readers, writers and checkpoints run concurrently. The results of readers and the state
-/// recovered from the disk at the end must be consistent.
 #[test]
 fn many_threads_run_concurrently() {
     let disk = Arc::new(SimDisk::new(1 << 30));

@@ -2,8 +2,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ritornello-index --test loom_probe`
 //!
-//! Under `cfg(loom)` a writer changes two pages under one hold of the lock, and one bit of the hash
-//! selects a shard, so that runs of four pages take several holds of the lock and slots move.
+//! Under `cfg(loom)` a writer changes at most two pages each time it takes the lock, and a table
+//! has two shards. A run of four pages therefore takes the lock several times, and its slots move
+//! in between.
 
 #![cfg(loom)]
 
@@ -32,7 +33,7 @@ fn insert(index: &RunIndex, parent: Option<PageHash>, pages: &[PageHash]) -> Run
     index.insert(&run).unwrap()
 }
 
-/// The result of a probe, whose parts must be consistent.
+/// Returns the result of a probe, and checks that its parts are consistent.
 fn probe(index: &RunIndex, keys: &[PageHash]) -> usize {
     let steps = index.walk(SCOPE, &keys);
     let mut at = 0;
@@ -77,7 +78,8 @@ fn cut_removes_leaves_before_parents() {
         };
         let found = probe(&index, &keys);
         assert!([6, 3, 1].contains(&found), "{found} of 6");
-        // One hold of the lock: a page is never visible without the page before it.
+        // `exists` looks both pages up under one hold of the lock, so it never shows a page without
+        // the page before it.
         let exists = index.exists(SCOPE, &[keys[3], keys[2]]);
         assert!(!exists[0] || exists[1], "an orphan");
         let again = probe(&index, &keys);

@@ -19,7 +19,7 @@ use std::time::Duration;
 const DIR: &str = "/residency";
 const SCOPES: u32 = 3;
 const WORKERS: u32 = 4;
-/// Chain n branches off chain zero at page 8 n.
+/// Number of chains. Chain n leaves chain zero at page 8 n.
 const CHAINS: u64 = 4;
 const PAGES: usize = 48;
 
@@ -103,7 +103,7 @@ fn apply(index: &dyn Residency, event: &Event) {
 
 type Contents = BTreeMap<(u32, PageHash), Vec<Holder>>;
 
-/// The holders of every page.
+/// Returns the holders of every page.
 fn contents(index: &dyn Residency) -> Contents {
     let mut all = Contents::new();
     for scope in 0..SCOPES {
@@ -130,7 +130,7 @@ fn check(index: &dyn Residency, model: &MemoryResidency, after: &Event) {
 }
 
 fn options() -> RunResidencyOptions {
-    // Files are replaced very often.
+    // With a journal of 2 KiB the index replaces its files often.
     RunResidencyOptions { journal_bytes: 2 << 10, ..RunResidencyOptions::default() }
 }
 
@@ -173,8 +173,8 @@ proptest! {
         prop_assert_eq!(index.stats().pages, model.stats().pages, "no page is left");
     }
 
-    /// The medium fails at some operation, as in a power loss: a past state is recovered, not older
-    /// than the last sync, and accepts changes.
+    /// The medium fails at one operation, as in a power loss. The index recovers a past state that
+    /// is not older than the last sync, and accepts changes.
     #[test]
     fn power_loss_recovers_a_past_state(
         events in prop::collection::vec(event(), 1..60),
@@ -215,7 +215,7 @@ proptest! {
         prop_assert_eq!(contents(&open(&left.crash(seed))), now);
     }
 
-    /// For every cut or changed byte of the files, the recovered state existed before.
+    /// For every cut or changed byte of the files, the index recovers a state that existed before.
     #[test]
     fn damage_drops_later_changes(
         events in prop::collection::vec(event(), 1..40),
@@ -315,8 +315,8 @@ fn record_out_of_sequence_ends_a_file() {
     assert_eq!(index.prefixes(ScopeSlot(0), &pages), []);
 }
 
-/// After holes were removed, a later branch must not make a run look like a chain that it does not
-/// hold.
+/// After pages were removed from the middle of a run, a branch that is added later must not make
+/// the run match a chain that it does not hold.
 #[test]
 fn branch_after_removed_holes_does_not_match() {
     let index = open(&SimDisk::new(1 << 30));
@@ -328,7 +328,7 @@ fn branch_after_removed_holes_does_not_match() {
     index.remove_blocks(ScopeSlot(0), Worker(1), Tiers::ALL, &chain[1..12]);
     put(Some(chain[19]), &chain[20..]);
     put(Some(chain[12]), &branch);
-    // The distance from the first page to the branch equals the current distance in the run.
+    // `requested` has 13 pages before the branch, and the run has 13 pages after the removals.
     let requested = [&chain[..13], &branch].concat();
     assert_eq!(index.prefixes(ScopeSlot(0), &requested)[0].pages, 1);
 }
@@ -344,7 +344,7 @@ fn file_without_predecessor_counts_if_complete() {
     };
     put(&index, &pages[..40]);
     let before = disk.crash(0);
-    // Enough changes for another file to be begun.
+    // These changes exceed the size of one file, so the index begins another.
     (0..100).for_each(|_| put(&index, &pages));
     index.maintain().unwrap();
     drop(index);
@@ -388,7 +388,7 @@ fn run_refuses_puts_at_its_ceilings_only() {
     let stats = index.stats();
     assert_eq!((stats.refused, stats.pages), (1, puts * 64));
     assert!(stats.memory_bytes < 6 << 20, "{stats:?}");
-    // Cleared pages are removed when room is needed.
+    // The index removes cleared pages when it needs room for new pages.
     index.clear_scope(ScopeSlot(0));
     let (again, _) = fill(1);
     assert!(again > puts / 2, "{again} after {puts}");
@@ -396,7 +396,7 @@ fn run_refuses_puts_at_its_ceilings_only() {
     index.maintain().unwrap();
     let stats = index.stats();
     assert_eq!((stats.pages, stats.sets), (0, 0));
-    // Without a sync.
+    // Without a sync the pending records reach their limit, and a put is refused.
     let pages = conformance::pages(1, 64);
     let full = (0..10_000)
         .find_map(|_| index.put(ScopeSlot(0), Worker(0), Tier::Host, None, &pages).err());

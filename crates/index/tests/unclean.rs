@@ -1,4 +1,5 @@
-//! The previous owner was killed, or its last sync failed and dropped pages that still read back.
+//! Opening after the previous owner was killed, or after its last sync failed: reads then return
+//! bytes that the disk lacks.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -37,8 +38,8 @@ fn put(index: &RunIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Nine durable runs: some are in both checkpoints, and the last are only in the journal. The
-/// journal does not have the first run, so one checkpoint must survive.
+/// Makes nine runs durable. The newer checkpoint has the first seven, the older checkpoint the
+/// first five. The journal has the last runs but not the first, so one checkpoint must survive.
 fn flushed(medium: impl Medium + 'static) -> RunIndex {
     let index = open(medium, true);
     for families in [0..3, 3..5, 5..7] {
@@ -60,8 +61,8 @@ enum Failure {
 
 const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
 
-/// A disk after an owner whose last sync failed, with the contents that were durable before and the
-/// contents of the owner's index.
+/// Returns a disk after an owner whose last sync failed, the contents that were durable before that
+/// sync, and the contents of the owner's index.
 fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
     let disk = SimDisk::new(1 << 24);
     let index = flushed(disk.clone());
@@ -79,7 +80,7 @@ fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Content
     };
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Fatal);
     let all = contents(&index);
-    // A checkpoint follows a sync of the journal.
+    // The index syncs its journal before it writes a checkpoint, so all contents are durable.
     let durable = if failure == Failure::Journal { durable } else { all.clone() };
     (disk, durable, all)
 }
@@ -111,7 +112,8 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
     }
 }
 
-/// Opens an index that was not closed cleanly, and checks it after a power loss at every change.
+/// Opens an index that was not closed cleanly, and checks it with `judge` after a power loss at
+/// every change of the disk.
 fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());
     drop(open(recorder.medium(), false));
@@ -121,7 +123,7 @@ fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
         let twin = crash.crash(0);
         judge(&open(twin.clone(), true));
         assert!(!twin.list(Path::new(DIR)).unwrap().iter().any(|name| name == "checkpoint-new"));
-        // A second power loss during the rewrite.
+        // Lose power a second time, while the open rewrites the index.
         if depth > 0 && moment % 7 == 3 {
             check_power_losses(crash, depth - 1, judge);
         }
@@ -162,7 +164,7 @@ fn power_loss_while_rewriting_is_not_damage() {
     let index = flushed(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let durable = contents(&index);
     put(&index, 9..11);
-    // The process was killed between the write and the sync of the journal.
+    // The failed sync stands for a kill between the write and the sync of the journal.
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
     index.sync().unwrap_err();
     drop(index);
@@ -233,11 +235,12 @@ fn killed_checkpoint_is_synced_before_reuse() {
         let schedule = Schedule::new();
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
-        // The process was killed between the last write and the sync of a checkpoint.
+        // The failed sync stands for a kill between the last write and the sync of a checkpoint.
         schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
         index.checkpoint().unwrap_err();
         drop(index);
-        // The next checkpoint overwrites the other file, and power is lost before its end.
+        // The failed sync stands for a power loss before the end of the next checkpoint, which
+        // overwrites the other file.
         let index = open(faulty(), true);
         let durable = contents(&index);
         schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("checkpoint-"));
@@ -254,7 +257,7 @@ fn killed_journal_tail_is_synced_at_open() {
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
         put(&index, 9..11);
-        // The process was killed between the write and the sync of the journal.
+        // The failed sync stands for a kill between the write and the sync of the journal.
         schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
         index.sync().unwrap_err();
         drop(index);
@@ -272,8 +275,8 @@ fn killed_rotation_has_its_name_synced() {
         let schedule = Schedule::new();
         let faulty = || Faulty::new(Arc::new(disk.clone()), schedule.clone());
         let index = flushed(faulty());
-        // The process was killed between the sync of a new journal file and the sync of its
-        // directory.
+        // The failed sync stands for a kill between the sync of a new journal file and the sync of
+        // its directory.
         schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncDir));
         index.checkpoint().unwrap_err();
         drop(index);

@@ -22,12 +22,10 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     match words[..] {
-        // Leases sequence 1 for some milliseconds.
         ["lease-for", millis] => {
             let ttl = Duration::from_millis(millis.parse().unwrap());
             node.store().lease(&scope(), &refs(&keys(1, 10)), ttl).unwrap().pages.to_string()
         }
-        // Leases sequence 1 until a lease is refused.
         ["hoard"] => {
             let keys = keys(1, 1);
             let lease = || node.store().lease(&scope(), &refs(&keys), Duration::from_secs(600));
@@ -39,7 +37,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // Puts a page in a scope that has the tests' name, and pages twice as long.
+        // Puts a page into a scope that has the name of the tests' scope, and pages of twice the
+        // length.
         ["wide"] => {
             let wide = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
             let keys = keys(9, 1);
@@ -199,7 +198,7 @@ fn two_opens_in_a_process_share_a_store() {
     drop(second);
     assert_eq!(other.ask("get 1 2"), "2");
     assert_eq!(other.ask("role"), "owner");
-    // Opens again, now as a client, in the process that was the owner.
+    // The process that was the owner opens the store again, as a client.
     let third = open(&options(dir.path())).unwrap();
     assert_eq!(third.role(), Role::Client);
     assert_eq!(get(third.store(), 1, 2).unwrap(), 2);

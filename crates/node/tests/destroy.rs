@@ -1,4 +1,4 @@
-//! Removing or converting a store, which must not be in use.
+//! Destroying or converting a store that is in use is refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -32,7 +32,6 @@ fn destroy_removes_only_the_stores_files() {
         std::fs::read_dir(&other).unwrap().map(|e| e.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["seg-mine", "thesis.tex"]);
-    // A new store can be created in its place.
     open(&options).unwrap();
 }
 
@@ -49,7 +48,7 @@ fn destroy_removes_the_policy() {
     node.close().unwrap();
     destroy(&home).unwrap();
     assert!(!home.exists());
-    // The next store in its place begins without a policy.
+    // Destroying the store also removed its policy.
     let node = open(&options(&home)).unwrap();
     assert!(!node.policy().allow_weak_hashes);
     node.close().unwrap();
@@ -115,7 +114,7 @@ fn store_in_use_is_not_converted() {
     node.close().unwrap();
     let mut owner = Helper::opened(dir.path());
     refused("a process owns");
-    // A client uses the owner's index even if its options name another index.
+    // A client uses the owner's index, even if its options name a different index.
     let client = open(&Options { index: Some(IndexKind::Run), ..options(dir.path()) }).unwrap();
     let owned = options(dir.path()).index.unwrap_or(IndexKind::Memory);
     assert_eq!(client.store().stats().unwrap().catalog.index, owned.word());

@@ -60,8 +60,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
-        // Forks while other threads put and get. Counts the children whose calls were refused, and
-        // which exited.
+        // Forks while other threads put and get. Counts the children that exited with the result
+        // that their calls were refused.
         "fork-while-busy" => {
             let busy = AtomicBool::new(true);
             let (store, busy) = (node.store(), &busy);
@@ -101,7 +101,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 well.to_string()
             })
         }
-        // The child lives on with copies of everything its parent had open.
+        // The child stays alive with copies of everything that its parent had open.
         "fork-and-stay" => {
             fork(move || {
                 std::thread::sleep(Duration::from_secs(20));
@@ -151,7 +151,7 @@ fn child_needs_its_own_handle() {
     assert_eq!(parent.listen(), "waited 0");
     assert_eq!(parent.ask("get 2 5"), "5");
     assert_eq!(parent.ask("role"), "owner");
-    // The same if the parent is a client.
+    // The same holds if the parent is a client.
     let mut other = Helper::opened(dir.path());
     assert_eq!(other.ask("role"), "client");
     assert_eq!(other.ask("fork-and-look"), "child is content");
@@ -213,7 +213,7 @@ fn child_takes_over_and_keeps_the_lock() {
     let said = parent.listen();
     let node = open(&options(dir.path())).unwrap();
     if said == "child cannot use lsm" {
-        // RocksDB's threads do not exist in the child, so a new process takes over.
+        // RocksDB's threads do not exist in the child, so a new process opens the store.
         assert_eq!(node.role(), Role::Owner);
     } else {
         assert_eq!(said, "child is the owner");

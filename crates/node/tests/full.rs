@@ -1,5 +1,6 @@
-//! A small store filled by several processes: which of their leases and puts keep space from reuse.
-//! The index is `run`, because the files of `lsm` do not fit a small store full of small pages.
+//! A small store filled by several processes: which leases and puts of these processes keep space
+//! from reuse. The index is `run`, because the files of `lsm` do not fit a small store full of
+//! small pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,7 +15,6 @@ fn helper() {
     serve_as_helper();
 }
 
-/// Leases sequence 1 for some milliseconds.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let millis = command.strip_prefix("lease-for ").unwrap().parse().unwrap();
     let keys = keys(1, 10);
@@ -65,7 +65,7 @@ fn full_lease_share_leaves_space_for_puts() {
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let held = leases.iter().map(|leased| leased.pages as u64 * PAGE).sum::<u64>();
     assert!(held > CAPACITY / 3 && held < CAPACITY / 2, "{held}");
-    // Other pages are put and evicted beside the leased pages.
+    // The processes put and evict further pages while the leased pages stay.
     for name in 1000..1000 + 2 * CAPACITY / (100 * PAGE) {
         assert_eq!(put(store, name, 100).unwrap().pages, 100);
     }

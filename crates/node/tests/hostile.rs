@@ -1,4 +1,4 @@
-//! Peers that violate the protocol. (The owner is this process.)
+//! Peers that violate the protocol. This process is the owner.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -20,17 +20,17 @@ fn helper() {
     serve_as_helper();
 }
 
-/// The request for statistics: it has no fields, so it is encoded as its variant's number alone.
+/// The request for statistics: it has no fields, so its encoding is the number of its variant.
 const STATS: &[u8] = b"\x13";
 
-/// Behaviour of a misbehaving client process. Its connections stay open.
+/// Commands that make a helper process a misbehaving client. The connections that a command opens
+/// stay open.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let dir = node.path();
     let (what, count) = command.split_once(' ').unwrap_or((command, "1"));
     let count: usize = count.parse().unwrap();
     let mut kept: Vec<UnixStream> = Vec::new();
     let said = match what {
-        // Connects without a hello.
         "strangers" => {
             kept.extend((0..count).map(|_| connect(dir)));
             "here".to_owned()
@@ -105,7 +105,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     said
 }
 
-/// The number of admitted attempts, and the error of the first refused attempt.
+/// Opens connections until the owner refuses one. Returns the number of connections in `kept`, and
+/// the owner's error.
 fn refusal(
     entered: impl Iterator<Item = Result<UnixStream, String>>,
     kept: &mut Vec<UnixStream>,
@@ -119,7 +120,7 @@ fn refusal(
     "no end".to_owned()
 }
 
-/// A locked client name, without a client.
+/// A process that holds a client's lock file and speaks the protocol by hand.
 struct Raw {
     name: String,
     _lock: std::fs::File,
@@ -139,11 +140,12 @@ impl Raw {
     /// Sends a hello. Returns the connection, or the refusal.
     fn enter(&self, dir: &Path, first: bool) -> Result<UnixStream, String> {
         let mut stream = connect(dir);
-        // Greeting, format 0, a name of 32 digits, pid 1, whether it is the first connection.
+        // A hello is the greeting, format 0, a name of 32 digits, pid 1, and whether the connection
+        // is the client's first.
         let hello = [GREETING, b"\0\x20", self.name.as_bytes(), &[1, u8::from(first)]].concat();
         stream.write_all(&framed(&hello)).unwrap();
         let answer = read_message(&mut stream);
-        // Greeting, granted.
+        // The byte after the greeting is 0 if the owner grants the connection.
         if answer.get(8) == Some(&0) {
             return Ok(stream);
         }
@@ -213,7 +215,8 @@ fn malformed_message_costs_its_connection_only() {
 fn unlocked_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
-    // Greeting, format 0, a name of 32 digits, pid 1, first.
+    // A hello is the greeting, format 0, a name of 32 digits, pid 1, and a 1 for the client's first
+    // connection.
     let hello = [GREETING, b"\0\x20", b"0123456789abcdef0123456789abcdef", b"\x01\x01"];
     let answer = answer_to(dir.path(), &framed(&hello.concat()));
     let text = String::from_utf8_lossy(&answer);
@@ -263,7 +266,8 @@ fn excess_names_and_connections_are_refused() {
     let said = other.ask("connections 100");
     let admitted: usize = said.split(' ').next().unwrap().parse().unwrap();
     assert!((16..40).contains(&admitted) && said.contains("too many connections"), "{said}");
-    // The two peers whose names and connections were refused, and a third client, are still served.
+    // The owner still serves a third client, and the two peers whose further names and connections
+    // it refused.
     let mut third = Helper::opened(dir.path());
     for (name, helper) in [&mut greedy, &mut other, &mut third].into_iter().enumerate() {
         assert_eq!(helper.ask(&format!("put {name} 5")), "5");
@@ -299,7 +303,7 @@ fn slow_peer_takes_nothing_from_others() {
         let grown = after.wrapping_sub(before).cast_signed();
         assert!(grown < 32 << 20, "{grown} bytes more");
     }
-    // The peer that reads no response is stopped, which delays no client either.
+    // A stopped peer, which reads no response, delays no client either.
     crowd[0].stop();
     assert_eq!(client.ask("put 60 5"), "5");
     let started = std::time::Instant::now();

@@ -1,5 +1,5 @@
-//! Stores whose path now leads to another store: every process closes such a store, and reaches its
-//! files through the descriptor of the store's directory.
+//! Stores whose path leads to a different store since they were opened. Every process closes such a
+//! store, and reaches its files through the descriptor of the store's directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -24,7 +24,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// A store that this process owns, at a path which then leads to a store of another process.
+/// A store that this process owns. Its path later leads to a store of another process.
 struct Moved {
     _root: tempfile::TempDir,
     dir: PathBuf,
@@ -34,7 +34,6 @@ struct Moved {
 }
 
 impl Moved {
-    /// A store with the sequence 1 in it.
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let (dir, away) = (root.path().join("store"), root.path().join("away"));
@@ -52,7 +51,8 @@ impl Moved {
         self.schedule.add(Rule::always(MediumFault::Slow(pause)).on(Op::SyncData));
     }
 
-    /// Moves the store away. The owner of the new store in its place holds the sequence 3.
+    /// Moves the store to another path. A new process then owns a new store at the old path, with
+    /// sequence 3.
     fn replace(&self) -> Helper {
         std::fs::rename(&self.dir, &self.away).unwrap();
         let mut other = Helper::opened(&self.dir);
@@ -61,7 +61,7 @@ impl Moved {
         other
     }
 
-    /// Waits until calls are rejected. The store may still be closing then.
+    /// Waits until the store rejects calls. The store may still be closing when this returns.
     fn wait_for_rejection(&self) {
         eventually("calls are rejected", || {
             probe(self.node.store(), 1, 4).is_err_and(|error| error.kind() == ErrorKind::Closed)
@@ -170,7 +170,7 @@ fn directory_replaced_while_opening_is_opened_again() {
     let (dir, away): (&Path, &Path) = (&moved.dir, &moved.away);
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| moved.node.close());
-        // `close` now holds the directory's slot, for which `open` waits.
+        // `close` now holds this process's entry for the directory, for which `open` waits.
         std::thread::sleep(Duration::from_millis(100));
         let opening = scope.spawn(|| open(&options(dir)).map(|node| node.role()));
         std::thread::sleep(Duration::from_millis(100));
@@ -216,7 +216,7 @@ fn client_of_a_moved_store_opens_more_connections() {
     assert_eq!(client.role(), Role::Client);
     assert_eq!(put(client.store(), 1, 4).unwrap().pages, 4);
     std::fs::rename(&dir, &away).unwrap();
-    // Concurrent calls need a connection each.
+    // Concurrent calls of a client take one connection each.
     std::thread::scope(|scope| {
         let calls: Vec<_> = (0..8u64)
             .map(|thread| {
@@ -249,8 +249,8 @@ fn store_being_left_is_known_not_to_answer_at_once() {
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| node.store().flush());
         let other = moved.replace();
-        // Attempts to close the left store follow each other. An `answers_at_once` that waited for
-        // them would return true whenever it returned.
+        // The owner repeats its attempts to close the store. `answers_at_once` must not wait for
+        // these attempts, or it would always return true.
         eventually("the flush is waited for", || {
             assert!(!flush.is_finished(), "the owner answered while it was waited for");
             !node.answers_at_once()

@@ -14,7 +14,7 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Environment variable that runs [`in_a_small_file_system`] for real.
+/// Environment variable with which [`in_a_small_file_system`] runs its test.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]
@@ -25,7 +25,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "io" => node.store().stats().unwrap().catalog.io.mode,
-        // Removed segments that this process still maps.
+        // Reports the removed segments that this process still maps.
         "kept" => maps(std::process::id()).to_string(),
         _ => panic!("what is {command}?"),
     }
@@ -36,7 +36,7 @@ fn maps(process: u32) -> usize {
     maps.lines().filter(|line| line.contains("/seg-") && line.ends_with("(deleted)")).count()
 }
 
-/// A directory in memory; `None` if the machine has no such file system.
+/// Makes a directory in memory; returns `None` if the machine has no such file system.
 fn memory() -> Option<TempDir> {
     let shm = Path::new("/dev/shm");
     shm.is_dir().then(|| tempfile::tempdir_in(shm).unwrap())
@@ -162,7 +162,8 @@ fn capacity_beyond_memory_is_refused() {
     node.close().unwrap();
 }
 
-/// Does nothing unless [`full_tmpfs_stops_growth_only`] runs it, in a separate mount namespace.
+/// Runs only in the mount namespace that [`full_tmpfs_stops_growth_only`] makes; passes without
+/// work elsewhere.
 #[test]
 fn in_a_small_file_system() {
     let Some(dir) = std::env::var_os(SMALL) else { return };
@@ -172,7 +173,7 @@ fn in_a_small_file_system() {
     let store = node.store();
     assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
     assert_eq!(put(store, 0, 200).unwrap().pages, 200);
-    // Another file takes the remaining space, except less than a segment.
+    // A filler file takes all free space except less than one segment.
     let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
     filler.leave(Path::new(&dir), MIB * 3 / 4);
     for name in 1..60 {
@@ -184,7 +185,7 @@ fn in_a_small_file_system() {
     assert!(stats.segments < stats.segments_max, "{stats:?}");
     assert_eq!(put(store, 100, 50).unwrap().pages, 50, "it evicts instead of growing");
     assert_eq!(get(store, 100, 50).unwrap(), 50);
-    // Takes the last bytes too, so that even the index cannot write.
+    // The filler takes the last bytes too, so that the index cannot write either.
     filler.leave(Path::new(&dir), 0);
     for name in 100..110 {
         assert!(put(store, name, 50).is_ok_and(|put| put.pages <= 50) || name > 100);
@@ -197,7 +198,7 @@ fn in_a_small_file_system() {
 struct Filler(std::fs::File, u64);
 
 impl Filler {
-    /// Grows until `left` bytes remain.
+    /// Grows the file until `left` bytes of the file system are free.
     fn leave(&mut self, dir: &Path, left: u64) {
         while Host.room(dir).unwrap().available > left {
             if self.0.write_all_at(&[1; 4096], self.1).is_err() {
@@ -220,7 +221,7 @@ fn full_tmpfs_stops_growth_only() {
         .env(SMALL, dir.path())
         .output();
     match run {
-        // Namespaces are forbidden, or the command does not exist.
+        // This machine forbids namespaces, or lacks the command.
         Err(_) => {}
         Ok(run) if matches!(run.status.code(), Some(77 | 1)) && run.stdout.is_empty() => {}
         Ok(run) => {

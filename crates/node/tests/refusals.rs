@@ -48,7 +48,7 @@ fn foreign_directory_is_left_unchanged() {
     assert_eq!(std::fs::metadata(dir.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
-/// LevelDB names its lock as a store does.
+/// LevelDB's lock file has the same name as the lock file of a store.
 #[test]
 fn directory_with_lock_of_another_program_is_left_unchanged() {
     use std::os::unix::fs::PermissionsExt;
@@ -92,7 +92,7 @@ fn owner_with_another_capacity_resizes() {
     node.close().unwrap();
     let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
     assert_eq!(capacity(&node), 2 * CAPACITY);
-    // While the store is open, options of another handle of this process have no effect.
+    // The options of a second handle have no effect while the store is open in this process.
     let second = open(&options(dir.path())).unwrap();
     assert_eq!((capacity(&second), second.role()), (2 * CAPACITY, Role::Owner));
     node.store().resize(CAPACITY).unwrap();
@@ -133,7 +133,7 @@ fn client_takes_over_with_stored_settings() {
 
 #[test]
 fn unwritable_directory_is_refused() {
-    // No user can create directories there, including root.
+    // No user can create a directory in `/proc`, not even root.
     let error = open(&options(Path::new("/proc/ritornello"))).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Invalid | ErrorKind::Retry), "{error:?}");
 }

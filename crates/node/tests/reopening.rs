@@ -50,7 +50,7 @@ fn stats(node: &Node) -> CatalogStats {
     node.store().stats().unwrap().catalog
 }
 
-/// Puts a sequence whose flush fails, once. Returns its error.
+/// Makes one sync fail: puts a sequence and flushes. Returns the error of the flush.
 fn poison(schedule: &Schedule, node: &Node, name: u64) -> ritornello_format::Error {
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at("seg-"));
     assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
@@ -191,8 +191,8 @@ fn takeover_on_failing_disk_misses_until_healed() {
     assert_eq!((node.role(), node.problem()), (Role::Owner, None));
 }
 
-/// Only syncs of the index fail: the poisoned core is closed, and the next core cannot open the
-/// index.
+/// Makes all syncs of the index fail: the poisoned core is closed, and the next core cannot open
+/// the index.
 #[test]
 fn calls_miss_at_once_while_reopening() {
     if !index_is_on_the_medium() {
@@ -247,7 +247,7 @@ fn closing_does_not_wait_for_a_broken_disk() {
         eventually("it tried again", || schedule.injected() > before);
         eventually("the core is closed", || !closed_core || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
-        // The lock is free: another process takes the store over.
+        // This process has released the lock, so another process takes the store over.
         let mut next = Helper::opened(dir.path());
         assert_eq!((next.ask("role"), next.ask("get 1 4")), ("owner".into(), "4".into()));
         next.finish();
@@ -294,7 +294,8 @@ fn reopening_waits_for_own_write() {
         });
         is_reached.recv().unwrap();
         poison(&schedule, &node, 2);
-        // No space is granted, and the core stays: reopening waits for the write.
+        // While the write is in flight the poisoned core stays, so reopening waits and puts get no
+        // space.
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };

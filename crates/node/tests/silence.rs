@@ -57,7 +57,7 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // Calls for which a miss would be a false answer fail with a reason.
+    // These calls fail with a reason, because a miss would be a false answer.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),
@@ -72,9 +72,10 @@ fn stopped_owner_delays_once_then_misses() {
     eventually("the owner is heard again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
-    // Each of the six calls in 20 rounds was counted as unanswered, and other calls were, too.
+    // Each of the six calls above was counted as unanswered in each of the 20 rounds, besides
+    // further calls.
     assert!(unanswered(&node) > 20 * 6);
-    // The deferred release is sent, and no lease is left.
+    // The client sends the release that it deferred, and no lease is left.
     eventually("no lease is left", || store.stats().unwrap().catalog.leases == 0);
     drop(node);
     owner.finish();
@@ -94,7 +95,8 @@ fn puts_through_a_stopped_owner_leak_nothing() {
                         let until = Instant::now() + Duration::from_secs(5);
                         let mut name = 1_000_000 * (worker + 10 * round);
                         while Instant::now() < until {
-                            // Whatever the result, pages read are right: `get` compares them.
+                            // The result may be a miss, but the pages read are right: `get`
+                            // compares them.
                             let _ = put(store, name, 100);
                             let _ = get(store, name, 100);
                             name += 1;
@@ -179,7 +181,8 @@ fn successor_that_never_listens_delays_once() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // The helper `heir` takes the lock next, as an owner that recovers does, and never listens.
+    // The helper `heir` takes the lock next, as an owner that recovers does, and does not listen on
+    // the socket.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();

@@ -26,8 +26,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// Puts one sequence at a time and repeatedly gets the flushed sequences. Prints after each flush
-/// the sequence and this process's role. (`get` panics on wrong bytes.)
+/// Puts and flushes one sequence after another, and gets flushed sequences in between; `get` panics
+/// on wrong bytes. After each flush, prints the sequence and this process's role.
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();
@@ -66,7 +66,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
         role == "owner"
     };
     for _ in 0..5 {
-        // All others continue; the new owner may not have noticed the death yet.
+        // All other processes continue. The new owner may not have noticed the death yet.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {
@@ -89,7 +89,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     }
     let node = open(&options(dir.path())).unwrap();
     let figures = || node.store().stats().unwrap().catalog;
-    // The free space is withheld until it is drained in the background.
+    // The space that the dead owner had free is withheld until it is drained in the background.
     let until = Instant::now() + Duration::from_secs(30);
     while figures().reserved_bytes > 0 && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(10));
@@ -105,7 +105,7 @@ fn flushed_pages_survive_owner_kills_under_load() {
     assert!(lost.is_empty(), "{lost:?} of {} are lost: {stats:?}", flushed.len());
 }
 
-/// Maximum sequences per client: all of them fit, because flushed pages must not be evicted.
+/// Maximum sequences per client. All sequences fit the store, so no flushed page is evicted.
 const WORK: usize = 200;
 
 #[test]
@@ -124,7 +124,7 @@ fn client_takes_over_from_a_killed_owner() {
     };
     hear(50);
     owner.kill();
-    // The clients continue, one of them as the owner.
+    // The clients continue, and one of them becomes the owner.
     hear(WORK - 100);
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
@@ -137,8 +137,8 @@ fn client_takes_over_from_a_killed_owner() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     let stats = node.store().stats().unwrap().catalog;
-    // One of the clients is the owner. If it is killed first, another client may take over before
-    // it is killed in turn.
+    // The kills end several clients, one of which is the owner. If the owner is killed first,
+    // another client may become the owner before it is killed as well.
     assert!((3..=5).contains(&stats.owner_epoch), "{stats:?}");
     // Space that dead processes may have been writing to is drained in the background.
     eventually("all space is free", || node.store().stats().unwrap().catalog.reserved_bytes == 0);
@@ -232,7 +232,7 @@ fn flush_reports_deletes_that_died_with_the_owner() {
     assert_eq!(probe(store, 1, 4).unwrap(), 0);
 }
 
-/// Puts by copy, unlike [`put`].
+/// Puts pages through a copy of their memory, unlike [`put`].
 fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     let keys = keys(name, pages);
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
@@ -257,7 +257,7 @@ fn flush_after_deduplicated_put(put_again: impl Fn(&Arc<Store>) -> usize) {
     let error = store.flush().unwrap_err();
     assert_eq!((node.role(), error.kind()), (Role::Owner, ErrorKind::Miss), "{error}");
     store.flush().unwrap();
-    // A flush of the next owner covers the pages that this owner has acknowledged.
+    // This process is the owner now: its flush covers the pages that its put acknowledges.
     assert_eq!(third.ask("put 1 8"), "8");
     assert_eq!(put_again(store), 8);
     store.flush().unwrap();
@@ -300,7 +300,8 @@ fn put_waiting_across_takeover_acknowledges_nothing_lost() {
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();
     assert_eq!(third.ask("put 1 8"), "8");
-    // The copy happens between the probe, which the owner answers, and the reservation.
+    // The put calls `then` when it copies its pages: after the probe, which the owner answers, and
+    // before the reservation.
     let owner = Mutex::new(Some(owner));
     let then = || drop(owner.lock().unwrap().take().map(Helper::kill));
     let pages = OwnedPages::new(keys(1, 9).iter().map(|key| page(key)).collect());
@@ -392,7 +393,7 @@ fn recreated_store_opens_beside_old_handles() {
     let error = probe(first.store(), 1, 4).unwrap_err();
     assert!(error.to_string().contains("another store"), "{error}");
     first.close().unwrap();
-    // The other handle still exists: its calls fail, and it does not disturb the new store.
+    // The old handle still exists. Its calls fail, and it does not disturb the new store.
     let anew = open(&options(dir.path())).unwrap();
     assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
     assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// The recorded messages of a client and an owner that know only version 7.
+/// Recorded messages of a client and an owner that support only version 7 of the protocol.
 const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
 const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
 /// The first bytes of that version's messages.
@@ -53,7 +53,7 @@ fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// One message without its length; empty if the peer closed the connection.
+/// Reads one message without its length; returns nothing if the peer closed the connection.
 fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     let mut length = [0; 4];
     if stream.read_exact(&mut length).is_err() {
@@ -64,8 +64,9 @@ fn read_message(stream: &mut UnixStream) -> Vec<u8> {
     message
 }
 
-/// Takes over the owner's socket. Answers each hello with `answer`; if that returns `None`, relays
-/// the connection to the owner. Returns immediately, with a running count of hellos.
+/// Listens at the path of the owner's socket. Answers each hello with the result of `answer`;
+/// relays the connection to the owner if the result is `None`. Returns immediately, with a counter
+/// of hellos that keeps running.
 fn listen_before_owner(
     dir: &Path,
     answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,
@@ -145,7 +146,7 @@ fn owner_of_version_7_serves_a_client() {
             });
         }
     });
-    // Further connections begin with the agreed version.
+    // Further connections of a client begin with the version that its first connection agreed on.
     assert!(hellos.load(Ordering::Relaxed) <= 2 + 3);
     drop(node);
     hear_owner_again(dir.path());
@@ -202,7 +203,7 @@ fn client_survives_a_takeover_by_another_version() {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         assert!(error.to_string().contains("theirs=6"), "{error}");
     }
-    // At most one attempt is made per second, for any number of calls.
+    // The client makes at most one attempt per second, for any number of calls.
     let most = 1 + started.elapsed().as_secs() as usize;
     assert!(hellos.load(Ordering::Relaxed) <= most, "{hellos:?}");
     hear_owner_again(dir.path());

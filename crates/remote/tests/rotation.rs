@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex};
 const DIR: &str = "RITORNELLO_TEST_DIR";
 const PORT: &str = "RITORNELLO_TEST_PORT";
 
-/// Answers requests signed with the key named in the file `allowed` with 404, and refuses all other
-/// requests. Records the key id of every request, "" for an unsigned request.
+/// Answers 404 to requests that are signed with the key named in the file `allowed`, and refuses
+/// all other requests. Records the key id of every request, "" for an unsigned request.
 fn serve(dir: PathBuf) -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -53,8 +53,8 @@ fn answer(mut client: TcpStream, dir: &Path, seen: &Mutex<Vec<String>>) -> std::
     )
 }
 
-/// Runs the test `name` of this file in another process, whose profile is in a temporary directory.
-/// Returns the key ids that the server received.
+/// Runs the test `name` of this file in another process, whose AWS profile is in a temporary
+/// directory. Returns the key ids that the server received.
 fn with_files(name: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let (port, seen) = serve(dir.path().to_owned());

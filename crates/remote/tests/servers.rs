@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of a prompt: two objects of 64 pages, and a remainder of 22.
+/// Pages of a prompt: two objects of 64 pages, and 22 further pages in smaller objects.
 const PAGES: usize = 150;
-/// Upper bound of any call with a deadline, on a busy machine.
+/// Limit of any call with a deadline, for a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(60);
 
 fn address(port: u16, prefix: &str) -> String {
@@ -137,7 +137,7 @@ fn check_server_restart(server: &mut Server, address: &str) {
             wait_for(3);
             server.resume();
         }
-        // The breaker closes after a successful trial call.
+        // The circuit breaker closes after a trial call has succeeded.
         let (until, read) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
         while pages.load(Relaxed) < read + PAGES {
             assert!(
@@ -151,7 +151,7 @@ fn check_server_restart(server: &mut Server, address: &str) {
     assert!(reader.stats().pages_lost > 0);
 }
 
-/// Stops other threads when its scope ends, also by a panic.
+/// Sets a flag that stops other threads when this value is dropped, also by a panic.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -219,7 +219,7 @@ fn foreign_and_damaged_objects_are_reported() {
     backend.set("ritornello/3/some/thing", b"new").unwrap();
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     assert_eq!((inventory.pages(), inventory.others["3"]), (PAGES as u64, (1, 3)));
-    // One object gets a header of a newer format, another object a flipped bit.
+    // Change one object's header to a newer format, and flip a bit of another object.
     let by_end = |pages: u32| inventory.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
     for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
@@ -265,8 +265,8 @@ fn second_writer_writes_nothing_and_gc_removes_ends() {
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
 
-/// Replaces a page of an object and makes the checksums valid, as a writer of the bucket without
-/// the key can do. Returns the forged object.
+/// Replaces a page of an object, and corrects the object's checksums, as a writer of the bucket
+/// without the seal's key can do. Returns the forged object.
 fn forged(mut object: Vec<u8>, page: usize) -> Vec<u8> {
     let at = object.windows(8).position(|eight| eight == RUN_MAGIC).unwrap();
     let (mut header, _) = RunHeader::decode(&object[at..]).unwrap();

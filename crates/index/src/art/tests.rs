@@ -13,7 +13,7 @@ fn open(dir: &Path) -> ArtIndex {
     ArtIndex::open(dir, ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() }).unwrap()
 }
 
-/// Puts pages into an index. A scope with an even number is chained.
+/// Inserts pages as one run. A scope with an even number is chained.
 fn insert(
     index: &dyn PrefixIndex,
     scope: u32,
@@ -82,7 +82,8 @@ struct Pair {
 
 impl Pair {
     /// Returns a run that both indexes hold: its name in `art`, its name in `memory`, and its
-    /// number of pages. `pick` counts the runs by generation, modulo their number.
+    /// number of pages. `pick` selects the run among all runs in order of generation, modulo their
+    /// number.
     fn pick(&self, pick: usize) -> Option<(RunId, RunId, u32)> {
         let mut runs = Vec::new();
         self.memory.for_each(&mut |run, view| runs.push((view.place.generation, run, view)));
@@ -195,7 +196,7 @@ fn insert_failing_midway_changes_nothing() {
     let trunk = pages(1, 50);
     insert(&index, 2, None, &trunk, 1).unwrap();
     let before = contents(&index);
-    // A run of several batches: the first succeeds, the last fails.
+    // The insert's write fails after its first `after` changes.
     for (count, after) in [(1, 0), (1, 2), (40, 41), (900, 3), (3000, 900)] {
         let more = pages(2, count);
         *index.tree.fail_after.lock() = Some(after);
@@ -205,7 +206,7 @@ fn insert_failing_midway_changes_nothing() {
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "no key is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
-        // The same insert succeeds once Holt does not fail.
+        // The same insert succeeds after `fail_after` has fired.
         let run = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
     }
@@ -219,7 +220,7 @@ fn run_with_too_many_extents_is_refused() {
     let index = open(dir.path());
     insert(&index, 2, None, &pages(1, 5), 1).unwrap();
     let before = contents(&index);
-    // One extent per page: more than 64 KiB of extents.
+    // The place has one extent per page, which is more than 64 KiB of extents.
     let keys = pages(2, 6000);
     let mut scattered = place(2, 6000);
     let segment = scattered.extents[0].segment;
@@ -247,7 +248,7 @@ fn crash_remains_of_a_long_run_are_removed() {
     insert(&index, 2, None, &pages(1, 5), 1).unwrap();
     let long = insert(&index, 2, None, &pages(2, 1000), 2).unwrap();
     let behind = insert(&index, 2, Some(page(2, 700)), &pages(3, 5), 3).unwrap();
-    // The state of a process that died before it wrote the record.
+    // Deletes the record of the run, as if the process had died before it wrote the record.
     let mut batch = super::tree::Batch::default();
     batch.delete(&super::key::run(long));
     index.apply(&batch).unwrap();
@@ -303,8 +304,8 @@ fn durable_index_needs_no_sync() {
     assert_eq!(index.stats().checkpoints, 0);
 }
 
-/// Checks that every run existed before, with the same or fewer pages, and that no parent is
-/// missing.
+/// Checks that every recovered run existed before, possibly with more pages, and that its parent
+/// exists.
 fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
@@ -345,7 +346,8 @@ fn damage_causes_misses_or_drops_only() {
             let mut bytes = std::fs::read(entry.path()).unwrap();
             let random =
                 crate::synthetic::mix(seed << 8 | u64::from(entry.file_name().len() as u8));
-            // Damage only bytes that have contents: the files are preallocated.
+            // Damage only the part of the file before its last byte that is not zero: the files are
+            // preallocated.
             let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
             if used > 0 && seed % 4 != 3 {
                 bytes[random as usize % used] ^= 1 << (random >> 32 & 7);
@@ -356,7 +358,7 @@ fn damage_causes_misses_or_drops_only() {
         }
         let index = open(dir.path());
         assert_intact(&index, &before);
-        // No damage is reported if only the end of unsynced changes is missing.
+        // If recovery reports no damage, only the newest unsynced changes may be missing.
         let runs = index.stats().runs;
         if index.recovered() == ArtRecovered::default() {
             assert!(runs > 150, "only {runs} runs, without a report");
@@ -364,7 +366,6 @@ fn damage_causes_misses_or_drops_only() {
         } else {
             lost += 1;
         }
-        // The index still accepts changes.
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
         assert_eq!(index.probe(ScopeSlot(4), &pages(900, 20)), 20);
     }

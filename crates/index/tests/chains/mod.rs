@@ -20,8 +20,9 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs `threads` writers and readers for two seconds, then sets `stop`. Readers look chains up
-/// with `walk`, which gets a random number to choose a method by; its results must be consistent.
+/// Runs `threads` writers and readers for two seconds, then sets `stop`. Each reader calls `walk`
+/// with a random number, by which `walk` chooses a method of lookup; the results must be
+/// consistent.
 pub fn crowd(
     index: &dyn PrefixIndex,
     threads: u64,
@@ -37,8 +38,8 @@ pub fn crowd(
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Insert a trunk of several runs with branches; its last runs are removed
-                    // later.
+                    // Insert a trunk of several runs with branches; the last runs of the trunk are
+                    // removed later.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
                     let mut at = index.probe(SCOPE, &keys);
@@ -70,8 +71,8 @@ pub fn crowd(
                         at += step.pages;
                         if let Some(view) = index.run(step.run) {
                             let end = (step.first + step.pages) as usize;
-                            // The run may have been cut since, but its remaining pages must be the
-                            // same.
+                            // The run may have been truncated since the lookup, but its remaining
+                            // pages must be equal.
                             let end = end.min(view.pages.len());
                             let from = (step.first as usize).min(end);
                             let keys = &keys[step.at as usize..][..end - from];

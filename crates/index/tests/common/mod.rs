@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The number of random cases: `PROPTEST_CASES`, else `count`.
+/// Configuration of a random test: `PROPTEST_CASES` cases if this variable is set, else `count`.
 pub fn cases(count: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     if std::env::var_os("PROPTEST_CASES").is_some() {
@@ -28,8 +28,8 @@ pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Puts pages along a path of the tree of sequences, as a store does: missing pages become a
-    /// run.
+    /// Puts pages along a path of the tree of sequences, as a store does: the missing pages become
+    /// a run.
     Put {
         scope: u32,
         path: u8,
@@ -94,9 +94,9 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Page `at` of a path. Paths form a binary tree that branches at 3, 7, 12 and 18. In unchained
-/// scopes every fifth page is the same on all paths. Every fourth page takes its first eight bytes
-/// from its position alone, so that they are equal on other paths.
+/// Returns page `at` of a path. The paths form a binary tree that branches at pages 3, 7, 12 and
+/// 18. In unchained scopes every fifth page is the same on all paths. Every fourth page takes its
+/// first eight bytes from its position alone, so paths share these bytes at equal positions.
 pub fn key(scope: u32, path: u8, at: u64) -> PageHash {
     let taken = [3, 7, 12, 18].iter().filter(|branch| at >= **branch).count();
     let family = u64::from(path & ((1 << taken) - 1)) | (taken as u64) << 8 | 1 << 16;
@@ -111,7 +111,7 @@ pub fn keys(scope: u32, path: u8, length: u8) -> Vec<PageHash> {
     (0..u64::from(length)).map(|at| key(scope, path, at)).collect()
 }
 
-/// Makes the medium between an index and its disk.
+/// Returns the medium that an index uses over a simulated disk.
 type MediumOver = Box<dyn Fn(&SimDisk) -> Arc<dyn Medium>>;
 
 pub struct Pair {
@@ -120,7 +120,7 @@ pub struct Pair {
     pub run: Arc<RunIndex>,
     memory: MemoryIndex,
     generation: u64,
-    /// The states that a crash may restore: all since the last sync, oldest first.
+    /// States that a crash may restore: all states since the last sync, oldest first.
     pub history: Vec<BTreeMap<u64, Content>>,
 }
 
@@ -128,13 +128,13 @@ pub fn open(disk: &SimDisk) -> Arc<RunIndex> {
     open_through(Arc::new(disk.clone()))
 }
 
-/// Writes checkpoints run by run, so that operations can happen in between.
+/// Opens an index that writes its checkpoints run by run, so that operations can happen in between.
 fn open_through(medium: Arc<dyn Medium>) -> Arc<RunIndex> {
     let options = RunOptions { checkpoint_write_bytes: 1, ..RunOptions::default() };
     Arc::new(RunIndex::open(medium, Path::new("/index"), options).unwrap())
 }
 
-/// The contents without recency, which a crash may lose.
+/// Returns the contents without recency, because a crash may lose recency.
 pub fn shape(contents: &BTreeMap<u64, Content>) -> BTreeMap<u64, Content> {
     let without = |(generation, content): (&u64, &Content)| {
         (*generation, Content { recency: 0, ..content.clone() })
@@ -147,7 +147,7 @@ impl Pair {
         Self::on(SimDisk::new(1 << 30), |disk| Arc::new(disk.clone()))
     }
 
-    /// A pair with a medium between the index and the disk.
+    /// Creates a pair with a medium between the index and the disk.
     pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium> + 'static) -> Self {
         let run = open_through(medium(&disk));
         let memory = MemoryIndex::new();
@@ -155,7 +155,8 @@ impl Pair {
         Self { disk, medium, run, memory, generation: 0, history: vec![BTreeMap::new()] }
     }
 
-    /// The runs of both indexes with the `pick`th generation.
+    /// Returns the names in both indexes of the run with the `pick`th generation, and its number of
+    /// pages.
     fn pick(&self, pick: u8) -> Option<(RunId, RunId, usize)> {
         let of = |index: &dyn PrefixIndex| {
             let mut runs = BTreeMap::new();
@@ -180,7 +181,7 @@ impl Pair {
         let pages = &keys[from..from + missing];
         let mut parent = from.checked_sub(1).map(|at| keys[at]).filter(|_| attach);
         if scope < 2 {
-            // Pages were skipped, so the parent does not exist, and the put leaves it out.
+            // If the put skipped pages, the parent does not exist, and the put names no parent.
             parent = parent.filter(|parent| self.memory.locate(slot, *parent).is_some());
         }
         self.generation += 1;
@@ -264,7 +265,7 @@ impl Pair {
             "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
             self.history
         );
-        // The oracle continues with the recovered state, without the lost runs.
+        // The oracle continues with the recovered state, without the runs that the crash lost.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();
@@ -284,7 +285,8 @@ impl Pair {
     }
 
     fn restore(&self, run: &Content, parent: Option<PageHash>) {
-        // Restore holes by inserting substitute pages and removing them.
+        // A removed page has no key. Insert the run with substitute keys, and remove these pages
+        // again.
         let filled: Vec<PageHash> = run
             .pages
             .iter()
@@ -310,7 +312,7 @@ impl Pair {
         }
     }
 
-    /// Compares all contents, and records the state for crashes.
+    /// Compares the contents of both indexes, and records the state that a crash may restore.
     pub fn check(&mut self, op: &Op) {
         let (run, memory) = (contents(&*self.run), contents(&self.memory));
         assert_eq!(run, memory);

@@ -7,7 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Records the states of a disk, and can wait for a message before a write to a checkpoint.
+/// Records the states of a disk, and can stop before each write to a checkpoint until a test
+/// answers.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     pub disk: SimDisk,
@@ -15,7 +16,7 @@ pub struct Recorder {
     pub pause: Arc<Mutex<Option<Pause>>>,
 }
 
-/// Announces a write, and waits for an answer.
+/// Announces each write to a checkpoint, and waits for an answer before the write.
 #[derive(Debug)]
 pub struct Pause {
     pub about: Sender<()>,

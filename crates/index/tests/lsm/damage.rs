@@ -1,4 +1,4 @@
-//! Openings after damage: they repair or drop, and report the damage.
+//! Opening a damaged database repairs it or drops it, and reports the damage.
 
 use super::chains::{SCOPE, insert};
 use super::{fill, open};
@@ -9,7 +9,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Files of the database whose paths contain `ending`.
+/// Returns the files of the database whose paths contain `ending`.
 fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     let entries = fs::read_dir(dir.join("lsm")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
@@ -18,7 +18,6 @@ fn files(dir: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// For every kind of damage the index opens, reports it, and holds only runs that were inserted.
 #[test]
 fn damaged_database_is_repaired_or_dropped() {
     type Break = fn(&Path);
@@ -55,7 +54,7 @@ fn damaged_database_is_repaired_or_dropped() {
             drop(index);
             let broken = files(dir.path(), ending);
             let broken: Vec<_> = match ending {
-                // Every other table; of the other kinds all files.
+                // Damage every second table, and all files of any other kind.
                 ".sst" => broken.iter().step_by(2).collect(),
                 _ => broken.iter().collect(),
             };
@@ -80,7 +79,7 @@ fn damaged_database_is_repaired_or_dropped() {
                 }
             };
             let mut index = open(dir.path());
-            // Reads may be the first to find damage. The damage is then marked, and the next open
+            // A read may be the first to find damage. It marks the damage, and the next open
             // repairs it.
             let mut found = std::collections::BTreeMap::new();
             index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
@@ -118,8 +117,8 @@ fn truncated_manifest_is_damage() {
     let before = contents(&index);
     index.sync().unwrap();
     drop(index);
-    // Copies the files, with the manifest cut to `cut` bytes. The test cuts it at every number of
-    // listed families, and at some other offsets.
+    // Copies the files, and cuts the manifest to `cut` bytes. The test cuts the manifest at each
+    // offset where the number of listed families changes, and at further offsets.
     let copy_to = |to: &Path, cut: u64| {
         fs::create_dir(to.join("lsm")).unwrap();
         fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();
@@ -152,10 +151,9 @@ fn truncated_manifest_is_damage() {
                 assert!(index.recovered().damaged, "cut at {cut} of {length}");
                 assert_eq!(found, before, "cut at {cut} of {length}");
             } else {
-                // Every run found was in the index before, unchanged.
                 assert!(found.iter().all(|(generation, run)| before[generation] == *run));
             }
-            // The descendants of a page are removed with it, and can be inserted again.
+            // Removing a page removes its descendants, which can then be inserted again.
             let keys = pages(7, 15);
             let found = index.probe(SCOPE, &keys);
             index.remove(SCOPE, &&keys[4..5]);
@@ -174,7 +172,7 @@ fn truncated_manifest_is_damage() {
     assert!(families.len() > 5, "every number of families was met: {families:?}");
 }
 
-/// Offsets of the record types in the first block of a manifest or log.
+/// Returns the offsets of the record types in the first block of a manifest or log.
 fn types_of_records(file: &Path) -> Vec<usize> {
     let bytes = fs::read(file).unwrap();
     let mut at = 0;
@@ -186,8 +184,9 @@ fn types_of_records(file: &Path) -> Vec<usize> {
     types
 }
 
-/// In a file that is not recycled, RocksDB would read a record of a recycled log again and again.
-/// The open finds such records before RocksDB reads them.
+/// The damage turns a record into a record of a recycled log. In a file that is not recycled
+/// RocksDB would read such a record again and again, so the open finds it before RocksDB reads the
+/// file.
 #[test]
 fn record_of_recycled_log_does_not_block_opening() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,9 +260,10 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Models a failed sync of the log, or of log and manifest, whose dropped pages still read back.
-/// `on_disk` has the disk's versions of these files, `cached` what reads return. Tables are synced
-/// before the manifest names them.
+/// Models a failed sync of the log, or of log and manifest, after which reads still return the
+/// pages that never reached the disk. `on_disk` holds the disk's versions of these files, `cached`
+/// the versions that reads return. Tables are equal in both, because RocksDB syncs a table before
+/// the manifest names it.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
     // Keep the old files open, so that no new file gets the inode number of an old file.
@@ -309,7 +309,7 @@ fn pages_dropped_by_failed_sync_are_rewritten_at_open() {
         fill(&index, 20..40);
         index.sync().unwrap();
         if closed {
-            // Writes tables, and a manifest that names them.
+            // The close writes tables, and a manifest that names them.
             drop(index);
             copy_files(&dir, &cached);
         } else {

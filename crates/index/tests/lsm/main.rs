@@ -1,4 +1,4 @@
-//! The `lsm` index across kills and damage, at its budget, and with threads.
+//! The `lsm` index after kills and damage, at its memory budget, and with concurrent threads.
 #![cfg(all(feature = "lsm", not(loom)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -25,7 +25,7 @@ fn open(dir: &Path) -> LsmIndex {
     LsmIndex::open(dir, &options).unwrap()
 }
 
-/// Chains of three runs of five pages.
+/// Inserts chains of three runs of five pages.
 fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     for family in families {
         let keys = pages(family, 15);
@@ -37,7 +37,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// RocksDB's own guard against a second opening compares paths only.
+/// Opens one directory by two paths: RocksDB's guard against a second opening compares paths only.
 #[test]
 fn index_opens_once_by_whichever_path() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,7 +102,7 @@ fn synced_changes_survive_a_kill() {
         if family <= last {
             assert_eq!(found, if cut { 7 } else { 15 }, "family {family} of {last}");
         } else {
-            // Changes that were not synced may exist, in order and without gaps.
+            // Unsynced changes may be present, but only in order and without gaps.
             assert!(!ended || found == 0, "family {family} of {last}");
             ended |= found < 15 && !(family % 5 == 0 && found == 7);
         }
@@ -184,7 +184,7 @@ fn files_stay_within_their_budget() {
         }
     }
     assert!(most > 500, "and the budget is used: {most} runs of eight pages");
-    // A smaller budget is met after some removals.
+    // After some removals the index meets a smaller budget.
     index.set_budget(budget / 2);
     for _ in 0..runs.len() * 3 / 4 {
         index.truncate(runs.pop_front().unwrap(), 0);
@@ -233,7 +233,7 @@ fn tree_shape_changes_stepwise_while_open() {
         last = applied;
     }
     assert_eq!(steps, 6);
-    // The setting now allows seven runs per level, so some of the next runs remain.
+    // A level may now hold seven sorted runs, so some of the next runs are not merged.
     let mut most = 0;
     for _ in 0..8 {
         flush(&index, &mut next, 1);
@@ -262,7 +262,8 @@ fn decisions_follow_operations_and_are_reported() {
     }
     let read = index.tuning().unwrap();
     let last = *read.decisions.last().unwrap();
-    // A shift takes two windows, and the first of them may have begun among writes.
+    // The tuner changes its decision after two windows. The first of these windows may have begun
+    // while the test still wrote.
     assert!(last.mix.writes < 0.3 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
     assert!(read.target.runs <= written.target.runs, "{read:?}");
 }
@@ -281,7 +282,6 @@ fn statistics_count_written_entries() {
     assert!(stats.memory_bytes > 0 && stats.disk_bytes > 0 && stats.files > 3, "{stats:?}");
 }
 
-/// Readers, writers, syncs and compactions run concurrently.
 #[test]
 fn many_threads_run_concurrently() {
     let dir = tempfile::tempdir().unwrap();

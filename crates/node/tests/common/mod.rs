@@ -19,7 +19,8 @@ pub const CAPACITY: u64 = 64 * MIB;
 const MARK: &str = "helper> ";
 const VARIABLE: &str = "RITORNELLO_TEST_HELPER";
 
-/// Options of the tests' stores. The environment variable `RITORNELLO_TEST_INDEX` names the index.
+/// Returns the options of a test's store. The environment variable `RITORNELLO_TEST_INDEX` names
+/// the index.
 pub fn options(dir: &Path) -> Options {
     let index = std::env::var("RITORNELLO_TEST_INDEX").ok();
     Options {
@@ -34,7 +35,7 @@ pub fn scope() -> Scope {
     Scope::opaque("node tests", PAGE, true)
 }
 
-/// The keys of sequence `name`: key `n` stands for all pages before it.
+/// Returns the keys of sequence `name`. Key `n` commits to all pages before it.
 pub fn keys(name: u64, pages: usize) -> Vec<Vec<u8>> {
     (0..pages as u64)
         .map(|n| [name.to_le_bytes(), n.to_le_bytes(), [7; 8], [9; 8]].concat())
@@ -45,7 +46,6 @@ pub fn refs(keys: &[Vec<u8>]) -> Vec<&[u8]> {
     keys.iter().map(Vec::as_slice).collect()
 }
 
-/// The only correct bytes for `key`.
 pub fn page(key: &[u8]) -> Vec<u8> {
     let mut x = key
         .iter()
@@ -65,7 +65,7 @@ pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {
     store.put_batch(&scope(), &refs(&keys), &source, &PutOptions::default(), &Control::default())
 }
 
-/// Number of leading pages read; panics on wrong bytes.
+/// Gets pages, and panics on wrong bytes. Returns the number of leading pages read.
 pub fn get(store: &Store, name: u64, pages: usize) -> Result<usize> {
     let keys = keys(name, pages);
     let mut bytes = vec![vec![0xEE; PAGE as usize]; pages];
@@ -83,7 +83,7 @@ pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
     store.probe(&scope(), &refs(&keys(name, pages)))
 }
 
-/// Waits until `done`; fails after half a minute.
+/// Waits until `done` returns true; fails after 30 seconds.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -131,7 +131,7 @@ impl Helper {
         self.input.flush().unwrap();
     }
 
-    /// The helper's next answer; empty if the helper is dead.
+    /// Returns the helper's next answer; an empty string if the helper is dead.
     pub fn listen(&mut self) -> String {
         let mut line = String::new();
         while self.output.read_line(&mut line).unwrap_or(0) > 0 {

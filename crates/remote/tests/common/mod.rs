@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 pub const SCOPE: ScopeId = ScopeId([3; 16]);
 pub const PAGE: usize = 128 << 10;
 
-/// A deadline that no test reaches.
 pub fn patient() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
@@ -21,7 +20,6 @@ pub fn keys(number: u8, pages: usize) -> Vec<Vec<u8>> {
     (0..pages).map(|at| [vec![number; 28], (at as u32).to_le_bytes().to_vec()].concat()).collect()
 }
 
-/// The bytes of the page with this key.
 pub fn page(key: &[u8]) -> Vec<u8> {
     let seed =
         key.iter().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(*byte)));

@@ -20,7 +20,7 @@ pub enum ProxyFault {
     Slow(Duration),
     /// Half of the body is sent, then the connection is closed.
     Cut,
-    /// Half of the body is sent, and its length as the answer's length.
+    /// Half of the body is sent, and the answer's length is that of this half.
     Half,
     /// One byte in the middle of the body is changed.
     Flipped,
@@ -135,7 +135,6 @@ impl Head {
     }
 }
 
-/// Reads a body in chunked transfer encoding.
 fn chunks(from: &mut impl BufRead) -> std::io::Result<Vec<u8>> {
     let mut body = Vec::new();
     loop {
@@ -210,8 +209,8 @@ fn serve(
         request.write(to)?;
         to.write_all(&body)?;
         let Some(mut answer) = Head::read(answers)? else { return Ok(()) };
-        // "100 Continue" is not requested; the length in the answer to HEAD is of a body that is
-        // not sent.
+        // The proxy never requests "100 Continue". The answer to HEAD names the length of a body
+        // that it does not have.
         let mut body = vec![0; if is_head { 0 } else { answer.length }];
         answers.read_exact(&mut body)?;
         if answer.value("transfer-encoding").is_some() {

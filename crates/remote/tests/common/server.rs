@@ -45,7 +45,6 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server with a bucket.
     pub fn start(kind: Kind) -> Self {
         // The port is free unless another process takes it before the server starts.
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -129,7 +128,6 @@ impl Server {
         }
     }
 
-    /// Kills the server.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             let _ = process.kill();
@@ -144,7 +142,7 @@ impl Drop for Server {
     }
 }
 
-/// The status of the server's answer to a request, if any.
+/// Returns the status of the server's answer to a request; `None` without an answer.
 fn status(method: &str, path: &str, port: u16) -> Option<u16> {
     let ask = || -> std::io::Result<Vec<u8>> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;

@@ -19,12 +19,12 @@ fn gs(port: u16, prefix: &str) -> String {
     format!("gs://{BUCKET}/{prefix}?anonymous=true&endpoint=http://127.0.0.1:{port}")
 }
 
-/// An address without a key, which the environment holds.
+/// Returns an Azure address without its key, which the environment holds.
 fn az(port: u16, prefix: &str) -> String {
     format!("az://{BUCKET}/{prefix}?account={ACCOUNT}&endpoint=http://127.0.0.1:{port}/{ACCOUNT}")
 }
 
-/// The result of probing the remote in another process with this environment.
+/// Probes the remote in another process with this environment. Returns the process's answer.
 fn probe_in_child(address: &str, environment: &[(&str, &str)]) -> String {
     let ours = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|its| name.starts_with(its));
     let mut command = Command::new(current_exe().unwrap());
@@ -83,7 +83,8 @@ fn azure_restart_costs_hits() {
     let mut server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
     assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
-    // Azurite saves its state a few seconds after a change.
+    // Azurite saves its state a few seconds after a change. Write until both of its files are newer
+    // than the put.
     let (put, backend) = (SystemTime::now(), open(&az(server.port, "b")).unwrap().backend);
     let noted =
         |file| server.data().join(file).metadata().is_ok_and(|m| m.modified().unwrap() > put);
@@ -158,12 +159,12 @@ fn azure_is_found_or_advice_is_given() {
     let emulator = ("AZURE_STORAGE_USE_EMULATOR", "true");
     let url = ("AZURITE_BLOB_STORAGE_URL", endpoint.as_str());
     assert_eq!(probe_in_child(&bare, &[emulator, url]), all_of_them());
-    // The address takes precedence over the environment.
+    // The URL in the environment leads nowhere: the address must take precedence.
     let nobody = ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:1");
     assert_eq!(probe_in_child(&address, &[emulator, nobody, key]), all_of_them());
 
     let wrong = probe_in_child(&address.replace(ACCOUNT, OTHER_ACCOUNT), &[key]);
-    // The service reports `AuthenticationFailed`, the emulator `AuthorizationFailure`.
+    // Azure reports a wrong key as `AuthenticationFailed`, Azurite as `AuthorizationFailure`.
     assert!(wrong.starts_with("Fatal") && wrong.contains("credentials"), "{wrong}");
     assert!(!wrong.contains(ACCOUNT_KEY), "{wrong}");
     let missing = probe_in_child(&address.replace(BUCKET, "nowhere"), &[key]);
