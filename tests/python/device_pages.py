@@ -1,4 +1,4 @@
-"""Pages of stores on loop devices: large ones, and small ones whose index records are long."""
+"""Pages of stores on loop devices: large pages, and small pages whose index records are long."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import ritornello as rt
 from ritornello.errors import RetryError
 
 PAGE_BYTES = 256 << 10
-# Keys do not chain: a lost page hides no other.
+# The scope is unchained, so a lost page hides no other page.
 SCOPE = rt.Scope.opaque("device", PAGE_BYTES)
 SMALL_PAGE = 4096
 SMALL_SCOPE = rt.Scope.opaque("index", SMALL_PAGE)

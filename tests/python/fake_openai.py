@@ -15,9 +15,10 @@ Told = TypeVar("Told")
 
 @dataclass
 class FakeOpenAI:
-    """`prefill_s`: delay of the first token; `gap_s`: delay of each further token. An answer's
-    tokens depend on the prompt only. `ids`: return token ids. `breaks_after`: tokens after which
-    the connection is cut. `fails`: the status of every completion instead of an answer.
+    """`prefill_s` is the delay of the first token, `gap_s` the delay of each further token, in
+    seconds. The tokens of an answer depend on the prompt only. With `ids` answers contain token
+    ids. The server cuts the connection after `breaks_after` tokens. With `fails` every completion
+    gets this status instead of an answer.
     """
 
     prefill_s: float = 0.0
@@ -105,7 +106,7 @@ class FakeOpenAI:
         writer.write(b"6\r\ndata: \r\n7\r\n[DONE]\n\r\n0\r\n\r\n")
 
     def _remember(self, tokens: list[Any]) -> int:
-        """Returns how many leading tokens of the prompt, in whole blocks, were sent before."""
+        """Returns how many leading tokens of the prompt, in whole blocks, an earlier prompt had."""
         blocks = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
         hits = 0
         for block in blocks:
@@ -146,7 +147,7 @@ def _chunk(writer: asyncio.StreamWriter, told: dict[str, Any]) -> None:
 def with_servers(
     servers: list[FakeOpenAI], test: Callable[[list[str]], Coroutine[Any, Any, Told]]
 ) -> Told:
-    """Runs `test` with the addresses of the servers, all in one event loop."""
+    """Runs the servers and `test`, which gets their addresses, in one event loop."""
 
     async def serve() -> Told:
         async with asyncio.timeout(60), AsyncExitStack() as stack:

@@ -48,19 +48,22 @@ class Module:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.defined: set[str] = set()
-        # Names that blocks define, among them macros.
+        # Names defined inside blocks, such as macros.
         self.nested: set[str] = set()
         self.aliases: dict[str, Name] = {}
         self.globs: set[Name] = set()
         self.paths: set[Name] = set()
 
 
-# The modules of a crate or package by name; the first part of each name is the root's.
+# The modules of a crate or package by name; the first part of a name is the name of the crate or
+# package.
 Modules = dict[Name, Module]
 
 
 def block_end(code: str, start: int, stops: str) -> int:
-    """The end of the item at `start`: after one of `stops` or a block outside all brackets."""
+    """Returns the end of the item at `start`: the position after a character of `stops`, or after a
+    block, outside all brackets.
+    """
     depth = 0
     for at in range(start, len(code)):
         if code[at] in "([{":
@@ -77,7 +80,7 @@ def block_end(code: str, start: int, stops: str) -> int:
 
 
 def without_tests(source: str) -> str:
-    """Rust code without comments, literals, and items that only tests have."""
+    """Returns Rust code without comments, literals, and items under `cfg(test)`."""
     code = NO_CODE.sub(lambda found: '""' if '"' in found[0] else " ", source)
     while found := OF_TESTS.search(code):
         if found[0].startswith("#!"):
@@ -91,14 +94,14 @@ def without_tests(source: str) -> str:
 
 
 def top_level(code: str) -> str:
-    """Code without the contents of its blocks."""
+    """Returns code without the contents of its blocks."""
     while (shorter := re.sub(r"\{[^{}]*\}", ";", code)) != code:
         code = shorter
     return code
 
 
 def use_tree(tree: str) -> Iterator[tuple[Name, str]]:
-    """The paths of a `use`, and the name that each gets: `*` for a glob."""
+    """Yields the paths of a `use` with the name that each gets; `*` for a glob."""
     tree = tree.strip()
     head, brace, inner = tree.partition("{")
     if not brace:

@@ -48,7 +48,9 @@ def can_serve(fail_safe: FailSafeStore) -> bool:
 
 
 def can_store(fail_safe: FailSafeStore) -> bool:
-    """Returns whether pages are stored. Asks the ticket, and makes no further call of the store."""
+    """Returns whether a put stores its pages. Reads the result from the ticket, without a further
+    call of the store.
+    """
     ticket = fail_safe.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
     outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
     return outcome is not None and outcome.pages == len(KEYS)
@@ -139,11 +141,11 @@ os._exit(0 if store.open() else 1)
 """
 
 
-# Exit status of a script that misses userfaultfd(2).
+# Exit status of a script on a kernel without userfaultfd(2).
 NOT_SUPPORTED = 77
 
-# A put whose memory never answers keeps its store from being closed, as a hung disk would. Another
-# store takes the store's place.
+# The memory of a put never answers a page fault, so its store cannot be closed, as with a hung
+# disk. Then another store takes the place of this store.
 EXIT_WHILE_CLOSING = f"""{PREAMBLE}
 import ctypes, fcntl, mmap, platform, struct
 import ritornello as rt

@@ -1,4 +1,6 @@
-"""A scheduler's side with a store of sets, and stand-ins for vLLM's requests and blocks."""
+"""A scheduler's side with a store that is a set of pages, and stand-ins for vLLM's requests and
+blocks.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -62,7 +64,9 @@ BLOCKS = (list(range(100, 140)), list(range(200, 240)))
 
 
 def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """Runs one step that admits the request and computes it to its end, or `computed` tokens."""
+    """Runs one step that admits the request and computes it to its end or, if given, `computed`
+    tokens.
+    """
     external, _ = side.matched_tokens(asked, local)
     assert external is not None
     side.request_admitted(asked, BLOCKS, external)

@@ -138,7 +138,7 @@ def test_timed_run_replaces_users_until_end() -> None:
     server = FakeOpenAI(prefill_s=0.001)
     records = run(qa(time_s=0.2, qps=200.0), server)
     assert len({record.session for record in records}) > 4
-    # Some time passes between reading the clock and sending.
+    # The driver reads the clock a short time before it sends.
     assert all(record.sent_s < 0.2 + 0.1 for record in records)
 
 
@@ -259,7 +259,7 @@ def test_extra_fields_are_in_every_request() -> None:
 
 def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:
     records = run(workload, server, **options)
-    # A session ends with its first failure, so all requests are first rounds.
+    # A session ends with its first failure, so all requests belong to round 0.
     assert {record.round for record in records} == {0}
     (error,) = {str(record.error).replace(server.url, "URL") for record in records}
     return error

@@ -56,7 +56,9 @@ def test_interval_covers_mean_at_its_level() -> None:
 
 
 def test_bootstrap_draws_whole_sessions() -> None:
-    """Values that are equal within sessions carry no more information than one value each."""
+    """A bootstrap over values that are equal within a session is as wide as over one value per
+    session.
+    """
     chance = random.Random(4)
     once = [[chance.random()] for _ in range(12)]
     often = [session * 50 for session in once]

@@ -50,8 +50,8 @@ def place(tmp_path: Path) -> Place:
 
 
 def measured(ttft_s: float, failed: int = 0, **hits: int) -> Measured:
-    """Returns the records of three users. The TTFT of a user's first question is one second, the
-    TTFT of two further questions is `ttft_s`.
+    """Returns the records of three users. Each user's first question has a TTFT of one second, and
+    two further questions have a TTFT of `ttft_s`.
     """
     records = [
         Record(
@@ -98,8 +98,8 @@ def test_plan_has_each_setup_once_best_first() -> None:
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
-    # The set-ups with a fixed gate over a disk come before the set-ups with a fixed gate over S3:
-    # if time runs out, the gate's regret is known over a disk.
+    # Set-ups with a fixed gate run over a disk first, and over S3 after that: if time runs out, the
+    # results over a disk suffice for the gate's regret.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, STORE, HOST_DISK, HOST_S3}
 
@@ -252,7 +252,7 @@ def test_rows_pair_users_with_and_without_tiers(tmp_path: Path) -> None:
     assert made.broken == []
     made.write(tmp_path / "report.json", versions="x")
     told = json.loads((tmp_path / "report.json").read_text())
-    # The engine alone computes prompts of 1,000 tokens in four seconds.
+    # Without a store the engine computes a prompt of 1,000 tokens in four seconds.
     assert told["break_even_bytes_s"] == {str(HISTORY): 250 * 6144}
     assert told["answers_compared"][LIMITED.title] == [0, 512]
     assert set(told["rows"][2]) >= {

@@ -71,7 +71,8 @@ try:
 except RitornelloError:
     pass
 """
-# By architecture: O_DIRECT, and the calls that open files with the index of their flags.
+# For each architecture: the flag O_DIRECT, and the numbers of the calls that open files with the
+# index of their flags.
 MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
 IO_URING_SETUP = 425
 
@@ -83,7 +84,8 @@ def forbid() -> None:
 
     o_direct, opens = MACHINES[platform.machine()]
     errno, allow = 0x0005_0000, 0x7FFF_0000
-    # BPF: load a word, jump if equal or if a bit is set (lines to skip if true, if false), return.
+    # BPF: load a word; jump if equal, or if a bit is set, with the lines to skip if true and if
+    # false; return.
     load, equal, bit, answer = 0x20, 0x15, 0x45, 0x06
     program = [(load, 0, 0, 0), (equal, 0, 1, IO_URING_SETUP), (answer, 0, 0, errno | 1)]
     for number, position in opens.items():
@@ -162,7 +164,7 @@ def test_full_disk_stops_growth_not_store(tmp_path: Path) -> None:
     said = run(path, *inject("fallocate:error=ENOSPC:when=2+"))
     assert not said["poisoned"]
     assert said["rounds"][0][2] == 7
-    # The store has one segment, so old sequences were evicted; the last sequences are stored.
+    # The store has one segment, so it evicted old sequences; the last seven sequences are stored.
     assert said["rounds"][-1][2] == 7
     assert said["right"] >= 7
 

@@ -99,7 +99,7 @@ fn sizes_match_codes_and_scales() {
     }
 }
 
-/// Each layer and each matrix decodes as if it were the only one in the slice.
+/// Each layer and each matrix of a slice decodes as it would in a slice without the others.
 #[test]
 fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);

@@ -344,7 +344,7 @@ fn file_without_predecessor_counts_if_complete() {
     };
     put(&index, &pages[..40]);
     let before = disk.crash(0);
-    // These changes exceed the size of one file, so the index begins another.
+    // The following changes exceed the size of one file, so the index begins another.
     (0..100).for_each(|_| put(&index, &pages));
     index.maintain().unwrap();
     drop(index);

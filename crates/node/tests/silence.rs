@@ -57,7 +57,7 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // These calls fail with a reason, because a miss would be a false answer.
+    // The following calls fail with a reason, because a miss would be a false answer.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),

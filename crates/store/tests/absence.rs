@@ -1,5 +1,5 @@
-//! Volumes and segments that cannot be used for one opening: nothing is lost, nothing is created in
-//! their place, and they are reattached.
+//! Volumes and segments that cannot be used for one opening: no page is lost, no file is created in
+//! their place, and the store reattaches them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +25,7 @@ fn unmounted_volume_is_reattached_while_open() {
     assert_eq!(stats.absent_space.reasons.len(), 1, "{:?}", stats.absent_space);
     assert!(stats.absent_space.reasons[0].contains("/b"), "{:?}", stats.absent_space);
     assert!(stats.absent_space.runs > 0);
-    // Lookups agree with each other, and no hidden page counts as stored.
+    // `get`, `probe` and `exists` agree, and a put does not count a hidden page as stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
         let pages = get(&open.store, &scope, &keys).pages;
@@ -91,7 +91,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // The segment's number stayed in use: the store still grows.
+        // No new segment took the absent segment's number, so the store still grows.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }
@@ -118,7 +118,7 @@ fn retired_volume_loses_pages_and_number() {
     forget(&open, "/b").unwrap();
     let stats = open.store.stats().unwrap().catalog;
     assert_eq!((stats.absent_space.runs, stats.paths.len()), (0, 1));
-    // The retired volume's pages can be stored again.
+    // After the volume was retired, its pages can be put again.
     for name in 0..SEQUENCES {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
@@ -140,7 +140,7 @@ fn retired_volume_loses_pages_and_number() {
 fn main_directory_with_foreign_volumes_is_refused() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
-    // The main directory is not mounted: a new store must not take the volumes.
+    // While the main directory is not mounted, a new store must not take its volumes.
     let elsewhere = Options { dir: "/elsewhere".into(), ..two_volumes() };
     let error = open_on(Arc::new(disk.clone()), &elsewhere).map(Open::close).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);

@@ -1,5 +1,5 @@
-//! Absent space together with other features: reservations, budget, drained directories, deletions,
-//! stores of an earlier build.
+//! Absent space together with other features: reservations, the write budget, drained directories,
+//! deletions, and stores of earlier builds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -23,7 +23,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// `paths drain` of a volume with a segment that cannot be opened now.
+/// Drains a volume, one of whose segments cannot be opened now.
 #[test]
 fn drained_volume_waits_for_its_absent_segment() {
     let scope = chained(65_536);
@@ -75,7 +75,7 @@ fn drained_volume_waits_for_its_absent_segment() {
     }
 }
 
-/// The budget counts segments that cannot be opened.
+/// Segments that cannot be opened count towards the store's capacity.
 #[test]
 fn absent_segments_count_for_the_budget() {
     let disk = SimDisk::new(256 * MIB);
@@ -100,7 +100,7 @@ fn absent_segments_count_for_the_budget() {
     assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
 }
 
-/// A segment that could not be opened, and whose file was removed, is given up: its pages can be
+/// The store gives up a segment that it could not open and whose file was removed: its pages can be
 /// put again, and the store does not stay degraded.
 #[test]
 fn absent_segment_without_file_is_given_up() {
@@ -122,8 +122,8 @@ fn absent_segment_without_file_is_given_up() {
     }
 }
 
-/// An empty mount point does not prove that its volume has lost the absent segment, which therefore
-/// is not given up.
+/// The store does not give up an absent segment while its directory is an empty mount point,
+/// because the unmounted volume may still have the segment.
 #[test]
 fn absent_segment_of_unmounted_volume_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -203,12 +203,12 @@ fn space_deleted_while_returning_waits_for_durability() {
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     let store = Arc::clone(&open.store);
     let scope = chained(65_536);
-    // Sequences on the absent volume.
+    // Select the sequences that are on the absent volume.
     let absent: Vec<u64> = (0..SEQUENCES)
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
     assert!(!absent.is_empty());
-    // Something to sync, so that the index has a record to write and the round a segment.
+    // This put gives the index a record to write and the sync round a segment to sync.
     put(&store, &scope, &sequence(900, 1), None);
     let (names, deleting) = (absent.clone(), Arc::clone(&store));
     let delete = move || {
@@ -220,8 +220,8 @@ fn space_deleted_while_returning_waits_for_durability() {
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
     assert_eq!(schedule.hooks(), 0, "nothing was synced");
-    // Without a flush, these puts must not use the space of the deleted pages. They fit the other
-    // free space, because a put without free space would sync.
+    // Without a flush these puts must not use the space of the deleted pages. The remaining free
+    // space suffices, so that no put syncs in search of space.
     for name in 200..207 {
         assert_eq!(put(&store, &scope, &sequence(name, 8), None).pages, 8);
     }
@@ -238,8 +238,8 @@ fn space_deleted_while_returning_waits_for_durability() {
     assert_eq!(broken, 0, "pages were promised that cannot be delivered");
 }
 
-/// A volume is unmounted during an opening: after its marker was read, before its segments are
-/// listed.
+/// A volume is unmounted during an opening, after the opening has read its marker and before it
+/// lists the volume's segments.
 #[test]
 fn volume_lost_during_opening_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -276,7 +276,7 @@ fn volume_lost_while_reattaching_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A volume is unmounted only while an opening lists it.
+/// A volume is unmounted only while an opening lists its segments.
 #[test]
 fn volume_unmounted_while_listed_is_not_empty() {
     let disk = SimDisk::new(64 * MIB);
@@ -295,8 +295,8 @@ fn volume_unmounted_while_listed_is_not_empty() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// Segments of a volume cannot be opened. While the owner checks for them, the volume is mounted
-/// again between the listing and the check of its marker.
+/// A volume's segments cannot be opened. When the owner checks the volume, it is mounted again
+/// after the owner has listed its segments and before the owner reads its marker.
 #[test]
 fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -349,7 +349,7 @@ fn upgrade_with_unmounted_volume_keeps_its_pages() {
 fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);
     fill(&disk);
-    // The other store, of an earlier build, in /b's place.
+    // Create the other store with the earlier build, in the place of /b.
     let b = disk.clone();
     b.unmount(Path::new("/b")).unwrap();
     let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };
@@ -364,7 +364,6 @@ fn unmarked_volume_of_another_store_is_rejected() {
     manifest.volumes[0].marked = false;
     directory.write_manifest(&manifest).unwrap();
     disk.remove(Path::new("/b/VOLUME")).unwrap();
-    // This store opens with the other store's volume in place of its volume.
     let open = reopen(Arc::new(disk.clone()));
     for name in 300..330 {
         let _ = try_put(&open.store, &chained(65_536), &sequence(name, 8), None);

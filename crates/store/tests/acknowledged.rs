@@ -21,7 +21,7 @@ use std::time::Duration;
 const PAGE: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(30);
 
-/// A kind of put. Each puts 8 pages, 6 of which another put stored, or only these 6.
+/// A kind of put. A call puts 8 pages, of which another put stored 6, or only these 6.
 type Way = fn(&Open, &Arc<Scope>, &[Vec<u8>]) -> Outcome;
 
 fn copy(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
@@ -72,8 +72,8 @@ fn durable(admission: AdmissionMode) -> Options {
     Options { durability, admission, ..options(Path::new("/store"), 32) }
 }
 
-/// Commits pages as another client, as one part of a longer put. Committing a part does not make it
-/// durable, because such a client flushes once, after the last part. This client never flushes.
+/// Commits pages as another client, as one part of a longer put. A commit of a part does not sync,
+/// because the client flushes once after the last part. This client never flushes.
 fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let catalog = open.core.catalog_for(ClientId(7), "other");
     let reference = catalog.resolve(scope, true).unwrap().unwrap();
@@ -83,7 +83,7 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     let reserve = || catalog.reserve(reference, &keys_of, None, &request).unwrap();
     let mut reserved = reserve();
     if reserved.runs.is_empty() {
-        // Admission admits pages at their second put.
+        // The mode `SecondSight` admits pages at their second put.
         reserved = reserve();
     }
     let [run] = &reserved.runs[..] else { panic!("{reserved:?}") };
@@ -111,8 +111,9 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     assert_eq!(catalog.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }
 
-/// In `durable` mode: a put of `requested` pages after another client committed six of them, and
-/// power loss after it acknowledged `expected` pages.
+/// In `durable` mode another client commits six pages without a flush. Then this client puts
+/// `requested` pages, the put acknowledges `expected` pages, and power is lost: all acknowledged
+/// pages must survive.
 fn survive(scope: &Scope, admission: AdmissionMode, way: Way, requested: usize, expected: usize) {
     let scope = Arc::new(scope.clone());
     for seed in 0..12 {
@@ -157,8 +158,8 @@ fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
     }
 }
 
-/// A source that deletes pages when its first page is copied, between the caller's probe and the
-/// worker's reservation.
+/// A source that deletes pages when the put copies its first page: after the caller's probe, and
+/// before the worker reserves space.
 struct Deleting<'a> {
     pages: BorrowedPages<'a>,
     delete: Box<dyn Fn() + Send + Sync + 'a>,
@@ -218,7 +219,6 @@ fn unchained_tail_is_put_without_its_head() {
     assert_eq!(present, [true, true, true, false, true, true, true, true]);
 }
 
-/// In `durable` mode a delete is durable: its pages do not return.
 #[test]
 fn durable_deletes_survive_power_loss() {
     let disk = SimDisk::new(64 * MIB);

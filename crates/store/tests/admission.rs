@@ -30,7 +30,8 @@ fn second_put_is_admitted() {
     let first = put(&open.store, &scope, &keys[..6], None);
     assert_eq!((first.pages, first.reason), (0, "admission"));
     assert_eq!(stats(&open).admission.ghost_pages, 6);
-    // The six known pages are admitted; the last two are refused, and are known for the next put.
+    // The put admits the six known pages. It refuses the last two, which are then known to the next
+    // put.
     let again = put(&open.store, &scope, &keys, None);
     assert_eq!((again.pages, again.reason), (6, "admission"));
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -39,7 +40,7 @@ fn second_put_is_admitted() {
     assert_eq!((seen.counters["refused_admission"], seen.counters["refused_pages"]), (8, 8));
     assert_eq!(seen.admission.policy, "second_sight");
     open.close();
-    // The list of refused pages ends with the process; stored pages remain.
+    // A new process has no list of refused pages; stored pages remain.
     let open = open_with(dir.path(), AdmissionMode::SecondSight, None);
     put(&open.store, &scope, &sequence(2, 8), None);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -74,7 +75,8 @@ fn zero_budget_writes_nothing_and_reads() {
 fn low_budget_requires_second_sight() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
-    // A bucket of 4 MiB, half full: during this test it gets no page more.
+    // The budget's bucket holds 4 MiB and begins half full; at 96 MiB per day it gains less than a
+    // page during the test.
     let open = open_with(dir.path(), AdmissionMode::Auto, Some("96MiB/day"));
     let mut stored = 0;
     for name in 0..4 {
@@ -111,7 +113,7 @@ fn unplaced_pages_are_refunded() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // Fifty megabytes were put, and only the pages that fitted the free space were written.
+    // The test put fifty megabytes, and the store wrote only pages that fitted its free space.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

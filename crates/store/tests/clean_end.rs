@@ -1,4 +1,4 @@
-//! The state that a clean end and an unclean end leave to the next owner.
+//! The state in which a clean end and an unclean end leave a store to the next owner.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,8 +17,9 @@ fn store_options() -> Options {
     Options { background_threads: false, ..options(Path::new("/store"), 8) }
 }
 
-/// A process is killed with writes in flight; the next owner cannot open that segment and closes;
-/// the owner after it must still drain the segment before it reuses the space.
+/// A process is killed with writes to a segment in flight. The next owner cannot open this segment,
+/// and closes the store. The owner after it must still drain the segment before it reuses the
+/// segment's space.
 #[test]
 fn absent_segment_makes_the_end_unclean() {
     let disk = SimDisk::new(64 * MIB);
@@ -48,7 +49,7 @@ fn absent_segment_makes_the_end_unclean() {
     }
 }
 
-/// A store is killed while it shrinks, and opened again: it continues with the emptiest segments.
+/// A store is killed while it shrinks. The next owner continues with the emptiest segments.
 #[test]
 fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {

@@ -1,4 +1,5 @@
-//! Guarantees of an owner to its clients, and the effects that it prevents between clients.
+//! Guarantees of an owner to its clients, and effects of one client on another that the owner
+//! prevents.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +26,8 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 
 #[test]
 fn only_its_client_ends_a_reservation() {
-    // No client is ever proven dead, so the reservations of a disconnected client stay withheld.
+    // The liveness check reports every client as alive, so a disconnected client's reservations
+    // stay withheld.
     let disk = Arc::new(SimDisk::new(64 << 20));
     let core =
         StoreCore::open(disk, &options(Path::new("/store"), 24), Arc::new(|_| true)).unwrap();
@@ -36,7 +38,7 @@ fn only_its_client_ends_a_reservation() {
     refused(two.abort(reserved.id));
     refused(core.catalog_for(ClientId::LOCAL, "").abort(reserved.id));
     assert_eq!(one.commit(reserved.id, &[Some(7)]).unwrap().stored, 4);
-    // The abort of an ended reservation succeeds.
+    // The abort of a reservation that was committed succeeds without effect.
     two.abort(reserved.id).unwrap();
     // A disconnected client's reservation is aborted by a client with its name, or by the owner.
     for name in ["three", "owner"] {

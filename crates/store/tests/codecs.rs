@@ -34,8 +34,9 @@ fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     }
 }
 
-/// A page of numbers as in real caches: few exponents, noisy mantissas. Every `odd`th page is
-/// noise, which no lossless codec shortens.
+/// Returns a page of numbers as in real caches, with few exponents and noisy mantissas. If the
+/// bytes of the key add up to a multiple of `odd`, the page is noise, which no lossless codec
+/// shortens.
 fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
     let mut bytes = page(scope, key);
     let number = key.iter().map(|byte| usize::from(*byte)).sum::<usize>();
@@ -43,7 +44,7 @@ fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
         return bytes;
     }
     for number in bytes.chunks_exact_mut(2) {
-        // Bfloat16 between 2^-8 and 2; as float16, between 0.4 and 2.
+        // The magnitudes are 2^-8 to 2 in bfloat16, and 0.4 to 2 in float16.
         let exponent = 120 + (number[1] & 7);
         number[1] = (number[1] & 0x80) | (exponent >> 1);
         number[0] = (number[0] & 0x7f) | (exponent << 7);
@@ -158,7 +159,8 @@ fn lossy_codecs_need_known_numbers() {
         assert!(error.to_string().contains("engine's own"), "{error}");
     }
     open.close();
-    // A lossy codec that is the store's default applies to the scopes that it suits.
+    // A store whose default codec is lossy uses this codec only for scopes that a lossy codec can
+    // encode; this scope's pages are stored without loss.
     let lossy = ritornello_store::Options { codec: Codec::Int8, ..opts };
     let open = open_on(Arc::new(Host), &lossy).unwrap();
     let scope = chained(8192);
@@ -178,7 +180,8 @@ fn all_codecs_are_read_after_restart() {
         let open = open(dir.path(), 64);
         for (at, codec) in codecs.into_iter().enumerate() {
             set(&open.store, &scope, codec);
-            // Gaps, pages that no codec shortens, and runs of both kinds.
+            // Put runs with holes between them, of pages that a codec shortens and of pages that
+            // none shortens.
             put_all(&open.store, &scope, &keys[..8 * at + 8], 5);
             expect(&open.store, &scope, &keys[..8 * at + 8], 5);
         }
@@ -271,7 +274,7 @@ fn damaged_frame_is_a_miss_and_removed() {
 fn cancelled_put_in_parts_can_be_resumed() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 128);
-    // 40 MiB: several parts.
+    // The put of 40 MiB has several parts.
     let scope = numbers("long", "bfloat16", 64);
     let keys = sequence(3, 160);
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| content(&scope, key, 0)).collect();
@@ -282,7 +285,7 @@ fn cancelled_put_in_parts_can_be_resumed() {
     let late = Control { deadline: Some(Instant::now()), ..Control::default() };
     let outcome = put_pages(&open.store, &scope, &keys, &pages, &late).unwrap();
     assert_eq!((outcome.pages, outcome.reason), (0, "deadline"));
-    // Whenever the deadline passes, the pages reported as stored are stored.
+    // Whenever the deadline passes, the pages that the put reports as stored can be read.
     for micros in [200, 2000, 8000, 20_000] {
         let deadline = Some(Instant::now() + Duration::from_micros(micros));
         let control = Control { deadline, ..Control::default() };
@@ -296,7 +299,7 @@ fn cancelled_put_in_parts_can_be_resumed() {
     open.close();
 }
 
-/// Parts of a put are made durable together, before the put is acknowledged.
+/// In `durable` mode one flush makes all parts of a put durable before the put is acknowledged.
 #[test]
 fn durable_put_in_parts_is_flushed_once() {
     let disk = SimDisk::new(256 << 20);
@@ -308,7 +311,7 @@ fn durable_put_in_parts_is_flushed_once() {
     let syncs = || open.store.stats().unwrap().catalog.counters["syncs"];
     let before = syncs();
     put_all(&open.store, &scope, &keys, 0);
-    // 44 MiB in parts of 8, 16, 16 and 4 MiB.
+    // The put has parts of 8, 16, 16 and 4 MiB.
     assert!(syncs() - before < 4, "{} rounds", syncs() - before);
     let after = disk.crash(7);
     open.forget();
@@ -355,7 +358,8 @@ fn without_staging_memory_pages_are_stored_raw() {
     open.close();
 }
 
-/// Shortens every slice just enough that the encoded page is stored instead of the raw page.
+/// Encodes every slice just short enough that the store keeps the encoded page instead of the raw
+/// page.
 struct Keeper;
 
 impl ritornello_volume::Pack for Keeper {

@@ -30,7 +30,6 @@ fn memory_index_is_converted_from_but_not_to() {
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
     assert!(refused.to_string().contains("new stores"), "{refused}");
-    // If the options name no index, the manifest's index is used.
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");
@@ -91,11 +90,12 @@ mod lsm {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
-    /// Chains, of eight runs each.
+    /// Number of chains, each of eight runs.
     const CHAINS: u64 = 500;
     const FEW: u64 = 100;
 
-    /// A store whose index holds chains, branches, runs linked late, holes, and retentions.
+    /// Makes a store whose index holds chains, branches, runs linked after their insertion, holes,
+    /// and retentions.
     fn make(dir: &Path, chains: u64) -> BTreeMap<u64, Content> {
         open_on(Arc::new(Host), &with(dir, IndexKind::Run)).unwrap().close();
         let index =
@@ -142,7 +142,7 @@ mod lsm {
         manifest.index.parse().unwrap()
     }
 
-    /// The contents of the index in use.
+    /// Returns the index backend in use, its contents, and a count.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =
@@ -281,7 +281,7 @@ mod lsm {
             assert_eq!(contents, expected, "{before} to {after}, killed at {word} + {pause:?}");
             assert_eq!(clock, 500 + FEW - 3);
             *if before == after { &mut stayed } else { &mut switched } += 1;
-            // The next run cleans up and can finish the conversion.
+            // A further run of the conversion cleans up, and can finish the conversion.
             if point % 5 == 4 {
                 let (kind, other) = match after {
                     Backend::Run => (IndexKind::Run, Backend::Lsm),

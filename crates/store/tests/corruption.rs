@@ -1,4 +1,4 @@
-//! Bytes changed anywhere in a closed store: never a wrong byte, never a panic.
+//! Changes bytes anywhere in a closed store: the store delivers no wrong byte, and never panics.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -34,7 +34,8 @@ fn damage(path: &Path, damage: &Damage) {
     if length == 0 {
         return;
     }
-    // Most of a segment file is empty, so the change aims at its used part.
+    // Most of a segment file is empty, so the change aims at the part before the last byte that is
+    // not zero.
     let used = bytes.iter().rposition(|byte| *byte != 0).map_or(length, |at| at as u64 + 1);
     let at = |x: u64| (x % used) as usize;
     match damage {
@@ -126,6 +127,6 @@ fn no_damage_returns_wrong_bytes() {
             Ok(())
         })
         .unwrap();
-    // Damage in one place must not cost the whole store.
+    // Damage in one place must leave most pages of the store intact.
     assert!(whole.get() > 20, "{}", whole.get());
 }

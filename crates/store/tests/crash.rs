@@ -37,7 +37,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// The pages that must survive a power loss: flushed, and not deleted, dropped or evicted since.
+/// Pages that must survive a power loss: pages that were flushed, and were not deleted, dropped or
+/// evicted since.
 #[derive(Default)]
 struct Oracle {
     durable: BTreeMap<u64, usize>,
@@ -68,7 +69,7 @@ impl Run {
         self.now().store.probe(self.scope(name), &refs(&sequence(name, 10))).unwrap()
     }
 
-    /// Checks that delivered pages have the right bytes (in `get`) and, if `exact`, that every
+    /// Checks with `get` that delivered pages have the right bytes and, if `exact`, that every
     /// promised page is delivered.
     fn check_promises(&self, exact: bool) {
         for name in 0..40 {
@@ -153,8 +154,8 @@ proptest! {
     }
 }
 
-/// Space freed by an eviction is not reused before the eviction is durable: after a crash, revived
-/// entries deliver their own bytes, not a miss.
+/// The store does not reuse space that an eviction freed before the eviction is durable. After a
+/// crash the evicted pages are present again, and deliver their bytes instead of misses.
 #[test]
 fn revived_entries_own_their_bytes() {
     for seed in 0..30 {

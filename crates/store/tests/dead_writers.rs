@@ -1,5 +1,5 @@
-//! Writes of dead processes: they land after the process has lost its locks, and never in space
-//! that another put was granted.
+//! Writes of dead processes: they reach the disk after the process has lost its locks, but never in
+//! space that was since granted to another put.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const NAME: &str = "0123456789abcdef0123456789abcdef";
 
-/// Segments are written asynchronously, other files by system calls.
+/// Returns a process whose segment writes stay in flight, and whose other writes complete
+/// immediately, as system calls do.
 fn process(disk: &SimDisk) -> SimProcess {
     disk.process(|path| path.to_string_lossy().contains("seg-"))
 }
@@ -48,7 +49,7 @@ fn check(store: &Store, names: u64) {
 fn kill_owner_in_a_put(disk: &SimDisk) {
     let dying = process(disk);
     let open = open_on(Arc::new(dying.clone()), &store_options()).unwrap();
-    // The first segment exists, so that the next put writes into it.
+    // Create the first segment, so that the next put writes into it.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
     open.store.flush().unwrap();
     dying.kill(0, 16);
@@ -75,7 +76,7 @@ fn owner_drains_dead_clients_space_before_reuse() {
     let looked_at = Arc::clone(&lives);
     let alive: ClientAlive = Arc::new(move |_| looked_at.load(Ordering::Relaxed));
     let open = open_beside(Arc::new(process(&disk)), &store_options(), alive).unwrap();
-    // A client process with its own view of the disk.
+    // A client process sees the disk through its own connection.
     let dying = process(&disk);
     let segments = {
         let medium: Arc<dyn Medium> = Arc::new(dying.clone());
@@ -83,7 +84,7 @@ fn owner_drains_dead_clients_space_before_reuse() {
     };
     let catalog = Arc::new(open.core.catalog_for(ClientId(1), NAME));
     let client = Store::new(catalog, segments, Staging::new(8 << 20).unwrap());
-    // The first segment exists, so that the client writes into it.
+    // Create the first segment, so that the client writes into it.
     assert_eq!(put(&open.store, &chained(65_536), &sequence(50, 1), None).pages, 1);
     dying.kill(0, 16);
     let _ = try_put(&client, &chained(65_536), &sequence(77, 8), None);
@@ -117,8 +118,9 @@ fn undrainable_space_stays_withheld() {
     open.close();
 }
 
-/// A long log is rewritten. If the owner had to open it again by its name, or to sync its
-/// directory, a failure would leave it appending to a file without a name.
+/// The owner shortens a long log by writing a new file over it. It must neither open the new file
+/// by name nor sync the directory afterwards: if such a call failed, the owner would append to a
+/// file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");
@@ -134,7 +136,7 @@ fn shortened_reservation_log_is_found() {
         let keys = sequence(1, 4);
         let reserve =
             || catalog.reserve(scope, &refs(&keys), None, &ReserveRequest::default()).unwrap();
-        // The segment exists already: creating one syncs its directory.
+        // Create the segment now, because its creation syncs the directory.
         catalog.abort(reserve().id).unwrap();
         let renamed = schedule.count(Op::Rename);
         schedule.add(rule);
@@ -150,15 +152,16 @@ fn shortened_reservation_log_is_found() {
     }
 }
 
-/// A run was written and never committed. `fsck --salvage` restores it, and a flush covers it.
+/// A process wrote a run and never committed it. `fsck --salvage` restores the run, and a flush
+/// makes it durable.
 #[test]
 fn salvaged_pages_are_durable_after_a_flush() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &store_options()).unwrap();
-    // Syncs the writes of the opening, and creates the first segment.
+    // Sync the writes of the opening, and create the first segment.
     put(&open.store, &chained(65_536), &sequence(50, 1), None);
     open.store.flush().unwrap();
-    // The bytes of the run come from a put into a copy of the store.
+    // A put into a copy of the store yields the bytes of the run.
     let (copy, keys) = (disk.crash(1), sequence(77, 6));
     let other = open_on(Arc::new(copy.clone()), &store_options()).unwrap();
     assert_eq!(put(&other.store, &chained(65_536), &keys, None).pages, 6);

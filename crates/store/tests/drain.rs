@@ -65,7 +65,7 @@ fn directory_is_added_and_another_drained() {
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert_eq!(whole(&open.store, 48), left);
     open.close();
-    // Other paths are not adopted, and the store still opens.
+    // The store does not take other paths from its options, but opens.
     let third = dir.path().join("third");
     let others = Options { paths: vec![third.clone()], ..again };
     let open = open_on(Arc::new(Host), &others).unwrap();
@@ -92,7 +92,7 @@ fn unusable_directories_are_refused() {
     std::fs::write(full.join("seg-000000"), "another store's").unwrap();
     refused(&CapacityChange::AddVolume(text(&full)), "is not empty");
     let (empty, alias) = (dir.path().join("empty"), dir.path().join("alias"));
-    // The root of a new ext4 file system.
+    // `lost+found` is in the root of a new ext4 file system.
     std::fs::create_dir_all(empty.join("lost+found")).unwrap();
     open.store.change_capacity(&CapacityChange::AddVolume(text(&empty))).unwrap();
     std::os::unix::fs::symlink(&empty, &alias).unwrap();
@@ -105,7 +105,7 @@ fn unusable_directories_are_refused() {
     open.close();
 }
 
-/// A process that opened the segments before a directory was added reads and writes in the added
+/// A process that opened the store before a directory was added reads and writes segments in this
 /// directory.
 #[test]
 fn open_clients_find_a_new_directory() {
@@ -127,7 +127,7 @@ fn open_clients_find_a_new_directory() {
     open.close();
 }
 
-/// Power loss while a directory is drained: the next owner continues.
+/// Power is lost while a directory is drained, and the next owner continues draining it.
 #[test]
 fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {
@@ -165,7 +165,7 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     }
 }
 
-/// A segment that is created while its directory is drained is removed with the other segments.
+/// A drain removes a segment that is created in its directory during the drain.
 #[test]
 fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));

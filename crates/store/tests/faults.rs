@@ -1,4 +1,4 @@
-//! A failing disk: refused, counted, never wrong, never stuck.
+//! A failing disk: the store refuses and counts calls, delivers no wrong byte, and never hangs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -84,7 +84,6 @@ fn failed_sync_poisons_until_reopened() {
         put(&open.store, &scope, &sequence(2, 4), None);
         schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData).at(file));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry, "{file}");
-        // Not retried, although the disk works again.
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         let refused = try_put(&open.store, &scope, &sequence(3, 4), None).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Retry);
@@ -132,7 +131,8 @@ fn any_fault_during_open_is_handled() {
     }
 }
 
-/// No space for the index: a flush fails, nothing is lost, and it succeeds when there is space.
+/// The index finds no space: a flush fails, no page is lost, and the flush succeeds when space is
+/// free.
 #[test]
 fn full_disk_fails_flush_and_recovers() {
     for op in [Op::Write, Op::Open, Op::SetLen] {
@@ -153,7 +153,8 @@ fn full_disk_fails_flush_and_recovers() {
         assert_eq!(get(&after.store, &scope, &sequence(1, 4)).pages, 4, "{op:?}");
         after.close();
 
-        // Long enough for a checkpoint, before and while there is no space.
+        // The work is long enough for a checkpoint, both before the disk is full and while it is
+        // full.
         let work = |names: std::ops::Range<u64>| {
             for name in names {
                 put(&open.store, &other, &sequence(name, 40), None);
@@ -177,7 +178,8 @@ fn full_disk_fails_flush_and_recovers() {
     }
 }
 
-/// A short workload that uses every operation of a store.
+/// Runs a short workload that uses every operation of a store. Returns the flushed sequences and
+/// their pages.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();
@@ -192,7 +194,7 @@ fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let _ = open.store.delete(&other, &refs(&sequence(1, 3)));
     let _ = open.store.drop_scope(&other);
     let _ = open.store.flush();
-    // The store is full now, and evicts.
+    // The store is full now, so these puts evict.
     for name in 6..14 {
         let _ = try_put(&open.store, &scope, &sequence(name, 16), None);
     }
@@ -209,7 +211,8 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     let Ok(open) = open_on(medium, opts) else { return false };
     let flushed = small_life(&open);
     schedule.heal();
-    // Only eviction may have removed a page, and only a torn write may have damaged a page.
+    // Count the flushed pages that are still present: puts of the workload may have evicted some,
+    // and a torn write may have damaged some.
     let kept: Vec<(u64, usize)> = flushed
         .iter()
         .map(|&(name, pages)| {
@@ -220,7 +223,7 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     if !stopped {
         let outcome = put(&open.store, &scope, &sequence(50, 4), None);
         let stats = open.store.stats().unwrap().catalog;
-        // Failed growth is retried after a pause.
+        // The store tries a failed growth again after a pause; until then a put may find no space.
         let waits = outcome.reason == "no_space" && stats.segments < stats.segments_max;
         assert!(outcome.pages == 4 || waits, "{fault:?} {nth}: {outcome:?}");
         open.store.flush().unwrap();
@@ -240,8 +243,9 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// A fault at every operation of the workload: never a wrong byte, never stuck, no flushed page
-/// lost; the store continues, or is poisoned and continues after it is reopened.
+/// Injects one fault at every operation of the workload. The store delivers no wrong byte, does not
+/// hang, and loses no flushed page. It continues, or is poisoned and continues after it is
+/// reopened.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };
@@ -252,7 +256,7 @@ fn any_single_fault_is_survived() {
         schedule.total()
     };
     assert!(count > 200, "{count}");
-    // `Io` hits every operation once; each other fault hits every third operation.
+    // Inject `Io` at every operation, and each other fault at every third operation.
     let faults = [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short, MediumFault::Torn];
     let meets = |(at, nth): &(usize, u64)| *at == 0 || *nth % 3 == *at as u64 % 3;
     let cases = (0..4).flat_map(|at| (1..=count).map(move |nth| (at, nth))).filter(meets);

@@ -9,7 +9,7 @@ use ritornello_store::Options;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Opens a checked-in store.
+/// Unpacks and opens a checked-in store.
 fn unpacked(name: &str) -> (tempfile::TempDir, Open) {
     let packed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
     let dir = tempfile::tempdir().unwrap();
@@ -31,9 +31,9 @@ fn format_0_store_opens_with_its_pages() {
     open.close();
 }
 
-/// Ids of an earlier build did not cover the arrangement of pages. Under this build's ids no page
-/// of those scopes verifies, so the scopes are dropped with all pages: no page counts as damaged,
-/// and no space is withheld.
+/// In earlier builds a scope's id did not cover the arrangement of its pages, so none of these
+/// pages verifies under this build's ids. Opening drops the scopes with all pages: no page counts
+/// as damaged, and no space is withheld.
 #[test]
 fn scopes_with_old_ids_are_dropped() {
     let (_dir, open) = unpacked("v0-identity-0.tar.gz");

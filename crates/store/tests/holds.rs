@@ -1,4 +1,5 @@
-//! Operations on very many runs work in steps, with the same result.
+//! Operations on tens of thousands of runs work in steps, between which other threads get the lock;
+//! the result is the same.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const FEW: u64 = 4_000;
 const MANY: u64 = 40_000;
-/// Repetitions; the best one counts.
+/// Repetitions of a measurement; the shortest counts.
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
@@ -28,7 +29,7 @@ fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
     (open, catalog)
 }
 
-/// Commits runs of one page each, whose bytes are never read.
+/// Commits runs of one page each, whose bytes the test never reads.
 fn crowd(
     catalog: &LocalCatalog,
     scope: &Scope,
@@ -53,7 +54,7 @@ fn crowd(
     scope
 }
 
-/// The longest call of another thread while `work` ran.
+/// Returns the longest time that another thread's call took while `work` ran.
 fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     let (started, done) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -76,8 +77,8 @@ fn longest_wait(catalog: &LocalCatalog, work: impl FnOnce()) -> Duration {
     })
 }
 
-/// Measures with few and with many runs, and prints how long other threads waited. Asserts no
-/// limit, because on a busy machine the scheduler decides.
+/// Measures `wait` with few and with many runs, and prints how long other threads waited. Asserts
+/// no limit, because on a busy machine the scheduler decides.
 fn compare(what: &str, mut wait: impl FnMut(u64) -> Duration) {
     let mut best = |runs| (0..ROUNDS).map(|_| wait(runs)).min().unwrap();
     let (few, many) = (best(FEW), best(MANY));
@@ -133,7 +134,7 @@ fn quota_is_applied_in_steps() {
         catalog.configure(scope, &quota(None)).unwrap();
         wait
     });
-    // Evicted in order of use: the first put is evicted first.
+    // Pages are evicted in order of use: the first put is evicted first.
     let (tenant, kept) = (tenant.unwrap(), MANY / 2);
     catalog.configure(tenant, &quota(Some(kept * 8192))).unwrap();
     let keys: Vec<[u8; 8]> = (0..MANY).map(u64::to_le_bytes).collect();
@@ -159,7 +160,7 @@ fn scope_is_dropped_in_steps() {
     open.close();
 }
 
-/// Uses, puts and deletions while a scope's own policy is built reach that policy.
+/// While a scope's policy is built, uses, puts and deletions of the scope reach this policy.
 #[test]
 fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);

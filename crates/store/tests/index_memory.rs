@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 
-/// Puts sequences of one page until one is refused. Returns how many were stored.
+/// Puts sequences of one page until a put is refused. Returns how many were stored.
 fn fill(open: &Open, next: &mut u64) -> u64 {
     for stored in 0.. {
         let outcome = put(&open.store, &chained(PAGE), &sequence(*next, 1), None);
@@ -53,18 +53,17 @@ fn index_ceiling_refuses_puts_until_eviction() {
         assert_eq!(get(&open.store, &scope, &sequence(name, 1)).pages, 1);
         assert_eq!(put(&open.store, &scope, &sequence(name, 1), None).pages, 1);
     }
-    // The refusal has scheduled an eviction.
     open.core.run_once();
     let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
     assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
     let again = fill(&open, &mut next);
     assert!(again >= evicted / 2, "{again}");
-    // Deletion frees memory, too.
+    // A deletion also frees the index's memory.
     for name in next - 1024..next {
         assert_eq!(open.store.delete(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
     }
     assert!(fill(&open, &mut next) > 0);
-    // Without a refusal nothing is evicted.
+    // Maintenance evicts nothing for the index unless a put was refused.
     open.core.run_once();
     let before = open.store.stats().unwrap().catalog.counters["evicted_pages"];
     open.core.run_once();
@@ -75,7 +74,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
 #[test]
 fn put_beyond_the_index_budget_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    // No sync, so that the index's unwritten records accumulate.
+    // Without a sync the index's unwritten records accumulate.
     let opts = Options {
         index: Some(IndexKind::Run),
         index_memory: Some(1 << 20),

@@ -1,4 +1,4 @@
-//! The part of a store that one client's leases keep from other clients.
+//! The share of a store that one client's leases can keep from other clients.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -21,8 +21,8 @@ fn client(open: &Open, number: u64) -> Arc<Store> {
     Store::new(catalog, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())
 }
 
-/// Fills a store, and leases pages for a client until a lease is refused. Returns the leases and
-/// the refusal.
+/// Fills a store, and leases pages for one client until the store refuses a lease. Returns the
+/// leases and the refusal.
 fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
     let scope = chained(PAGE);
     let names = 0..MIB_ALL * MIB / (PAGE * PAGES as u64);
@@ -48,7 +48,7 @@ fn put_in_runs(store: &Store, scope: &Scope, keys: &[Vec<u8>]) {
     }
 }
 
-/// Lease numbers can be guessed.
+/// A client may guess the lease numbers of another client.
 #[test]
 fn lease_is_released_by_its_client_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ fn hoarded_leases_leave_space_for_puts() {
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let leased = leases.len() as u64 * PAGES as u64 * PAGE;
     assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
-    // Puts three times as many bytes as the store holds.
+    // The puts below have three times as many bytes as the store holds.
     for name in 1000..1000 + 3 * MIB_ALL * MIB / (PAGE * PAGES as u64) {
         let outcome = put(&other, &scope, &sequence(name, PAGES), None);
         assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");
@@ -101,12 +101,12 @@ fn reads_and_puts_exceed_the_share() {
     let (leases, _) = hoard(&open, &hoarder);
     let keys = sequence(5000, 2 * PAGES);
     assert_eq!(put(&hoarder, &scope, &keys[..PAGES], None).pages, PAGES);
-    // The new pages follow pages that the put itself leases.
+    // The put leases the pages that are present, and stores the pages after them.
     assert_eq!(put(&hoarder, &scope, &keys, None).pages, 2 * PAGES);
     assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
     assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
     assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
-    // A client may lease pages again that it has leased or released.
+    // A client may lease pages again that it has leased, or has released.
     let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
     assert_eq!(again.pages, PAGES);
     for (_, lease) in &leases[leases.len() - 3..] {
@@ -121,7 +121,7 @@ fn oversized_prefix_is_leased_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (store, scope) = (client(&open, 1), chained(PAGE));
-    // Three quarters of the store, in runs of ten pages.
+    // The sequence fills three quarters of the store, in runs of ten pages.
     let keys = sequence(1, 54 * PAGES);
     put_in_runs(&store, &scope, &keys);
     let stats = || open.store.stats().unwrap().catalog;
@@ -156,8 +156,8 @@ fn shortened_lease_covers_same_pages_per_scope() {
     for scope in &scopes {
         assert!(get(&store, scope, &keys).pages >= leased.pages, "a leased page is missing");
     }
-    // Another client can lease pages that the first client has leased. The first client's share is
-    // used up.
+    // Another client can lease the pages that the first client has leased, although the first
+    // client has used its share.
     let other = client(&open, 2);
     assert_eq!(other.lease_all(&all, &refs(&keys[..PAGES]), TTL).unwrap().pages, PAGES);
     assert!(store.lease(&scopes[0], &refs(&sequence(1099, PAGES)), TTL).is_err());

@@ -1,4 +1,4 @@
-//! Single pages, lists of scopes and keys, and many tickets on one completion queue.
+//! Single pages, lists of scopes and of keys, and several tickets on one completion queue.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -25,7 +25,6 @@ fn unchained_pages_are_found_after_a_gap() {
     let got = get(&open.store, &scope, &keys);
     assert_eq!((got.pages, got.ok.as_slice(), got.reason), (0, present.as_slice(), "not_found"));
     assert_eq!(got.bytes, 5 * PAGE);
-    // The keys in reverse order.
     let reversed: Vec<Vec<u8>> = keys.iter().rev().cloned().collect();
     let got = get(&open.store, &scope, &reversed);
     assert!(got.ok.iter().eq(present.iter().rev()));
@@ -142,14 +141,14 @@ fn completion_queue_names_every_ticket_once() {
         assert_eq!(ticket.wait(None).unwrap().pages, 2);
     }
     let mut completed = queue.take();
-    // A ticket's outcome is set before its name is pushed, so the last name may arrive later.
+    // A ticket sets its outcome before it pushes its name, so the last name may arrive later.
     while completed.len() < tickets.len() {
         std::thread::yield_now();
         completed.extend(queue.take());
     }
     completed.sort_unstable();
     assert!(completed.into_iter().eq(0..10));
-    // A finished ticket is pushed immediately.
+    // `notify` on a finished ticket pushes the name immediately.
     tickets[3].notify(&queue, 77);
     assert_eq!(queue.take(), [77]);
     open.close();

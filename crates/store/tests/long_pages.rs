@@ -1,4 +1,5 @@
-//! Pages longer than a segment: stored in several pieces, visible and evicted as a whole.
+//! Pages longer than a segment: the store keeps a page in several pieces, visible and evicted as a
+//! whole.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -12,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Longer than 17 segments, and no whole units.
+/// Length of a page: more than 17 segments, and not a multiple of the unit.
 const PAGE: u64 = 17 * MIB + 100;
 
 /// Two directories with segments of 1 MiB.

@@ -3,8 +3,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_lease --release`
 //!
-//! The bytes of a run are a cell that loom watches: reading it under a lease and writing another
-//! run in its place must never overlap, though neither holds a lock. As in the store, the lease
+//! A cell that loom watches stands for the bytes of a run. A read under a lease and a write of
+//! another run in the same place hold no lock, and must never overlap. As in the store, the lease
 //! table, the free space and the choice of victims share one mutex; the index has a separate lock.
 
 #![cfg(loom)]
@@ -21,7 +21,7 @@ use std::time::Duration;
 const RUN: RunId = RunId(1);
 const UNITS: u64 = 64;
 const PLACE: Extent = Extent { segment: SegmentId(0), start: 0, units: UNITS as u32 };
-/// Any number of clients may lease the run.
+/// Capacity that the lease table divides among clients: each client's share covers the run.
 const CAPACITY: u64 = 2 * UNITS;
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl Clock for StoppedClock {
 
 struct Owner {
     state: Mutex<State>,
-    /// Place of the run, if it exists.
+    /// The place of the run; `None` if the run does not exist.
     index: RwLock<Option<Extent>>,
     /// The bytes at [`PLACE`].
     bytes: UnsafeCell<()>,
@@ -56,7 +56,7 @@ impl Owner {
         })
     }
 
-    /// Finds and pins the run without an eviction in between.
+    /// Finds and pins the run under the lock of the state, so that no eviction happens in between.
     fn lease(&self, client: ClientId) -> Option<u64> {
         let mut state = self.state.lock().unwrap();
         self.index.read().unwrap().as_ref()?;
@@ -65,8 +65,8 @@ impl Owner {
         granted.ok().map(|(lease, _)| lease)
     }
 
-    /// Leases in the other order that the table allows: finds the run without the lock, pins it,
-    /// and looks it up again.
+    /// Leases in another order, which the lease table allows: finds the run without the lock, pins
+    /// it, and looks it up again.
     fn lease_and_look_again(&self, client: ClientId) -> Option<u64> {
         self.index.read().unwrap().as_ref()?;
         let lease = self.state.lock().unwrap().leases.grant(&[RUN], Duration::MAX, client).unwrap();
@@ -87,7 +87,8 @@ impl Owner {
         state.free.extend(freed);
     }
 
-    /// Removes the run. An eviction respects leases; a deletion ignores them.
+    /// Removes the run. With `respectful`, as an eviction, it leaves a leased run; otherwise, as a
+    /// deletion, it ignores leases.
     fn remove(&self, respectful: bool) {
         let mut state = self.state.lock().unwrap();
         if respectful && state.leases.is_leased(RUN) {
@@ -99,7 +100,7 @@ impl Owner {
         }
     }
 
-    /// Writes to the space if it is free. Returns whether it was free.
+    /// Writes another run to the space if the space is free. Returns whether it was free.
     fn reuse(&self) -> bool {
         let taken = self.state.lock().unwrap().free.pop();
         if taken.is_some() {
@@ -109,7 +110,7 @@ impl Owner {
     }
 }
 
-/// At the end the run either exists or its space was freed exactly once.
+/// Checks at the end that either the run exists, or its space was freed exactly once.
 fn check_end(owner: &Owner, reused: bool) {
     let mut state = owner.state.lock().unwrap();
     let leftover = state.leases.drop_client(ClientId(2));
@@ -179,7 +180,7 @@ fn two_readers_race_deletion() {
                 owner.reuse()
             })
         };
-        // This client's process dies instead of releasing.
+        // This client does not release its lease: its process dies.
         if owner.lease(ClientId(2)).is_some() {
             owner.read();
             let mut state = owner.state.lock().unwrap();

@@ -3,9 +3,9 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
 //!
-//! Every caller has a page. A caller marks its page written and joins a round; a round makes the
-//! pages durable that are marked when the round begins. The marks are relaxed: only the rounds
-//! order them. The disk is a cell that loom watches, so two concurrent rounds fail the model.
+//! Every caller marks its page as written and joins a round. A round makes the pages durable that
+//! are marked when it begins. The marks are relaxed atomics, so the rounds alone order them. A cell
+//! that loom watches stands for the disk, so two concurrent rounds fail the model.
 
 #![cfg(loom)]
 
@@ -21,11 +21,10 @@ use std::time::{Duration, Instant};
 
 const CALLERS: usize = 3;
 
-/// How the first round ends.
 #[derive(Clone, Copy, Debug)]
 enum First {
     Well,
-    /// May be retried.
+    /// The round fails with an error that allows a retry.
     Refused,
     Broken,
 }
@@ -33,9 +32,9 @@ enum First {
 struct Disk {
     rounds: Rounds,
     written: [AtomicBool; CALLERS],
-    /// Unknown to loom, so it orders no accesses.
+    /// A standard mutex, which loom does not see: it orders no accesses in the model.
     state: Mutex<State>,
-    /// Written by a round, read between two rounds.
+    /// A cell that each round writes: loom fails the model if two rounds overlap.
     busy: UnsafeCell<()>,
     first: First,
 }
@@ -43,7 +42,7 @@ struct Disk {
 #[derive(Default)]
 struct State {
     durable: [bool; CALLERS],
-    /// Rounds begun.
+    /// Number of rounds that have begun.
     rounds: usize,
 }
 
@@ -59,7 +58,7 @@ impl Disk {
     }
 
     fn round(&self) -> Result<()> {
-        // Pages written while the round runs are too late for it.
+        // The round covers pages that were written before it began.
         let written = self.written.each_ref().map(|page| page.load(Ordering::Relaxed));
         self.busy.with_mut(|_| ());
         let mut state = self.state.lock().unwrap();
@@ -89,7 +88,7 @@ fn never() -> Instant {
     Instant::now() + Duration::from_secs(3600)
 }
 
-/// `callers` put at the same time. Returns each result, and the number of rounds.
+/// `callers` threads put at the same time. Returns each result, and the number of rounds.
 fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     let others: Vec<_> = (1..callers)
         .map(|page| {
@@ -102,7 +101,8 @@ fn together(disk: &Arc<Disk>, callers: usize) -> (Vec<Result<()>>, usize) {
     (results, disk.state.lock().unwrap().rounds)
 }
 
-/// All interleavings with at most three preemptions, so that it takes seconds.
+/// Runs a check in all interleavings with at most three preemptions, a limit that keeps the run to
+/// seconds.
 fn model(check: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -191,7 +191,7 @@ fn expired_caller_does_not_wait() {
             }
         }
         other.join().unwrap().unwrap();
-        // A caller that gave up may try again.
+        // A caller that gave up at its deadline may try again.
         disk.put(0, never()).unwrap();
     });
     assert!(LATE.load(Plain::Relaxed) > 0, "no caller ever timed out");

@@ -8,7 +8,7 @@ use ritornello_store::{CapacityChange, Options};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::sync::Arc;
 
-/// Far fewer than the store has segments, more than this process has open.
+/// Soft limit of open files: fewer than the store has segments, more than this process has open.
 const SOFT: u64 = 64;
 const SEGMENTS: u64 = 160;
 
@@ -30,7 +30,7 @@ fn open_file_limit_is_raised_as_needed() {
     let raised = getrlimit(Resource::Nofile).current.unwrap();
     assert!(raised > SOFT, "the limit is {raised} at open");
 
-    // A store that grew needs more files, here without those reserved for connections.
+    // A change of the capacity raises the limit for the store's segments.
     set(Rlimit { current: Some(SOFT), ..limit });
     open.store.change_capacity(&CapacityChange::Capacity(SEGMENTS * MIB)).unwrap();
     for name in 0..SEGMENTS - 16 {
@@ -42,13 +42,13 @@ fn open_file_limit_is_raised_as_needed() {
     assert_eq!(warned(&open).matches("may open").count(), 0, "{}", warned(&open));
     open.close();
 
-    // A higher limit is kept.
+    // An opening keeps a limit that is already higher.
     set(limit);
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert!(getrlimit(Resource::Nofile).current >= limit.current, "the limit was lowered");
     open.close();
 
-    // Last, because only root can raise a hard limit again.
+    // This check is the last, because only root can raise a hard limit again.
     set(Rlimit { current: Some(SOFT), maximum: Some(512) });
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert_eq!(getrlimit(Resource::Nofile).current, Some(512));

@@ -1,6 +1,6 @@
-//! Directories and segments of other users: their files are neither read nor written, and they are
-//! reattached once they belong to this user again. The tests that change a file's owner require
-//! root; without root they pass.
+//! Directories and segments of other users: the store neither reads nor writes them, and reattaches
+//! them once they belong to this user again. The tests that change a file's owner require root;
+//! without root they pass.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

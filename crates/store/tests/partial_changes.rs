@@ -1,5 +1,5 @@
-//! Changes of the store's own files that fail half-way: later acknowledgements hold, whichever of
-//! the two states the next owner finds.
+//! Changes of the store's own files that fail half-way: whether the next owner finds the old or the
+//! new state, pages acknowledged after the failure are stored.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The rename of MANIFEST may be on disk: pages of the retired volume, which has returned, must not
-/// be acknowledged.
+/// The rename of MANIFEST, which retires a volume, may be on the disk although it failed. The store
+/// must not acknowledge pages on this volume after the volume has returned.
 #[test]
 fn failed_retirement_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
@@ -22,7 +22,7 @@ fn failed_retirement_of_a_volume_fails_flush() {
     disk.unmount(Path::new("/b")).unwrap();
     let schedule = Schedule::new();
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    // The first sync is for MANIFEST.copy, the second for MANIFEST.
+    // The first sync of the directory is for MANIFEST.copy, the second for MANIFEST.
     schedule.add(Rule::nth(2, MediumFault::Io).on(Op::SyncDir).at("/store"));
     let forgotten =
         open.core.change_capacity(&CapacityChange::ForgetVolume("/b".to_owned()), Duration::ZERO);
@@ -76,8 +76,9 @@ fn change_on_full_disk_loses_nothing() {
     }
 }
 
-/// `paths forget` runs out of file handles between MANIFEST.copy and MANIFEST, and a later opening
-/// at MANIFEST. The copy holds a change that never took effect.
+/// `paths forget` writes MANIFEST.copy, and finds no file handle to write MANIFEST; a later opening
+/// finds none to read MANIFEST. The copy holds a change that never took effect, so the opening must
+/// not use it.
 #[test]
 fn unopenable_manifest_is_not_replaced_by_copy() {
     let disk = SimDisk::new(64 * MIB);
@@ -87,7 +88,7 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let open = reopen(Arc::clone(&medium));
     schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
-    // The copy cannot be restored either.
+    // The store cannot write the old copy back either.
     schedule
         .add(Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
     let forgotten =
@@ -103,8 +104,8 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A process opens the store while another creates it: MANIFEST does not exist at first, and its
-/// copy is outdated by the time it is read.
+/// A process opens the store while another process creates it. MANIFEST does not exist at first,
+/// and is newer than its copy when the opening reads the copy.
 #[test]
 fn manifest_created_during_the_opening_is_read() {
     let disk = SimDisk::new(64 * MIB);
@@ -125,7 +126,8 @@ fn manifest_created_during_the_opening_is_read() {
     assert_eq!(schedule.hooks(), 0);
 }
 
-/// A close finds no space for the index, and is repeated.
+/// A close finds no space for the index and fails. A second close must not report the changes as
+/// durable.
 #[test]
 fn second_close_claims_no_durability() {
     let disk = SimDisk::new(64 * MIB);

@@ -1,4 +1,5 @@
-//! A full store: the budget holds, recent pages stay, leases are respected.
+//! A full store: the store stays within its capacity, keeps recent pages, and does not evict leased
+//! pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -48,7 +49,6 @@ fn used_sequences_and_heads_outlive_others() {
         assert_eq!(open.store.touch(&scope, &refs(&hot)).unwrap(), 16, "after {name}");
     }
     assert_eq!(get(&open.store, &scope, &hot).pages, 16);
-    // Evictions leave no tail without its head.
     for name in 0..80 {
         let present = open.store.exists(&scope, &refs(&sequence(name, 8))).unwrap();
         let prefix = present.iter().take_while(|present| **present).count();
@@ -83,7 +83,6 @@ fn one_lease_covers_several_scopes() {
     assert_eq!(get(&open.store, short, &keys[..5]).pages, 5);
     open.store.release(leased.lease).unwrap();
     assert_eq!(leases(), 0);
-    // A dropped scope has no pages.
     open.store.drop_scope(short).unwrap();
     assert_eq!(all(&[long, short]).pages, 0);
     open.close();
@@ -147,7 +146,8 @@ fn put_is_refused_while_all_pages_are_leased() {
     open.close();
 }
 
-/// Unsplittable pages in segments that hold few of them, so that free space is fragmented.
+/// Puts pages that are not split, in segments that hold few of them, so that the free space is
+/// fragmented.
 #[test]
 fn fragmented_free_space_is_reclaimed() {
     let dir = tempfile::tempdir().unwrap();

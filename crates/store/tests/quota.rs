@@ -74,7 +74,7 @@ fn quota_full_of_leased_pages_refuses() {
     assert_eq!(stats(&open).counters["refused_pages"], 8);
     open.store.release(lease.lease).unwrap();
     assert_eq!(put(&open.store, &scope, &sequence(2, 8), None).pages, 8);
-    // A sequence longer than the quota: its beginning is stored, up to the quota.
+    // The store keeps the beginning of a sequence that is longer than the quota, up to the quota.
     let long = put(&open.store, &scope, &sequence(3, 40), None);
     assert!(long.pages >= 14 && long.pages < 16 && long.reason == "quota", "{long:?}");
     open.close();
@@ -135,8 +135,8 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// After every action, the bytes and pages counted for the scopes add up to the store's, and
-    /// quotas hold.
+    /// After every action, the bytes and pages of all scopes add up to the totals of the store, and
+    /// no scope exceeds its quota.
     #[test]
     fn usage_is_exact_and_quotas_hold(acts in acts()) {
         let mut disk = SimDisk::new(64 * MIB);

@@ -22,8 +22,7 @@ fn drain(open: &Open, dir: &Path) -> ritornello_format::Result<()> {
     open.store.change_capacity(&CapacityChange::DrainVolume(dir.to_str().unwrap().to_owned()))
 }
 
-/// Pages removed from the middle leave holes; a moved run has the same holes, and their space is
-/// free.
+/// A removed page leaves a hole in its run. A moved run has the same holes, whose space is free.
 #[test]
 fn holes_take_no_space_when_moved() {
     let dir = tempfile::tempdir().unwrap();
@@ -59,7 +58,7 @@ fn holes_take_no_space_when_moved() {
     open.close();
 }
 
-/// A damaged page is not moved, and does not stop the move of other pages.
+/// The store does not move a damaged page, and moves the other pages.
 #[test]
 fn damaged_pages_are_not_moved() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +75,8 @@ fn damaged_pages_are_not_moved() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.counters["damaged_pages"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
-    // One run lost the page and the pages after it; the pages before it moved.
+    // One run lost the damaged page and the pages after it. Its first four pages, and all other
+    // runs, were moved.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));
@@ -86,7 +86,8 @@ fn damaged_pages_are_not_moved() {
     open.close();
 }
 
-/// The place of removed pages is never read: a failing disk's readable pages can still be drained.
+/// A move never reads the place of removed pages, so a disk that cannot read this place can be
+/// drained.
 #[test]
 fn unreadable_holes_do_not_stop_a_move() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +99,8 @@ fn unreadable_holes_do_not_stop_a_move() {
         open.store.delete(&scope, &[&keys[6], &keys[7]]).unwrap();
     }
     open.store.flush().unwrap();
-    // Each segment holds two runs of 1 + 8 * 15 units: cuts off the holes of the second.
+    // A segment holds two runs of 1 + 8 * 15 units. The shorter length cuts off the two holes at
+    // the end of the second run.
     for segment in std::fs::read_dir(dir.path().join("a")).unwrap().flatten() {
         let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
         file.set_len((121 + 1 + 6 * 15) * 4096).unwrap();
@@ -111,7 +113,7 @@ fn unreadable_holes_do_not_stop_a_move() {
     open.close();
 }
 
-/// A failed read of a run's old place does not condemn the run's current place.
+/// A read of a run's old place that fails after the move does not remove the run.
 #[test]
 fn run_moved_during_verification_is_kept() {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +136,7 @@ fn run_moved_during_verification_is_kept() {
     open.close();
 }
 
-/// Failed writes leave every run in place, and moving succeeds later.
+/// A failed write leaves every run in place, and a later move succeeds.
 #[test]
 fn failed_copy_moves_nothing_and_is_retried() {
     let schedule = Schedule::new();

@@ -24,7 +24,7 @@ fn fill(open: &Open, from: u64, count: u64) {
     }
 }
 
-/// Sequences of `0..count` that are complete. `get` checks every byte.
+/// Returns the complete sequences among `0..count`; `get` checks every byte.
 fn whole(open: &Open, count: u64) -> Vec<u64> {
     let scope = chained(PAGE);
     (0..count)
@@ -36,7 +36,7 @@ fn stats(open: &Open) -> ritornello_store::CatalogStats {
     open.store.stats().unwrap().catalog
 }
 
-/// Bytes of files on disk, as the file system counts them.
+/// Returns the bytes that the file system counts for the files of a store.
 fn blocks(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
@@ -49,7 +49,7 @@ fn blocks(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Number of files, without the files of RocksDB, whose number varies.
+/// Returns the number of files, without RocksDB's files, whose number varies.
 fn files(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().flatten().filter(|e| e.file_name() != "lsm");
     entries.map(|e| if e.path().is_dir() { files(&e.path()) } else { 1 }).sum()
@@ -68,7 +68,6 @@ fn grown_store_holds_more() {
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
     assert!(stats(&open).segments > 8);
     open.close();
-    // The manifest keeps the capacity if the options name no capacity.
     let options = Options { capacity: None, ..options(dir.path(), 0) };
     let open = open_on(Arc::new(Host), &options).unwrap();
     assert_eq!(stats(&open).capacity_bytes, 24 * MIB);
@@ -84,7 +83,7 @@ fn shrunk_store_keeps_recent_pages() {
     let scope = chained(PAGE);
     fill(&open, 0, 50);
     assert_eq!(whole(&open, 50).len(), 50);
-    // The sequences used last, which a smaller store keeps.
+    // Use these sequences last, so that the smaller store keeps them.
     for name in 0..12 {
         assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
     }
@@ -104,8 +103,8 @@ fn shrunk_store_keeps_recent_pages() {
     open.close();
 }
 
-/// Puts, gets and resizes at the same time: no wrong byte, no error, and no block above the largest
-/// capacity.
+/// Threads put, get and resize at the same time: no byte is wrong, no call fails, and the files
+/// never take more space than the largest capacity.
 #[test]
 fn store_is_resized_under_traffic() {
     let dir = tempfile::tempdir().unwrap();
@@ -191,7 +190,8 @@ fn shrinking_keeps_retained_pages() {
     open.close();
 }
 
-/// A reader leases a run; its segment is removed when the lease ends, and not before.
+/// A reader leases a run that the shrinking store moves. The segment with its old place is removed
+/// when the lease ends, and not before.
 #[test]
 fn leased_run_is_read_at_its_old_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -232,8 +232,8 @@ fn another_capacity_at_open_resizes() {
     open.close();
 }
 
-/// Numbers of removed segments are never reused: a client with the old file open would write into a
-/// file without a name.
+/// The store never reuses the number of a removed segment: a client that has the old file open
+/// would write to the old file instead of the new file, and the bytes would be lost.
 #[test]
 fn removed_segment_number_is_never_reused() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,8 +261,8 @@ fn removed_segment_number_is_never_reused() {
     open.close();
 }
 
-/// Power loss at any point of a shrink: flushed pages that were not evicted are present, every byte
-/// is right, and the next owner finishes the shrink.
+/// Power is lost at any point of a shrink. Flushed pages that were not evicted are present, no byte
+/// is wrong, and the next owner finishes the shrink.
 #[test]
 fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;
@@ -281,7 +281,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
                 crashed.store(true, Ordering::Relaxed);
                 done
             });
-            // At any point or at the end of the shrink; the position does not matter.
+            // Record the disk at several points of the shrink; `seed` selects one of them.
             let mut at = Vec::new();
             while !crashed.load(Ordering::Relaxed) {
                 at.push((whole_by_probe(&open, 30), disk.crash(seed), whole_by_probe(&open, 30)));
@@ -316,8 +316,8 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
     (0..count).filter(|name| hit(name) == PAGES).collect()
 }
 
-/// If an owner ends before it begins to shrink, the next owner shrinks the store, and empties the
-/// emptiest segments.
+/// An owner ends before it begins to shrink. The next owner shrinks the store, and empties the
+/// emptiest segments first.
 #[test]
 fn resumed_shrink_closes_emptiest_segments() {
     let dir = tempfile::tempdir().unwrap();
@@ -342,8 +342,8 @@ fn resumed_shrink_closes_emptiest_segments() {
     open.close();
 }
 
-/// While another thread rewrites the index's files, their size is unknown, so a shrink evicts
-/// nothing for the index.
+/// While another thread rewrites the index's files, the store does not know their size, so a shrink
+/// evicts no page in their favour.
 #[test]
 fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();
@@ -382,8 +382,8 @@ fn index_rewrite_causes_no_eviction() {
     open.close();
 }
 
-/// Evicting from sealed segments gives a put no space, so the put evicts until space in other
-/// segments is free.
+/// A put evicts until space is free in a segment that stays: space in the segments that the shrink
+/// removes does not count.
 #[test]
 fn put_finds_space_during_a_large_shrink() {
     let dir = tempfile::tempdir().unwrap();

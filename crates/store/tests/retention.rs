@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
 
-/// A separate clock for one test.
+/// Makes a clock for one test.
 macro_rules! clock {
     ($name:ident, $start:expr) => {{
         static $name: AtomicU64 = AtomicU64::new($start);
@@ -55,7 +55,7 @@ fn retained(open: &Open) -> u64 {
     open.store.stats().unwrap().catalog.retained_bytes
 }
 
-/// Waits until the periodic thread has read the clock and `what` holds.
+/// Waits until the store's periodic thread has read the clock and `what` returns true.
 fn wait_for(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what() {
@@ -64,7 +64,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// Under LRU, a use does not keep a page once newer pages fill the store.
+/// The policy is LRU, under which newer pages evict a page although it was used once.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: PolicyKind::Lru, ..options(dir, 12) }
 }
@@ -73,7 +73,7 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
-/// Putting over runs that are retained already journals nothing.
+/// A put over retained runs writes no journal record unless it retains them longer.
 #[test]
 fn only_longer_retention_is_journaled() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +109,7 @@ fn retained_pages_outlive_pressure_until_their_end() {
     assert_eq!(retained(&open), 0);
     press(&open, &scope, 100);
     assert_eq!(present_pages(&open, &scope, 1000), 0);
-    // Too late to be retained, and stored nevertheless.
+    // The end of this retention has passed: the put stores the pages without retention.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
     assert_eq!(retained(&open), 0);
     open.close();
@@ -125,7 +125,7 @@ fn ancestors_are_retained_and_counted() {
     put(&open.store, &scope, &keys[..3], None);
     let options = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], options);
-    // Pages before a page that was stored first are retained, too.
+    // A retention also covers pages before a page that was stored first.
     let other = sequence(1001, 8);
     let options = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], options);
@@ -163,14 +163,15 @@ fn earliest_retention_is_released_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // Everything, forever: the default limit is a quarter of the store.
+    // The puts below retain all pages forever, but the store retains at most a quarter of its
+    // capacity by default.
     for name in 0..60 {
         let keys = sequence(name, 8);
         assert_eq!(put_until(&open.store, &scope, &keys, until(u64::MAX - name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 4);
     }
     assert!(counter(&open, "retentions_displaced") > 0);
-    // The limit of half of the store applies to any setting.
+    // A setting cannot raise the limit above half of the store.
     let most = ScopeSettings { retained_bytes: Some(1 << 40), ..ScopeSettings::default() };
     open.store.configure(&scope, &most).unwrap();
     for name in 60..120 {
@@ -178,11 +179,11 @@ fn earliest_retention_is_released_at_the_limit() {
         assert_eq!(put_until(&open.store, &scope, &keys, until(5000 + name)).pages, 8);
         assert!(retained(&open) <= 12 * MIB / 2);
     }
-    // The retentions of the first loop are kept, because they end later than the retentions of the
-    // second loop.
+    // The retentions of the first loop end later than the retentions of the second loop, and are
+    // kept.
     assert_eq!(present_pages(&open, &scope, 119), 8);
     assert!(retained(&open) > 12 * MIB / 4);
-    // The limit is lowered: the excess is released immediately.
+    // When the limit is lowered, the store releases the excess immediately.
     let none = ScopeSettings { retained_bytes: Some(0), ..ScopeSettings::default() };
     open.store.configure(&scope, &none).unwrap();
     assert_eq!(retained(&open), 0);
@@ -219,7 +220,7 @@ fn retention_survives_restart_with_a_reset_clock() {
     put_until(&open.store, &scope, &sequence(1001, 8), until(u64::MAX));
     let before = retained(&open);
     open.close();
-    // A machine whose clock is at 1970 retains for the intended time.
+    // The machine starts with its clock at 1970: the retention lasts as long as intended.
     time.store(0, Ordering::Relaxed);
     let open = open_at(dir.path(), clock);
     assert_eq!(retained(&open), before);
@@ -230,7 +231,7 @@ fn retention_survives_restart_with_a_reset_clock() {
     press(&open, &scope, 100);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (0, 8));
     open.close();
-    // At most a year, and the recorded time counts.
+    // A retention ends at most a year after its put. An opening at a later time does not extend it.
     time.store(3_000_000, Ordering::Relaxed);
     open_at(dir.path(), clock).close();
     time.store(1_000_000 + 367 * 86_400, Ordering::Relaxed);
@@ -250,7 +251,6 @@ fn flushed_retention_survives_power_loss() {
         put(&open.store, &scope, &sequence(999, 8), None);
         put_until(&open.store, &scope, &sequence(1000, 8), until(9000));
         open.store.flush().unwrap();
-        // The retention of another run is not flushed, and may be lost.
         put_until(&open.store, &scope, &sequence(999, 8), until(9000));
         let after = disk.crash(seed);
         open.forget();

@@ -63,7 +63,7 @@ fn orphan_run_joins_its_late_parent() {
     assert_eq!(open.store.probe(&scope, &refs(&keys[3..])).unwrap(), 6);
     put(&open.store, &scope, &keys[..3], None);
     assert_eq!(get(&open.store, &scope, &keys).pages, 9);
-    // A put over the seams links the runs: deleting the head then deletes the tails.
+    // A put of all pages links the runs, so that a delete of the head then deletes the tails.
     put(&open.store, &scope, &keys, None);
     assert_eq!(open.store.delete(&scope, &refs(&keys[2..3])).unwrap(), 1);
     assert_eq!(
@@ -119,7 +119,8 @@ fn dropped_scope_stays_dropped_after_restart() {
     let open = open(dir.path(), 16);
     assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
     assert_eq!(get(&open.store, &other, &keys).pages, 5);
-    // Changes that a close made durable cannot be lost.
+    // The close made the drop durable; only a killed store finds the dropped pages again at the
+    // next opening.
     let dropped = forgotten.then_some(&5);
     assert_eq!(open.store.stats().unwrap().catalog.dropped_at_open.get("dropped_scope"), dropped);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 5);
@@ -180,7 +181,6 @@ fn names_of_the_same_bytes_share_a_scope() {
         assert_eq!(get(&open.store, &same, &keys).pages, 3);
     }
     assert_eq!(open.store.stats().unwrap().catalog.scopes, 1);
-    // A call under the other name does not use the dropped slot.
     open.store.drop_scope(&scope).unwrap();
     assert_eq!(open.store.probe(&numbers("layer_first", None), &refs(&keys)).unwrap(), 0);
     assert_eq!(put(&open.store, &numbers("layer_first", None), &keys, None).pages, 3);
@@ -214,7 +214,7 @@ fn store_opens_with_its_stored_options() {
     refused(&Options { capacity: Some(3 << 20), ..options(dir.path(), 3) }, "two segments");
     open(dir.path(), 16).close();
     refused(&Options { index: Some(IndexKind::Memory), ..Options::new(dir.path()) }, "index");
-    // Fixed options keep their stored values, and the store still opens.
+    // Options that are fixed at a store's creation keep their stored values, and the store opens.
     let others = Options {
         segment_bytes: Some(2 << 20),
         paths: vec![dir.path().join("elsewhere")],

@@ -15,17 +15,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum bytes of live scopes in a small store's registry, and of its file.
+/// Limit of the bytes of live scopes in the registry of a small store, and of its file.
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// Counts the bytes written to the registry, and records at each change of the registry the disk's
-/// states after a power loss.
+/// Counts the bytes written to the registry. At each change of the registry, records disks as power
+/// losses would leave them.
 #[derive(Clone, Debug)]
 struct Recorder {
     disk: SimDisk,
     written: Arc<AtomicU64>,
-    /// Seeds of the states recorded for each change.
+    /// Seeds of the power losses at each change.
     seeds: std::ops::Range<u64>,
     crash_states: Arc<parking_lot::Mutex<Vec<SimDisk>>>,
 }
@@ -68,7 +68,7 @@ fn salted(salt: u64) -> Scope {
     Scope::opaque(&format!("salt {salt}"), 300, true)
 }
 
-/// A scope with a description of slightly more than `bytes`.
+/// Returns a scope whose description has slightly more than `bytes` bytes.
 fn long(salt: u64, bytes: usize) -> Scope {
     Scope::opaque(&format!("salt {salt} {}", "x".repeat(bytes)), 300, true)
 }
@@ -91,7 +91,7 @@ fn file_bytes(disk: &SimDisk) -> u64 {
     disk.open(Path::new("/store/SCOPES"), Access::default()).unwrap().length().unwrap()
 }
 
-/// Whether nothing was appended to the registry.
+/// Returns whether nothing was appended to the registry since it was written.
 fn is_head(disk: &SimDisk) -> bool {
     let stored = Directory::new(Arc::new(disk.clone()), Path::new("/store")).registry().unwrap();
     stored.unwrap().appended_bytes == 0
@@ -162,7 +162,7 @@ fn full_registry_drops_least_recently_used_empty_scopes() {
     open.close();
 }
 
-/// The registry of a large store has space for more than the maximum number of scopes.
+/// The registry of a large store has space for more scopes than a store may have.
 #[test]
 fn number_of_scopes_has_a_limit() {
     const SCOPES_MAX: u64 = 65_536;
@@ -179,7 +179,7 @@ fn number_of_scopes_has_a_limit() {
     open.forget();
 }
 
-/// A put of a further scope is a miss with a reason, until a scope is empty.
+/// A put of a further scope is a miss with a reason until some scope has no pages.
 #[test]
 fn full_registry_of_used_scopes_refuses_a_put() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -209,7 +209,8 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     open.close();
 }
 
-/// A scope with settings belongs to an operator, and one with a reservation is in use.
+/// The registry keeps a scope with settings, which an operator made, and a scope with a
+/// reservation, which is in use.
 #[test]
 fn scope_with_quota_or_reservation_is_kept() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -233,8 +234,8 @@ fn scope_with_quota_or_reservation_is_kept() {
     open.close();
 }
 
-/// Power loss at every change of the registry: earlier registrations keep their slots, their pages
-/// are found, and no slot is given twice.
+/// Power is lost at every change of the registry. Earlier registrations keep their slots, their
+/// pages are found, and no two scopes get one slot.
 #[test]
 fn crash_at_any_change_keeps_registrations() {
     let disk = SimDisk::new(64 * MIB);
@@ -263,7 +264,7 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
-        // All crash moments of some registrations; the registrations in between are alike.
+        // Record all moments of some registrations; the registrations between them are alike.
         if salt % 10 == 4 || salt % 10 == 5 || recorder.crash_states.lock().len() > 6 {
             for state in std::mem::take(&mut *recorder.crash_states.lock()) {
                 let state = open_with(state);
@@ -277,7 +278,7 @@ fn crash_at_any_change_keeps_registrations() {
     open.close();
 }
 
-/// Pages of a scope whose registration is lost belong to no other scope.
+/// The pages of a scope whose registration is lost do not belong to any other scope.
 #[test]
 fn lost_registry_tail_mixes_no_scopes() {
     let disk = SimDisk::new(64 * MIB);
@@ -316,8 +317,8 @@ fn lost_registry_tail_mixes_no_scopes() {
     open.close();
 }
 
-/// Any operation on the registry fails once: acknowledged registrations survive a power loss, and
-/// the registry accepts further scopes unless the store is poisoned.
+/// One operation on the registry fails. Acknowledged registrations survive a power loss, and the
+/// registry accepts further scopes unless the store is poisoned.
 #[test]
 fn failed_change_keeps_acknowledged_scopes() {
     for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short] {

@@ -76,7 +76,7 @@ fn zero_rate_scrubs_nothing_and_close_is_prompt() {
     put(&open.store, &chained(PAGE), &sequence(0, 5), None);
     assert_eq!(stats(&open).counters["scrubbed_runs"], 0);
     open.close();
-    // At one byte per second the thread sleeps for days after a run; the close wakes it.
+    // At one byte per second the thread would sleep for days after each run; the close wakes it.
     let open = open_scrubbing(dir.path(), 1);
     let started = Instant::now();
     open.close();

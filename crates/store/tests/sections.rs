@@ -1,4 +1,5 @@
-//! Gets in sections, for every encoding of pages: announced sections are present, and no others.
+//! Gets in sections, for every encoding of pages: the store announces a section when its bytes are
+//! present.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -14,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pages of 48 pairs of 16 x 128 matrices: 8 KiB per layer.
+/// Returns a scope whose pages are 48 pairs of matrices of 16 x 128 numbers: 8 KiB per layer.
 fn scope(name: &str) -> Scope {
     Scope {
         dtype: "bfloat16".to_owned(),
@@ -30,7 +31,7 @@ fn scope(name: &str) -> Scope {
 
 const LAYER: u64 = 8 << 10;
 
-/// Numbers as in real caches.
+/// Returns numbers that are distributed as in real KV caches.
 fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = page(scope, key);
     for number in bytes.chunks_exact_mut(2) {
@@ -73,7 +74,7 @@ fn groups() -> Arc<Sections> {
     Arc::new(Sections::new((1..=3).map(|group| group * 16 * LAYER).collect()).unwrap())
 }
 
-/// Directories on a disk and, if possible, in memory.
+/// Makes a directory on a disk and, if the machine has one, a directory in memory.
 fn directories() -> Vec<tempfile::TempDir> {
     let memory = std::path::Path::new("/dev/shm").is_dir().then_some("/dev/shm");
     let all = [Some(env!("CARGO_TARGET_TMPDIR")), memory];
@@ -142,7 +143,7 @@ fn segments(dir: &std::path::Path) -> Files {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// The longest new part of a file.
+/// Returns the longest range of bytes that a file has gained or changed.
 fn changed(before: &Files, after: &Files) -> (std::path::PathBuf, std::ops::Range<usize>) {
     let of = |(path, now): &(std::path::PathBuf, Vec<u8>)| {
         let old = before.iter().find(|(known, _)| known == path).map(|(_, bytes)| bytes.as_slice());

@@ -1,5 +1,5 @@
-//! Names of new segments: a flush makes them durable even if their volume was detached, and if a
-//! dead owner created them.
+//! Names of new segments: a flush makes these directory entries durable, even if the volume was
+//! detached or a dead owner created the segments.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -29,7 +29,7 @@ fn check_crashes(disk: &SimDisk) {
     }
 }
 
-/// Open files can be synced after `umount --lazy`, but their directory cannot be synced.
+/// After `umount --lazy` open files can be synced, but their directory cannot.
 #[test]
 fn flush_covers_segments_of_a_detached_volume() {
     let disk = SimDisk::new(64 * MIB);
@@ -105,8 +105,8 @@ fn volume_grows_past_a_leftover_segment() {
     }
 }
 
-/// An owner dies between creating a segment and syncing its directory; the next owner writes to the
-/// segment, with the volume present at the opening or returning later.
+/// An owner dies after it created a segment and before it synced the directory. The next owner
+/// writes to the segment; its volume is present at the opening, or returns later.
 #[test]
 fn flush_covers_a_dead_owners_segments() {
     for returns_later in [false, true] {
@@ -123,7 +123,7 @@ fn cover_segments_of_dead_owner(returns_later: bool) {
     schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Remove).at("/b/seg"));
     put(&open.store, &chained(65_536), &sequence(0, 8), None);
     put(&open.store, &chained(65_536), &sequence(1, 8), None);
-    // The owner neither flushes nor closes.
+    // The owner ends without a flush or a close.
     std::mem::forget(open);
     let made = disk.list(Path::new("/b")).unwrap();
     assert!(made.iter().any(|name| name.to_string_lossy().starts_with("seg-")), "{made:?}");

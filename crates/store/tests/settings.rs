@@ -1,4 +1,5 @@
-//! Scope settings persist, and a process with a stale reference resolves again.
+//! Scope settings persist, and a process whose scope reference is outdated resolves the scope
+//! again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,7 +17,7 @@ fn codec(codec: Codec) -> ScopeSettings {
     ScopeSettings { codec: Some(codec.number()), ..ScopeSettings::default() }
 }
 
-/// A scope of known layout, with numbers of this dtype.
+/// Returns a scope whose layout is known, with numbers of this dtype.
 fn numbers(dtype: &str) -> Scope {
     Scope {
         dtype: dtype.to_owned(),
@@ -45,7 +46,7 @@ fn codec_change_makes_old_references_stale() {
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
     assert_eq!(catalog.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
     assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
-    // Settings that do not change the reference keep it valid.
+    // Settings that do not affect a scope's reference leave the reference valid.
     let new = catalog.resolve(&scope, false).unwrap().unwrap();
     let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
     open.store.configure(&scope, &quota).unwrap();
@@ -125,7 +126,7 @@ fn settings_survive_power_loss_until_the_drop() {
 #[test]
 fn only_the_reserver_ends_a_reservation() {
     let dir = tempfile::tempdir().unwrap();
-    // No client is proven dead.
+    // The liveness check reports every client as alive.
     let core =
         StoreCore::open(Arc::new(Host), &options(dir.path(), 8), Arc::new(|_| true)).unwrap();
     let scope = chained(4096);
@@ -139,7 +140,7 @@ fn only_the_reserver_ends_a_reservation() {
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     let reserved_bytes = || core.stats().unwrap().reserved_bytes;
     assert!(reserved_bytes() > 0, "the reservation must remain");
-    // A withheld reservation may be ended by a client with the name of the client that made it.
+    // A client with the name of the client that made a withheld reservation may end it.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(reserved_bytes() > 0);
@@ -149,7 +150,7 @@ fn only_the_reserver_ends_a_reservation() {
     core.close().unwrap();
 }
 
-/// Links, dots and slashes do not make another directory.
+/// A path with links, dots or repeated slashes names the same directory.
 #[test]
 fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,7 +170,7 @@ fn alias_of_a_directory_is_recognised() {
     for same in [&disk, &link, &dotted] {
         open_on(Arc::new(Host), &with(&[same])).unwrap().close();
     }
-    // Other paths are not adopted: the store keeps its own and opens.
+    // The store does not take other paths from its options: it keeps its paths, and opens.
     let others = open_on(Arc::new(Host), &with(&[dir.path()])).unwrap();
     let paths = others.core.stats().unwrap().paths;
     assert!(paths.len() == 1 && paths[0].dir.ends_with('a'), "{paths:?}");
@@ -196,7 +197,8 @@ fn new_store_refuses_foreign_segments() {
     ours.close();
 }
 
-/// A crash while the reservation log of a new store was written leaves a usable directory.
+/// The reservation log of a new store was half written at a crash: the directory can still be
+/// opened.
 #[test]
 fn half_a_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();

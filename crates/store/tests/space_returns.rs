@@ -1,4 +1,4 @@
-//! Space that returns under load, and an unwritable directory.
+//! Volumes and segments that return under load, and a directory that cannot be written.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -18,8 +18,8 @@ fn two_volumes(mib: u64) -> Options {
     Options { paths, background_threads: false, ..options(Path::new("/store"), mib) }
 }
 
-/// If one of two volumes is unwritable, the store opens with the other volume. On a full disk only
-/// new files cannot be created: existing segments are used.
+/// If one of two volumes cannot be written, the store opens without it. A volume on a full disk
+/// stays in use: no new file can be created on it, but its segments can be written.
 #[test]
 fn unwritable_volume_is_absent_unless_full() {
     let disk = SimDisk::new(64 * MIB);
@@ -47,8 +47,8 @@ fn unwritable_volume_is_absent_unless_full() {
     }
 }
 
-/// Threads put, get, delete and flush while a volume or a segment returns: nothing hangs, no
-/// flushed page is lost unless deleted or evicted, and no space is lost.
+/// Threads put, get, delete and flush while a volume or a segment returns. No call hangs, flushed
+/// pages are lost only by a deletion or an eviction, and no space is lost.
 #[test]
 fn space_returns_under_load() {
     for round in 0..40u64 {
@@ -123,8 +123,8 @@ fn space_returns_under_load() {
     }
 }
 
-/// A scope of very many runs is dropped while a volume returns: its space is freed once. A double
-/// free would grant a put the space of flushed pages.
+/// A scope of many runs is dropped while a volume returns. The store frees the space of each run
+/// once: a second time could free space that already holds flushed pages.
 #[test]
 fn scope_dropped_during_return_is_freed_once() {
     const RUNS: u64 = 2048;

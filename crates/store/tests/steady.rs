@@ -1,5 +1,5 @@
-//! A store that has been full for a while, without payload: puts are reserved and committed, but no
-//! page is written. Measures the extents per run.
+//! Measures the extents per run in a store that has been full for several turnovers. The test
+//! reserves and commits puts, but writes no page.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -16,19 +16,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const KIB: u64 = 1 << 10;
-/// An unencoded page, in percent of its length.
+/// Minimum and maximum length of a page that is not encoded, in percent of its length.
 const RAW: (u64, u64) = (100, 100);
-/// Bytes put into the full store, as a multiple of its capacity.
 const TURNOVERS: u64 = 4;
-/// Number of uses of a few pages for each kind, after each put.
+/// Number of times that pages of each kind are used after each put.
 const GLANCES: u64 = 8;
 
-/// Sequences of one length.
+/// Sequences of the same shape.
 struct Kind {
     scope: ScopeRef,
     page_bytes: u64,
     pages: u64,
-    /// Sequences in a set: `age` puts one set after another.
+    /// Number of sequences in a set; [`Steady::age`] puts one set after another.
     sequences: u64,
     /// Minimum and maximum of an encoded page, in percent of its length.
     encoded: (u64, u64),
@@ -48,8 +47,8 @@ fn mix(mut x: u64) -> u64 {
 }
 
 impl Steady {
-    /// Shapes are bytes per page, maximum pages per sequence, and minimum and maximum length of an
-    /// encoded page in percent.
+    /// `shapes` holds, for each kind of sequences, the bytes of a page, the maximum pages of a
+    /// sequence, and the minimum and maximum length of an encoded page in percent.
     fn new(capacity: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))]) -> Self {
         let options = Options {
             capacity: Some(capacity),
@@ -120,8 +119,8 @@ impl Steady {
         }
     }
 
-    /// Fills the store, and replaces its contents `TURNOVERS` times. Each set is used a second
-    /// time, together with an older set.
+    /// Fills the store, and replaces its contents `TURNOVERS` times. Uses each set a second time,
+    /// together with an older set.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
         while self.put < self.capacity * (TURNOVERS + 1) {

@@ -125,7 +125,7 @@ fn copied_put_needs_no_source_afterwards() {
     };
     pages.iter_mut().for_each(|page| page.fill(0xAA));
     let outcome = ticket.wait(Some(Duration::from_secs(30))).unwrap();
-    // Staging holds 8 MiB; 300 pages are nearly 19.
+    // Staging holds 8 MiB, and 300 pages have nearly 19 MiB.
     assert!(outcome.pages >= 16 && outcome.pages < 300, "{}", outcome.pages);
     assert_eq!((outcome.reason, outcome.ok.len()), ("staging_full", 300));
     assert_eq!(get(&open.store, &scope, &keys).pages, outcome.pages);
@@ -151,7 +151,7 @@ fn late_ticket_leaks_no_space() {
     open.close();
 }
 
-/// A source that panics during a put, as a caller's source with a bug might.
+/// A source that panics during a put, like a caller's source with an error in it.
 struct Broken;
 
 // SAFETY: `Broken` never hands out memory.

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The creation of a store is interrupted before it has marked a directory, and another store takes
-/// the directory. The first store, opened again, must not take it.
+/// The creation of a store ends before it has marked a directory, and another store takes this
+/// directory. The first store, opened again, must not take it.
 #[test]
 fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -27,7 +27,7 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert!(open_on(faulty, &first).is_err());
     let paths = vec!["/b".into()];
     fill_with(&disk, &Options { paths, ..two_volumes() });
-    // The first store again.
+    // Open the first store again.
     match open_on(Arc::new(disk.clone()), &first) {
         Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid, "{error}"),
         Ok(open) => {
@@ -42,7 +42,8 @@ fn interrupted_creation_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// An unmarked store of an earlier build takes no directory with another store's marker.
+/// A store of an earlier build, whose directories have no marker, takes no directory that has
+/// another store's marker.
 #[test]
 fn upgraded_store_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -69,8 +70,8 @@ fn upgraded_store_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A store of an earlier build without pages is opened: its unmarked directory is taken only if it
-/// is empty and inside the store's own.
+/// This build opens a store of an earlier build that has no pages. It takes an unmarked directory
+/// only if the directory is empty and inside the store's main directory.
 #[test]
 fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {
@@ -93,9 +94,9 @@ fn upgraded_store_takes_only_an_empty_directory() {
     }
 }
 
-/// A store of an earlier build has a volume without pages that is not mounted at the first opening
-/// by this build: nothing is written below the mount point. If the directory is not a mount point,
-/// `paths add` marks it.
+/// This build opens a store of an earlier build while a volume without pages is not mounted. The
+/// opening writes nothing below the mount point. If the directory is not a mount point, `paths add`
+/// marks it.
 #[test]
 fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);
@@ -176,8 +177,8 @@ fn lost_marker_is_rewritten_on_demand() {
     assert!(disk.list(Path::new("/b")).unwrap().contains(&"VOLUME".into()));
 }
 
-/// No segment identifies the volume, and its directory holds another file: its disk may not be
-/// mounted.
+/// The directory holds no segment that identifies the volume, but a file of unknown origin: the
+/// volume's disk may not be mounted.
 #[test]
 fn foreign_files_forbid_marking_without_segments() {
     let disk = SimDisk::new(64 * MIB);
@@ -308,7 +309,6 @@ fn stats_work_while_a_segment_is_absent() {
     assert!(larger.is_ok(), "{}", larger.unwrap_err());
 }
 
-/// A store shrinks while a volume is absent.
 #[test]
 fn shrinking_with_an_absent_volume_keeps_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -316,7 +316,7 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
     disk.unmount(Path::new("/b")).unwrap();
     let open = reopen(Arc::new(disk.clone()));
     let before = found(&open);
-    // Without background threads the change may not be complete yet.
+    // Without background threads this call may leave the change incomplete.
     let _ = open.core.change_capacity(&CapacityChange::Capacity(6 * MIB), Duration::ZERO);
     for _ in 0..6 {
         open.core.run_once();
@@ -333,7 +333,7 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
     assert!(after > 0, "all pages of the present volume were evicted");
 }
 
-/// A volume that is unmounted while the store is open gets no new segment in its mount point.
+/// A volume is unmounted while the store is open: the store creates no segment in its mount point.
 #[test]
 fn nothing_is_created_in_a_mount_point_while_open() {
     let disk = SimDisk::new(64 * MIB);

@@ -10,7 +10,7 @@ use ritornello_tiers::remote::Backend;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Upper bound of all calls of a test together, while the remote hangs.
+/// Limit of the time that all calls of a test take together while the remote hangs.
 const BOUND: Duration = Duration::from_secs(30);
 
 fn over(list: &[&str], settings: &Settings, remote: &Arc<FaultyRemote>) -> Cache {
@@ -21,7 +21,7 @@ fn settings(prefetch: PrefetchPolicy) -> Settings {
     Settings { prefetch, ..Settings::default() }
 }
 
-/// A remote that holds a prompt.
+/// Returns a remote that holds a prompt.
 fn filled(prompt: &[Vec<u8>]) -> Arc<FaultyRemote> {
     let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
     let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);
@@ -72,7 +72,7 @@ fn writes_beyond_queue_are_dropped_and_counted() {
 #[test]
 fn writes_too_slow_for_their_deadline_are_dropped_and_counted() {
     let dir = tempfile::tempdir().unwrap();
-    // The first step of the write, 8 MiB, cannot end within its deadline, which ends the job.
+    // At this rate the first 8 MiB of the write exceed the deadline, which ends the write job.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=100KiB", disk(&dir, 64))]);
     assert_eq!(put(&cache, &keys(1, 0, 500), 0), 500);
     cache.flush().unwrap();
@@ -115,14 +115,14 @@ fn unmounted_remote_costs_hits_and_is_counted() {
 
 #[test]
 fn prefetch_stops_at_first_missing_page() {
-    // More than one batch of objects.
+    // The remote reads this prompt in more than one batch of objects.
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);
     let (dir, lost) = (tempfile::tempdir().unwrap(), std::sync::Mutex::new(Vec::new()));
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // The probe finds all objects; later reads return half of the bytes.
+    // The probe finds all objects. The reads after it return half of the bytes.
     let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);
@@ -190,12 +190,12 @@ fn shared_prefix_is_fetched_once() {
     find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // Shared pages were fetched once; objects that cross the fork were fetched for each prompt.
+    // A shared page was fetched once. An object that crosses the fork was fetched for each prompt.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }
 
-/// A remote that holds a prompt without the object that ends before page `hole`.
+/// Returns a remote that holds a prompt except the object that ends before page `hole`.
 fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     let remote = filled(prompt);
     let last = ritornello_format::PageHash::of(&scope().id(), &prompt[hole - 1]);
@@ -205,7 +205,7 @@ fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     remote
 }
 
-/// Names of the objects, in order.
+/// Returns the names of the objects, in order.
 fn objects(remote: &FaultyRemote) -> Vec<String> {
     let mut objects = Vec::new();
     remote.inner.list("", &mut |found| objects.push(found.name)).unwrap();
@@ -214,7 +214,7 @@ fn objects(remote: &FaultyRemote) -> Vec<String> {
 
 #[test]
 fn put_after_hole_fills_the_hole() {
-    // Ten full objects; the search for the end does not query the first objects.
+    // The prompt has ten full objects. The search for its end does not query the first objects.
     let prompt = keys(1, 0, 1310);
     for hole in [128, 256, 1280, 1296] {
         let remote = without(&prompt[..1300], hole);

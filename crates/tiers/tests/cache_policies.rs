@@ -71,7 +71,7 @@ fn load_does_not_wait_for_a_promotion() {
     put(&on_disk, &promoted, 0);
     put(&on_disk, &loaded, 0);
     drop(on_disk);
-    // The promotion takes four seconds.
+    // At this rate the promotion takes four seconds.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 64))]);
     assert_eq!(spans(&find(&cache, &promoted)), [(Tier::Disk, 400)]);
     std::thread::sleep(Duration::from_millis(300));
@@ -95,7 +95,7 @@ fn never_policy_reads_without_writing() {
 #[test]
 fn write_back_waits_until_memory_is_nearly_full() {
     let dir = tempfile::tempdir().unwrap();
-    // 60 prompts of 20 pages with padding are 28 MiB.
+    // 60 prompts of 20 pages take 28 MiB with padding.
     let list = [&host(&dir, 24)[..], &format!("{} write=write_back", disk(&dir, 128))];
     let cache = open(&list);
     put(&cache, &keys(0, 0, 20), 0);
@@ -104,7 +104,7 @@ fn write_back_waits_until_memory_is_nearly_full() {
     for number in 1..60 {
         assert_eq!(put(&cache, &keys(number, 0, 20), 0), 20, "{number}");
         if number % 10 == 0 {
-            // A pause, so that the cache checks the fill level while the tier fills.
+            // The pause lets the cache check how full the tier is.
             std::thread::sleep(Duration::from_millis(1200));
         }
     }
@@ -160,8 +160,8 @@ fn pages_extended_by_another_process_are_written_back() {
 fn spilled_pages_go_to_the_next_tier() {
     for policy in ["write_through", "write_back"] {
         let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // 200 pages with padding are 4.7 MiB. A lease keeps the first pages on the first tier; they
-        // use less than half of its capacity, which is the limit for one client.
+        // 200 pages take 4.7 MiB with padding. A lease keeps the first pages on the first tier;
+        // they are less than half of its capacity, the limit for one client.
         let prompt = keys(1, 0, 200);
         let disk = format!("{} write={policy}", disk(&dir, 64));
         let cache = open(&[&host(&dir, 4), &disk, &remote(remote_dir.path())]);
@@ -203,7 +203,7 @@ fn spilled_pages_go_to_the_remote() {
 fn unchained_pages_are_not_merged_into_a_prompt() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
-    // Memory is full and stays full, and the disk is busy for a second.
+    // The host tier is full and stays full, and the disk is busy for a second.
     let full = keys(1, 0, 200);
     let taken = put(&cache, &full, 0);
     assert!(taken < 200);

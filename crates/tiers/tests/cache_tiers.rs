@@ -38,7 +38,7 @@ fn pages_read_from_disk_are_promoted() {
         assert_eq!(put(&below, &prompt, 0), 20);
     }
     let cache = open(&[&host(&dir, 64), &format!("{} write=none", disk(&dir, 128))]);
-    // The first pages are in memory as well, and so is another continuation of the prompt.
+    // Put the first pages, and another continuation of the prompt, into the host tier.
     assert_eq!(put(&cache, &prompt[..5], 0), 5);
     let longer = [&prompt[..], &keys(2, 0, 24)[20..]].concat();
     assert_eq!(put(&cache, &longer, 20), 4);
@@ -86,7 +86,7 @@ fn cancelled_promotion_stops() {
     let dir = tempfile::tempdir().unwrap();
     let prompt = keys(1, 0, 500);
     put(&open(&[&disk(&dir, 128)]), &prompt, 0);
-    // Slow enough to be cancelled midway: 500 pages take five seconds.
+    // At this rate a promotion of 500 pages takes five seconds, and can be cancelled midway.
     let cache = open(&[&host(&dir, 64), &format!("{} rate=2MB", disk(&dir, 128))]);
     find_once(&cache, &prompt);
     assert!(cache.cancel(&scope(), &refs(&prompt)).unwrap());
@@ -110,14 +110,14 @@ fn local_tiers_survive_a_restart() {
         assert_eq!(spans(&find(&cache, &a)), [(Tier::Host, 10)]);
         assert!(reads(&cache, &a, 0));
     }
-    // The host tier is removed, like by a restart of the machine.
+    // Remove the host tier, as a restart of the machine does.
     fs::remove_dir_all(dir.path().join("host")).unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 128)]);
     assert_eq!(spans(&find(&cache, &b)), [(Tier::Disk, 10)]);
     assert!(reads(&cache, &b, 0));
 }
 
-/// Two machines that share only the remote.
+/// Makes directories for two machines and for the remote that they share.
 fn machines() -> (tempfile::TempDir, tempfile::TempDir, tempfile::TempDir) {
     let new = || tempfile::tempdir().unwrap();
     (new(), new(), new())
@@ -172,7 +172,7 @@ fn best_effort_serves_the_next_lookup() {
     assert!(reads(&cache, &prompt, 0));
 }
 
-/// The files of all objects of a remote in a directory.
+/// Returns the files of all objects of a remote in a directory.
 fn objects(dir: &Path) -> Vec<std::path::PathBuf> {
     let (mut left, mut found) = (vec![dir.to_owned()], Vec::new());
     while let Some(dir) = left.pop() {
@@ -237,7 +237,7 @@ fn gate_skips_pages_slower_than_computing() {
     assert_eq!((found.load, found.fetched), (10, 0));
     let stats = cache.stats().unwrap();
     assert_eq!((stats.prefetch.not_worthwhile, stats.prefetch.pages), (1, 0));
-    // The gate also skips host memory if it is slow.
+    // The gate also prefers computing to the host tier if the host tier is slow.
     for _ in 0..60 {
         cache.record_load(Tier::Host, 8 << 20, Duration::from_secs(20));
     }

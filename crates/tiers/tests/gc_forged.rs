@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 
-/// The header of one page of one byte, which claims to continue `parent`.
+/// Returns the header of a run of one page of one byte, which names `parent` as its parent.
 fn header(scope: ScopeId, parent: Vec<u8>, key: Vec<u8>) -> Vec<u8> {
     let header = RunHeader {
         scope,
@@ -51,7 +51,7 @@ fn gc_of_circular_headers_takes_linear_time() {
     assert!(took < Duration::from_secs(10), "20,000 objects took {took:?}");
 }
 
-/// A backend with chosen times of writing.
+/// A backend whose objects have chosen times of writing.
 #[derive(Debug, Default)]
 struct Dated(MemoryBackend, Mutex<HashMap<String, u64>>);
 
@@ -101,7 +101,7 @@ fn forged_header_does_not_choose_what_gc_removes() {
         backend.1.lock().unwrap().insert(name.clone(), written);
         names.push(name);
     }
-    // A header without a valid seal claims to continue the older object.
+    // An object without a valid seal names the older object as its parent.
     let (scope, key) = (ScopeId([1; 16]), vec![7; 32]);
     let encoded = header(scope, vec![1; 32], key.clone());
     let mut forged = b"RTRNSEAL".to_vec();

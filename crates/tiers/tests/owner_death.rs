@@ -14,8 +14,8 @@ use tempfile::TempDir;
 const VARIABLE: &str = "RITORNELLO_TEST_DISK";
 const READY: &str = "the disk has all pages";
 
-/// Waits without a flush until the disk tier has all its pages. Returns how many of them this
-/// process wrote.
+/// Waits, without a flush, until the disk tier has all pages. Returns how many of them this process
+/// wrote.
 fn pages_written_by_cache(cache: &Cache) -> u64 {
     let until = Instant::now() + TTL;
     while tier(cache, "disk").queued_bytes > 0 {
@@ -25,7 +25,7 @@ fn pages_written_by_cache(cache: &Cache) -> u64 {
     tier(cache, "disk").written_pages
 }
 
-/// The other process: owns the disk tier, and puts a prompt of eight pages.
+/// Runs as the other process, which owns the disk tier and puts a prompt of eight pages.
 #[test]
 fn helper() {
     let Some(list) = std::env::var_os(VARIABLE) else { return };

@@ -1,4 +1,4 @@
-//! The page table against a model that maps single pages.
+//! The page table against a model that keeps a map of single pages.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
@@ -6,8 +6,8 @@ use ritornello_format::PageHash;
 use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The pages of a prompt that forks from prompt 0 at page `fork`. Prompts with the same fork differ
-/// by `number`.
+/// Returns the keys of a prompt that leaves prompt 0 at page `fork`. Prompts with the same fork
+/// differ by `number`.
 fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let own = if at < fork { 0 } else { number as u64 };
@@ -19,7 +19,7 @@ fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     (0..pages).map(page).collect()
 }
 
-/// Prompts with common beginnings, shorter and longer than a node may be.
+/// Returns prompts with common beginnings, shorter and longer than a node of the page table may be.
 fn prompts() -> Vec<Vec<PageHash>> {
     let forks = [(0, 0, 40), (1, 7, 30), (2, 7, 12), (3, 20, 700), (4, 39, 90), (5, 0, 1100)];
     forks.into_iter().map(|(number, fork, pages)| prompt(number, fork, pages)).collect()
@@ -58,7 +58,7 @@ struct Page {
     slot: Option<u32>,
 }
 
-/// The model: a map of single pages, and the claims and locks in progress.
+/// The model: a map of single pages, the claims, and the locks in progress.
 #[derive(Default)]
 struct Model {
     pages: HashMap<PageHash, Page>,
@@ -197,7 +197,8 @@ impl Model {
         }
     }
 
-    /// Checks that no locked page is evicted, and no page before a page that stays on the tier.
+    /// Checks that the table evicts no locked page, and no page that precedes a page that stays on
+    /// the tier.
     fn evict(
         &mut self,
         table: &PageTable,
@@ -228,7 +229,8 @@ impl Model {
             }
         }
         if evicted.len() < requested {
-            // All remaining pages are locked or in transfer, or precede such pages.
+            // If fewer pages were evicted than requested, each remaining page is locked or in
+            // transfer, or precedes such a page.
             let mut kept: HashSet<PageHash> = HashSet::new();
             for pages in prompts {
                 let keeps = |hash: &PageHash| {

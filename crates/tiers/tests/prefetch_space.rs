@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
-/// Each page of a prompt is in two objects, and lookups skip the gate.
+/// Options for prompts whose pages are each in two objects; lookups skip the gate.
 const HALVES: LookupOptions = LookupOptions {
     mode: LoadMode::Always,
     page_tokens: 16,
@@ -64,7 +64,7 @@ fn answer(
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // One prompt uses 14 MB of 32 MiB in both objects, less than half: `lookup` can lease all of
+    // Both objects of one prompt take 14 MB of 32 MiB, less than half, so `lookup` can lease all of
     // its pages.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);

@@ -17,7 +17,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Keys of a prompt that forks from prompt 0 at page `fork`.
+/// Returns the keys of a prompt that leaves prompt 0 at page `fork`.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so it contains the fork.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
@@ -29,7 +29,6 @@ fn refs(of: &[Vec<u8>]) -> Vec<&[u8]> {
     of.iter().map(Vec::as_slice).collect()
 }
 
-/// The bytes of the page with this key.
 fn page(key: &[u8], bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
 }
@@ -118,7 +117,7 @@ fn cold_probe_of_256_pages_queries_12_times() {
     }
 }
 
-/// The name of an object, as documented for the inspection of a bucket.
+/// Returns the name of an object as the documentation gives it for the inspection of a bucket.
 fn object_name(last: &[u8], pages: usize) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = ritornello_format::PageHash::of(&SCOPE, last);
@@ -166,7 +165,8 @@ fn faults_cost_hits_and_no_wrong_byte() {
         {
             assert!(tier.stats().calls.open, "{fault:?}: the breaker is open");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            // On a busy machine a refusal may exceed the deadline.
+            // On a busy machine a call may be refused after its deadline; a call that hangs gets a
+            // short deadline.
             let patience = if fault == BackendFault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(
@@ -254,7 +254,7 @@ fn compressed_pages_are_read_by_range() {
     }
 }
 
-/// A memory backend with chosen times of writing.
+/// A memory backend whose objects have chosen times of writing.
 #[derive(Debug, Default)]
 struct Aged {
     inner: MemoryBackend,
@@ -296,8 +296,8 @@ impl Backend for Aged {
     }
 }
 
-/// Objects of eight pages each: a prompt, a continuation of its first 16 pages written much later,
-/// and another prompt.
+/// Makes objects of eight pages each: a prompt, a continuation of its first 16 pages that was
+/// written much later, and another prompt.
 fn aged() -> (Arc<Aged>, [Vec<Vec<u8>>; 3]) {
     let backend = Arc::new(Aged::default());
     let prompts = [keys(1, 32, 32), keys(2, 16, 32), keys(3, 0, 16)];
@@ -340,8 +340,8 @@ fn budget_removes_ends_first_outside_grace() {
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
     assert_eq!(present(&backend, &first), 24, "the prompt's end was removed");
-    // Removes three more objects: the remaining objects that only the first prompt uses, and the
-    // end of the other old prompt.
+    // The budget removes three more objects: the two that only the first prompt uses, and the end
+    // of the third prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
     collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!([&first, &second, &third].map(|prompt| present(&backend, prompt)), [16, 32, 0]);
@@ -407,7 +407,6 @@ fn collection_during_use_costs_hits_only() {
                     for _ in 0..30 {
                         let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
                         put(&tier, &all, 100_000, 0..64);
-                        // Compares every page.
                         get(&tier, &all, 100_000, 0..64);
                     }
                 })
@@ -473,7 +472,7 @@ proptest! {
         log in 0..8_u32,
         reads in prop::collection::vec((0..150_usize, 0..150_usize), 1..6),
     ) {
-        // A page of 9 MiB is an object alone; of pages of 40 to 280 bytes, 128 fill an object.
+        // A page of 9 MiB fills an object. An object holds 128 pages of 40 to 280 bytes.
         let bytes = if log == 0 { 9 << 20 } else { 40 * log as usize };
         let puts: Vec<_> = if log == 0 {
             puts.into_iter().map(|(n, fork, pages)| (n, fork % 3, pages % 3 + 1)).take(2).collect()

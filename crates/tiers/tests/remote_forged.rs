@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 const SCOPE: ScopeId = ScopeId([9; 16]);
 const OTHER: ScopeId = ScopeId([8; 16]);
 const PAGE: usize = 4096;
-/// Objects of 128, 16, 4, 2 and 1 pages.
+/// Number of pages, which make objects of 128, 16, 4, 2 and 1 pages.
 const PAGES: usize = 151;
 
-/// A key file with several keys, whose ids are single letters.
+/// Returns a key file with several keys, whose ids are single letters.
 fn ring(ids: &str) -> Arc<KeyRing> {
     let line = |id: char| format!("{id} {}\n", format!("{:02x}", id as u8).repeat(32));
     Arc::new(KeyRing::parse(&ids.chars().map(line).collect::<String>()).unwrap())
@@ -44,7 +44,7 @@ impl TestRemote {
         Self { backend: Arc::default(), zstd: None }
     }
 
-    /// The tier of a process with this key file; without one if `ids` is empty.
+    /// Returns the tier of a process with this key file; without a key file if `ids` is empty.
     fn tier(&self, ids: &str) -> RemoteTier {
         let keys = (!ids.is_empty()).then(|| ring(ids));
         let options = RemoteOptions { zstd: self.zstd, keys };
@@ -56,7 +56,6 @@ impl TestRemote {
         inventory.objects.into_iter().map(|object| object.name).collect()
     }
 
-    /// The name of the object with `pages` pages.
     fn name(&self, scope: &ScopeId, pages: usize) -> String {
         let (scope, end) = (scope.to_string(), format!(".{pages}"));
         self.names().into_iter().find(|n| n.contains(&scope) && n.ends_with(&end)).unwrap()
@@ -91,7 +90,7 @@ fn get(tier: &RemoteTier, scope: &ScopeId, range: Range<usize>) -> usize {
     read
 }
 
-/// An object, parsed into its parts, which a writer without the key can do too.
+/// An object, parsed into its parts. A writer without the key can parse it too.
 struct ParsedObject {
     object: Vec<u8>,
     header: RunHeader,
@@ -162,9 +161,9 @@ fn forged_page_is_a_miss_and_rewritten() {
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
     assert_eq!(tier.stats().rejected, RejectedObjects { wrong_tag: 1, ..Default::default() });
-    // Other processes find that the object exists and do not read it, so they cannot reject it.
+    // Another process finds that the object exists and does not read it, so it cannot reject it.
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
-    // An existence query does not clear the rejection.
+    // A query whether the object exists does not clear the rejection.
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.probe(p, until).unwrap(), 0));
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.missing(p, 0, until).unwrap(), 0..128));
     assert_eq!(put(&tier, &SCOPE).pages_written, 128);
@@ -186,7 +185,8 @@ fn pages_are_read_by_range_with_a_key() {
     }
 }
 
-/// The rejections that a tier counts when a different value is stored under the name of an object.
+/// Stores `value` under the name of an object, and reads the prompt. Returns the rejections that
+/// the tier counts.
 fn rejected(remote: &TestRemote, scope: &ScopeId, name: &str, value: &[u8]) -> RejectedObjects {
     let before = remote.value(name);
     remote.backend.set(name, value).unwrap();
@@ -208,7 +208,7 @@ fn swapped_pages_are_rejected() {
         let name = remote.name(&SCOPE, 16);
         let good = remote.value(&name);
 
-        // Two pages of one object, with their lengths.
+        // Swap two pages of one object, with their lengths.
         let mut parsed = ParsedObject::new(good.clone());
         let (two, three) = (parsed.stored_range(2), parsed.stored_range(3));
         let swapped = [&good[three.clone()], &good[two.clone()]].concat();
@@ -216,7 +216,7 @@ fn swapped_pages_are_rejected() {
         parsed.header.slices.swap(2, 3);
         assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.assemble()), WRONG_TAG);
 
-        // Two pages with their tags and keys.
+        // Swap two pages with their lengths, tags and keys.
         let mut parsed = ParsedObject::new(good.clone());
         parsed.object[two.start..three.end].copy_from_slice(&swapped);
         parsed.header.slices.swap(2, 3);
@@ -228,7 +228,7 @@ fn swapped_pages_are_rejected() {
         before[tags + 2 * 32..].swap_with_slice(&mut after[..32]);
         assert_eq!(rejected(&remote, &SCOPE, &name, &object), WRONG_TAG);
 
-        // The object of another span, and of another scope.
+        // Store the object of a longer span, then the object of another scope, under this name.
         let longer = remote.value(&remote.name(&SCOPE, 128));
         assert_eq!(rejected(&remote, &SCOPE, &name, &longer).damaged, 1);
         let other = remote.value(&remote.name(&OTHER, 16));
@@ -237,14 +237,14 @@ fn swapped_pages_are_rejected() {
         parsed.header.scope = SCOPE;
         assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.assemble()), WRONG_TAG);
 
-        // The pages of another scope after the valid header.
+        // Put a page of another scope after the valid header.
         let (theirs, mut parsed) = (ParsedObject::new(other), ParsedObject::new(good.clone()));
         if theirs.stored_range(4).len() == parsed.stored_range(4).len() {
             parsed.replace(4, &theirs.object[theirs.stored_range(4)]);
             assert_eq!(rejected(&remote, &SCOPE, &name, &parsed.object), WRONG_TAG);
         }
 
-        // Stored bytes with another codec: the tag covers the codec too.
+        // Change the codec of a page, which the page's tag covers.
         let mut parsed = ParsedObject::new(good);
         parsed.header.slices[0].codec ^= 128;
         let form = rejected(&remote, &SCOPE, &name, &parsed.assemble());
@@ -264,7 +264,8 @@ fn flipped_byte_of_sealed_object_is_rejected() {
         bad[at] ^= 1 << (at % 8);
         remote.backend.set(&name, &bad).unwrap();
         let tier = remote.tier("a");
-        // Checks every byte read. Bytes between header and pages are padding.
+        // `get` checks every byte that it reads. A flipped bit in the padding between header and
+        // pages has no effect.
         let read = get(&tier, &SCOPE, 144..148);
         let seal = header.at + header.header.encode().unwrap().0.len() + 4 * 32;
         assert!(read < 4 || (seal..header.begin).contains(&at), "byte {at}");
@@ -300,8 +301,8 @@ fn unsealed_object_under_sealed_name_is_rejected() {
 fn rotation_reads_older_keys_until_they_are_removed() {
     let remote = TestRemote::new();
     put(&remote.tier("a"), &SCOPE);
-    // A rotation in steps: the new key is added to the file of every process, then becomes the
-    // first key of the file, then the old key is removed.
+    // Rotate the key: add the new key to the file of every process, make it the first key of each
+    // file, then remove the old key.
     assert_eq!(get(&remote.tier("ab"), &SCOPE, 0..PAGES), PAGES);
     put(&remote.tier("ba"), &OTHER);
     for ids in ["ab", "ba"] {

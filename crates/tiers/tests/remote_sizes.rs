@@ -1,4 +1,5 @@
-//! Objects whose header claims false lengths: no fetch and no allocation relies on the claim.
+//! Objects whose header claims false lengths: the claim affects neither the length of a fetch nor
+//! an allocation.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ritornello_format::{PAGE_BYTES_MAX, Result, RunHeader, ScopeId, UNIT};
@@ -57,7 +58,7 @@ fn with_prompt<T>(run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
     run(&prompt, Instant::now() + Duration::from_secs(60))
 }
 
-/// Writes the only object of a prompt, with its header changed by `forge` and its checksum
+/// Writes the only object of a prompt. `forge` changes its header, whose checksum is then
 /// corrected.
 fn forged(backend: &Arc<RangeRecorder>, forge: impl FnOnce(&mut RunHeader)) -> String {
     let tier = RemoteTier::new(Arc::clone(backend) as Arc<dyn Backend>);

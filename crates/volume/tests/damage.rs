@@ -15,7 +15,7 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
     outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
-/// Changes bytes of a segment without the store's knowledge.
+/// Changes bytes of a segment file behind the store's back.
 fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).open(segment_path(rig, number)).unwrap();
@@ -72,7 +72,7 @@ fn run_that_replaced_another_misses() {
         new.write(&rig.segments);
         assert_eq!(old.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
-        // A place in which only the generation or only the header checksum is wrong misses too.
+        // A place whose generation or header checksum alone is wrong is a miss as well.
         let place = Place { generation: 1, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
@@ -231,7 +231,7 @@ fn failed_sync_is_fatal_but_full_disk_is_not() {
     let error = segments.create(id).unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
     assert!(disk.list(dir).unwrap().is_empty());
-    // An empty directory may be a mount point.
+    // The store does not take an empty directory as its volume, because it may be a mount point.
     assert!(segments.existing().is_err());
     segments.create(id).unwrap();
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
@@ -247,7 +247,7 @@ fn segments_are_created_listed_and_removed() {
     assert_eq!(rig.segments.existing().unwrap(), ids);
     assert!(rig.segments.allocated_bytes() >= 2 * SEGMENT_BYTES);
     assert!(rig.segments.create(ids[0]).is_err());
-    // A client that opened earlier finds a segment created later.
+    // A client that opened the directory earlier finds a segment that is created later.
     let client = open(Arc::new(Host), rig.dir.path().into(), IoChoice::Auto);
     rig.segments.create(SegmentId::new(0, 2)).unwrap();
     let mut run = Run::new(5, 1, 9000, &[]);
@@ -260,8 +260,8 @@ fn segments_are_created_listed_and_removed() {
     assert!(rig.segments.sync(&[ids[1], SegmentId::new(0, 2)]).is_ok());
 }
 
-/// A segment in memory is only unlinked, in every I/O mode of this process: other processes may
-/// have it mapped, and truncation would raise SIGBUS in them.
+/// Removing a segment in memory unlinks its file without truncating it, in every I/O mode of this
+/// process: another process may have the file mapped, and a truncation would raise SIGBUS there.
 #[test]
 fn segment_in_memory_is_unlinked_not_truncated() {
     for io in [IoChoice::Auto, IoChoice::Pool, IoChoice::Buffered] {

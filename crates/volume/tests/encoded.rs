@@ -1,5 +1,5 @@
-//! Encoded pages through a two-line codec: for every shape, a get returns the pages that were put,
-//! or misses.
+//! Encoded pages through a simple codec: for every shape, a get returns the pages that were put, or
+//! misses.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -44,7 +44,7 @@ impl Unpack for EveryOther {
     }
 }
 
-/// A page of 16 parts, of which the first `noise` cannot be encoded.
+/// Returns a page of 16 parts, of which `EveryOther` cannot encode the first `noise`.
 fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
@@ -56,7 +56,7 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     page
 }
 
-/// A run whose pages are encoded where that makes them shorter, in `slices` slices.
+/// Makes a run of pages in `slices` slices each; a page is encoded if this makes it shorter.
 fn encoded_run(
     rig: &Rig,
     generation: u64,
@@ -120,8 +120,8 @@ fn read<'a>(
     rig.segments.read_runs(&[read], control).pop().unwrap()
 }
 
-/// Reads all pages starting at `first` into fragments that are `fragment` bytes long and begin
-/// `skew` bytes after a 4 KiB border, and checks the bytes of verified pages.
+/// Reads the pages from `first` into fragments of `fragment` bytes that begin `skew` bytes after a
+/// 4 KiB boundary. Checks the bytes of verified pages.
 fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageOutcome> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted
@@ -144,9 +144,9 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
 #[test]
 fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
-        // Encoded, partly encoded and raw pages. If one page is raw, every page of the run takes
-        // the units of a raw page on disk. Encoded pages are then read into the target itself, and
-        // decoded from a heap copy, because decoding overwrites the target.
+        // The runs have encoded, partly encoded and raw pages. If one page of a run is raw, each
+        // page takes the units of a raw page on disk. The transfer reads such an encoded page into
+        // the target itself, and decodes it from a copy on the heap.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
                 let contents: Vec<Vec<u8>> =
@@ -242,7 +242,7 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
     assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
 
-/// An [`Unpack`] that knows every codec, and refuses every frame with this reason.
+/// An [`Unpack`] that knows every codec, and refuses every frame with the given reason.
 struct Choosy(MissReason);
 
 impl Unpack for Choosy {
@@ -287,8 +287,8 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// Pages whose run header names a codec that the reader does not know are misses. Their bytes then
-/// stop counting towards the limit of unverified bytes, and the reads after them start, even if no
+/// The run's header names a codec that the reader does not know, so its pages are misses. Their
+/// bytes no longer count towards `in_flight_bytes`, and reads of the next run start even if no
 /// operation is in flight.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
@@ -326,8 +326,8 @@ fn unknown_codec_does_not_end_the_reads_behind_it() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Exhausts staging memory: for each length in turn, encodes pages that fill a buffer of that
-/// length until none is free. The returned pages hold the buffers.
+/// Takes all staging memory: for each length in turn, encodes pages that fill a buffer of this
+/// length until no buffer is free. The returned pages hold the buffers.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {
@@ -345,7 +345,8 @@ fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
 fn staging_for_one_page_suffices_for_many() {
     let rig = rig(IoChoice::Auto);
     let length = 300_000;
-    // In one extent, where an operation covers several pages; and in many, which end inside pages.
+    // Read a run in one extent, where an operation covers several pages, and a run in several
+    // extents, which end inside pages.
     for extents in [&[][..], &[20, 50, 70]] {
         let contents: Vec<Vec<u8>> = (0..6).map(|n| page(4, n, length, 0)).collect();
         let run = encoded_run(&rig, 1, 1, contents, extents);
@@ -367,12 +368,12 @@ fn staging_for_one_page_suffices_for_many() {
     }
 }
 
-/// A page that has failed waits for no staging memory: if the wait ended without memory, the reads
-/// after this page would fail too.
+/// A page that has failed does not wait for staging memory. If it waited in vain, the reads after
+/// it would fail too.
 #[test]
 fn failed_page_does_not_wait_for_staging() {
     let rig = rig(IoChoice::Auto);
-    // The first units of the encoded page are in segment 1, the header and all others in segment 0.
+    // The encoded page begins in segment 1; the header and the remaining units are in segment 0.
     let encoded = encoded_run(&rig, 1, 1, vec![page(5, 0, 200_000, 0)], &[1, 10]);
     let mut plain = Run::at(2, 1, 1 << 17, &[], 1000);
     plain.write(&rig.segments);

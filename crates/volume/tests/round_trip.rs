@@ -53,7 +53,8 @@ fn runs_in_many_extents_round_trip() {
 #[test]
 fn fragments_of_any_length_and_alignment_round_trip() {
     for rig in rigs() {
-        // Lengths of fragments, and the distance of each start from the 4 KiB border before it.
+        // Each pair is the length of a fragment and the distance of its start from the 4 KiB
+        // boundary before it.
         let shapes: [&[(usize, usize)]; 5] = [
             &[(65536, 0), (131_072, 0)],
             &[(65536, 0), (4096, 0), (126_976, 0)],
@@ -111,7 +112,7 @@ fn only_unaligned_memory_uses_and_frees_staging() {
         let target = BorrowedPagesMut::new(&mut slices);
         assert!(all_verified(&run.read_into(&rig.segments, 0, &target)));
         assert_eq!(rig.segments.staging().peak, 0);
-        // Padding on the disk is zero, and a page is handed out to one read only.
+        // Each page of a target is handed out to one read only, so a second read misses.
         let again = run.read_into(&rig.segments, 0, &target);
         assert_eq!(again, [PageOutcome::Missed(MissReason::Memory); 4]);
     }
@@ -214,7 +215,7 @@ fn runs_are_verified_and_found_without_index() {
     for rig in rigs() {
         let mut runs: Vec<Run> =
             (1..6).map(|n| Run::at(n, 4, 30_000, &[20], 10 + 60 * n as u32)).collect();
-        // A header inside a page is not a run.
+        // `verify` must not take a header inside a page for a run.
         let inner = runs[0].clone();
         runs.iter_mut().for_each(|run| run.write(&rig.segments));
         let header = rig.segments.read_header(&runs[0].place).unwrap();

@@ -20,7 +20,7 @@ fn run_of(rig: &Rig, page_bytes: usize, slices: u16, extents: &[u32]) -> Run {
     run
 }
 
-/// Reads pages starting at `first` into `memory`, cut into fragments of `fragment` bytes.
+/// Reads the pages from `first` into `memory`, cut into fragments of `fragment` bytes.
 fn read(
     rig: &Rig,
     run: &Run,
@@ -136,7 +136,7 @@ fn arrived_sections_are_not_written_again() {
             let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert_eq!(ends.arrived(), 2);
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
-            // Another store has the pages, cut into other slices.
+            // The run has the pages as another store wrote them, in slices of other lengths.
             let run = run_of(&rig, PAGE, slices, &[]);
             let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert!(outcomes.iter().all(|outcome| outcome.is_verified()));

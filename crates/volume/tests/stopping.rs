@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Cancels the call after a number of requested pages.
+/// A target that cancels the call when the call has requested `after` pages.
 struct Cancelling<'a, T: ?Sized> {
     inner: &'a T,
     after: AtomicUsize,
@@ -23,7 +23,7 @@ impl<T: ?Sized> Cancelling<'_, T> {
     }
 }
 
-// SAFETY: the same as the inner target.
+// SAFETY: forwards the fragments of the inner target, which keeps the contract.
 unsafe impl<T: PageTarget + ?Sized> PageTarget for Cancelling<'_, T> {
     fn len(&self) -> usize {
         self.inner.len()

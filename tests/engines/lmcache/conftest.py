@@ -1,4 +1,4 @@
-"""Both kinds of adapters, each on a separate store."""
+"""Adapters of both kinds, each on a separate store."""
 
 import os
 import sys

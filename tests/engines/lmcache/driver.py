@@ -54,7 +54,7 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # A lower bound: if a serde encodes the objects, L2 holds fewer bytes than L1.
+    # L2 may hold fewer bytes than L1, because a serde may encode the objects.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0
@@ -86,7 +86,7 @@ def main() -> None:
     manager = manager_of(json.loads(spec))
     print(json.dumps({"put": put, "get": get}[doing](manager, int(count))), flush=True)
     if rest == ["kill"]:
-        # Longer than the store takes to make visible puts durable.
+        # The store makes visible puts durable within this time.
         time.sleep(5)
         os.kill(os.getpid(), signal.SIGKILL)
     manager.close()

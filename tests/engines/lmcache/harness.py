@@ -33,8 +33,8 @@ class AdapterKind:
     path: Path
 
     def spec(self, **further: Any) -> dict[str, Any]:
-        """Returns the value of `--l2-adapter`. `further`: further keys of the value; `params` among
-        them holds parameters of the adapter.
+        """Returns the value of `--l2-adapter`. `further` adds keys to the value; its key `params`
+        holds parameters of the adapter.
         """
         params = further.pop("params", {})
         return {**adapter_of(self.path, self.kind, **params), **further}

@@ -188,7 +188,7 @@ def test_deleted_objects_are_misses(adapter_kind: AdapterKind, memory: Memory) -
 
 def test_locked_objects_are_not_evicted(plugin: AdapterKind) -> None:
     memory = Memory(128 * MIB)
-    # Small enough to be filled several times.
+    # The store is small enough that the test fills it several times.
     with rt.Store.open(plugin.path, "64MiB", segment_bytes=8 << 20):
         pass
     adapter = plugin.open(memory, params={"capacity": "64MiB"})

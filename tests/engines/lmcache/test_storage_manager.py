@@ -1,5 +1,5 @@
 """LMCache's storage manager in two processes: the second finds the pages that the first stored,
-after any end.
+however the first process ended.
 """
 
 import json

@@ -37,7 +37,7 @@ if _tried.returncode != 0:
 
 
 class Process:
-    """A worker or another program that is killed at the end."""
+    """A worker or another program, which is killed when the test ends."""
 
     def __init__(self, *words: str | Path, log: Path) -> None:
         with log.open("ab") as err:
@@ -51,12 +51,13 @@ class Process:
             )
 
     def answer(self) -> str:
-        """Returns the next line of its output."""
+        """Returns the next line of the process's output."""
         assert self.process.stdout
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Sends a line, and returns the two numbers of the answer; see `worker.use`."""
+        """Sends a line to the worker, and returns the two numbers of its answer; see `worker.use`.
+        """
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
         first, second = self.answer().split()
@@ -101,7 +102,7 @@ def master(start: Start, port: int, tmp_path: Path) -> Process:
 
 @pytest.fixture
 def holder(start: Start, master: Process, port: int) -> Process:
-    """The process whose memory is the Mooncake store."""
+    """Starts the process whose memory is the Mooncake store."""
     del master
     for _ in range(100):
         holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")

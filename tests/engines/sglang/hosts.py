@@ -135,7 +135,7 @@ def slots(host: Any, pages: list[int]) -> torch.Tensor:
 
 
 def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
-    """Returns the configuration of a single rank, with changes."""
+    """Returns the configuration of a single rank; `extra` and `others` change its fields."""
     said: dict[str, Any] = {
         "tp_rank": 0,
         "tp_size": 1,

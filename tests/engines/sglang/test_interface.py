@@ -41,7 +41,7 @@ def test_sglang_factory_constructs_storage(tmp_path: Path) -> None:
     extra = {**DYNAMIC, "path": str(tmp_path / "store"), "capacity": "640MiB"}
     made = StorageBackendFactory.create_backend("dynamic", config(extra), None)
     assert isinstance(made, RitornelloStorage)
-    # No engine runs here: no page may be found by another process.
+    # No engine runs in this process, so another process must find none of its pages.
     assert made._engine.model.epoch
     made.close()
 

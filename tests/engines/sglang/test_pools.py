@@ -382,11 +382,12 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     keys, later = hashes("weights"), hashes("later")
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     with pytest.raises(AttributeError):
-        # The method fails on this object, after its wrapper has recorded that an update begins.
+        # The method fails on this object after its wrapper has recorded the beginning of an update.
         WeightUpdater.update_weights_from_tensor(object(), [])
     assert held.batch_exists(keys) == 0
     assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)
-    # The weights of a page that was computed before the flush are unknown.
+    # A page that was computed before the flush may have been computed with other weights, so the
+    # storage refuses it.
     assert held.batch_set_v1(later, slots(host, FROM)) == [False] * len(later)
     assert held.counts()["skipped_pages:before_reset"] == len(later)
     other = attach(host)
@@ -396,7 +397,8 @@ def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any
     assert held.batch_exists(keys) == held.batch_exists(later) == 0
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     assert held.batch_exists(keys) == len(keys)
-    # A storage attached later has the same epoch, not the epoch of the files.
+    # A storage that is attached later has the epoch of the update, not the epoch of the model's
+    # files.
     assert attach(host).batch_exists(keys) == len(keys)
     updates.epoch = updates.flushed = b""
     assert all(attach(host).batch_get_v1(keys, slots(host, TO)))

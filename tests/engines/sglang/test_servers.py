@@ -32,8 +32,9 @@ PROMPTS = [prompt(1), prompt(2), prompt(3)]
 
 @dataclass(frozen=True)
 class Reference:
-    """A server's answers when it computed all pages, and when its own memory had the pages that the
-    storage will have later: a different split of a prompt may round differently.
+    """Answers of a server that computed all pages, and of a server whose memory had the same pages
+    that the storage has later. Both are needed, because a prompt that is split differently may
+    round differently.
     """
 
     computed: list[Told]
@@ -74,13 +75,13 @@ def ask(server: SGLangServer, place: int) -> Told:
 
 
 def raised(log: str) -> list[str]:
-    """Returns our frames in SGLang's tracebacks."""
+    """Returns the stack frames of this package in the tracebacks of SGLang's log."""
     return [line for line in log.splitlines() if "File " in line and "/ritornello/" in line]
 
 
 @pytest.fixture(scope="module")
 def reference(start: Start, where: Path) -> Reference:
-    """The first server: it computes, stores, and loses its storage for a while."""
+    """Runs the first server: it computes, stores, and loses its storage for a while."""
     with start("cold") as server:
         computed = [ask(server, place) for place in range(3)]
         assert [told.tokens["computed"] for told in computed] == [LENGTH] * 3
@@ -117,7 +118,8 @@ def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, w
             assert told.tokens["storage"] == CLAIMED
             assert told.tokens["computed"] == LENGTH - CLAIMED
             assert reference.right(place, told)
-        # The owner dies while the server waits for it; the server takes over.
+        # The owner of the store dies while the server waits for its answer; the server becomes the
+        # owner.
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(ask, server, 2)
             owner.kill()

@@ -1,9 +1,9 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-Replies, by prompt, with the tokens of up to three answers: the `first`, one whose prompt was loaded
-from the store (`stored`) and, if `bad` names pages, one whose load failed in these pages
-(`broken`); with the tokens of the prompt that came from the store each time (`first_hits`, ...);
-and with `counts` of the connector.
+For each prompt the reply holds the tokens of up to three answers: `first`, `stored`, whose prompt
+was loaded from the store, and, if `bad` names pages, `broken`, whose load failed in these pages.
+For each answer it holds how many tokens of the prompt came from the store (`first_hits`, ...). The
+reply also holds the connector's `counts`.
 """
 
 import json
@@ -29,8 +29,8 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's. `bad`: pages that fail in every load; scheduler and worker then run in
-    one process, otherwise in separate ones.
+    """`options` are vLLM's options. `bad` names pages that fail in every load. With `bad`,
+    scheduler and worker run in one process, otherwise in separate processes.
     """
 
     model: str

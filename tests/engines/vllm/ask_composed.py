@@ -18,7 +18,7 @@ NO_STORE = {"ritornello.no_store": True}
 
 
 def composed(store: str, order: list[str]) -> dict[str, Any]:
-    """Returns a user's configuration, without kv_load_failure_policy."""
+    """Returns a configuration as users write it, without `kv_load_failure_policy`."""
     children = {
         "ritornello": connector(path=store, capacity="1GiB"),
         "lender": {
@@ -48,8 +48,8 @@ class Conversation:
         self.hits[name] = self.engine.external_tokens() - before
 
     def forget(self) -> None:
-        # vLLM in one process runs no idle steps. The steps of this short prompt send the last
-        # request's saves.
+        # vLLM in one process runs no steps while it has no request. The steps of this short prompt
+        # send the last request's saves.
         self.engine.ask([5, 6, 7], answer=4)
         self.engine.forget()
 
@@ -73,7 +73,7 @@ def talk(engine: Any) -> Conversation:
     MODE.fails = None
     talk.ask("lent", lent)
     talk.forget()
-    # The request ends in the step that loads.
+    # The request ends in the same step that loads its blocks.
     talk.ask("once", once, answer=1)
     talk.forget()
     MODE.lends = False

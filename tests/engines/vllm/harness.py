@@ -11,7 +11,7 @@ from servers.vllm import connector
 
 REPLY = "reply: "
 BLOCK = 32
-# Too few for the requests of the preemption test together.
+# vLLM's blocks: too few for all requests of the preemption test at the same time.
 BLOCKS = 40
 
 
@@ -37,7 +37,7 @@ class Engine:
     def ask(
         self, *prompts: list[int], answer: int = 24, params: dict[str, Any] | None = None
     ) -> list[Any]:
-        """Returns greedy answers to all prompts of one call; each output has a field
+        """Returns vLLM's outputs for all prompts, decoded greedily; each has a field
         `num_cached_tokens`.
         """
         from vllm import SamplingParams
@@ -63,7 +63,7 @@ class Engine:
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            # A connector other than Ritornello's has no `_worker`; `MultiConnector` holds several
+            # Only Ritornello's connector has a `_worker`; `MultiConnector` holds several
             # connectors.
             group = get_kv_transfer_group()
             sides = [
@@ -77,16 +77,16 @@ class Engine:
             ):
                 sleep(0.001)
             if side and side._store.wants_timings and side._store._store:
-                # With several tiers: wait until the lower tiers have the pages too.
+                # With several tiers, also wait until the lower tiers have the pages.
                 side._store._store.flush()
 
         self.llm.collective_rpc(wait_for_saves, timeout=60)
         assert self.llm.reset_prefix_cache()
 
     def count(self, name: str, **labels: str) -> float:
-        """Returns a counter of vLLM's metrics, summed over its other labels. The
-        connector's counts are reported with engine steps: to see the last counts, ask for one more
-        short answer first.
+        """Returns a counter of vLLM's metrics, summed over the labels that are not given. vLLM
+        reports the connector's counts with a later engine step: ask for a short answer before
+        reading the last counts.
         """
         return sum(
             metric.value

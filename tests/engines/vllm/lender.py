@@ -22,8 +22,8 @@ BLOCK = 32
 
 @dataclass
 class Mode:
-    """`fails`: index of the first block of a request that its load fails to fill. This block and
-    all later blocks get zeros and are reported.
+    """`fails` is the index of the first block that a load fails to fill. The load fills this block
+    and all later blocks with zeros, and reports them as failed.
     """
 
     remembers: bool = False
@@ -43,8 +43,8 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """Prompts with the blocks to fill (and the position of the first of them), and with the blocks
-    to remember.
+    """For each prompt: the blocks to fill with the position of their first block, and the blocks to
+    remember.
     """
 
     fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)

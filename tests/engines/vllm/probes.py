@@ -16,7 +16,7 @@ from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
 def worker_of(results: StepResults) -> WorkerSide:
-    """Returns the worker's side of this process that records in `results`."""
+    """Returns the worker's side in this process whose results are `results`."""
     group = get_kv_transfer_group()
     sides = [getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])]
     return next(side for side in sides if side is not None and side.results is results)
@@ -35,8 +35,9 @@ def digests(worker: WorkerSide, pages: PageBlocks) -> Iterator[tuple[bytes, int,
 
 
 class Digests:
-    """Digests of blocks by key and cache group: at save (a recomputed page may differ in its last
-    bits and is offered again), and after load.
+    """Digests of blocks by key and cache group, at each save and after each load. A key may have
+    several digests at save, because a recomputed page may differ in its last bits and is offered
+    again.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +69,7 @@ class Digests:
         monkeypatch.setattr(StepResults, "record_load", watched_record)
 
     def all_came_back(self) -> bool:
-        """Returns whether every loaded block equals one that was saved under its key."""
+        """Returns whether every loaded block equals a block that was saved under its key."""
         return all(found in self.saved.get(key, ()) for key, found in self.loaded.items())
 
 
@@ -101,8 +102,8 @@ class BadTicket:
 
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
-    """Makes every load report the pages at `worker_pages` as failed, and fills the blocks of these
-    pages with noise.
+    """Makes every load report the pages with the indices `worker_pages` as failed, and fills their
+    blocks with noise.
     """
     get, record = VllmStore.submit_get, StepResults.record_load
 

@@ -124,7 +124,8 @@ def test_aborted_request_keeps_blocks_until_load_ends(
         engine.abort_request(["aborted"])
         engine.step()
         assert pool.get_num_free_blocks() <= BLOCKS - 1 - len(taken)
-        # Other requests need more blocks than are free, and must wait rather than share.
+        # The other requests need more blocks than are free: they must wait, and must not use the
+        # blocks of the load.
         assert async_engine.tokens(*others) == expected
     drain(async_engine)
     assert pool.get_num_free_blocks() == BLOCKS - 1
@@ -154,8 +155,8 @@ def test_preempted_requests_load_their_pages(
     alone = [async_engine.tokens(one, answer=150)[0] for one in asked]
     async_engine.forget()
     before = async_engine.count("vllm:num_preemptions")
-    # Load times decide in which steps requests meet, and with that the last bits of the computed
-    # pages. Therefore bytes are compared here, not tokens.
+    # The time of a load decides which requests share a step, and thus the last bits of the computed
+    # pages. The test therefore compares bytes, not tokens.
     assert [len(answer) for answer in async_engine.tokens(*asked, answer=150)] == [150] * len(asked)
     assert async_engine.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)
@@ -179,7 +180,7 @@ def sampling(answer: int) -> Any:
 
 
 def drain(engine: Engine) -> None:
-    """Steps until no load is in progress; short questions make the steps."""
+    """Runs steps, by asking short questions, until no load is in progress."""
     for seed in range(200, 220):
         engine.ask(prompt(seed, 40), answer=2)
         if not worker_side()._async_loads:

@@ -28,12 +28,12 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
     assert "neither hits nor saves" not in answers["log"]
-    # The other connector filled blocks for three requests, for one request wrongly.
+    # The other connector filled blocks for three requests, and filled them wrongly for one request.
     assert answers["lent"] == [CLAIMED // 32] * 3
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
     assert said["once"] == said["once computed"][:1]
-    # All pages of these prompts were saved, and give the same answers.
+    # All pages of these prompts were saved, and lead to the same answers.
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED

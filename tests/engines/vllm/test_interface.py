@@ -113,8 +113,8 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
         ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
-        # The engine core's `reset_prefix_cache` is hooked, with this signature. vLLM's own pauses
-        # reset the cache through the same method.
+        # `ritornello` hooks the engine core's `reset_prefix_cache`, which must have this signature.
+        # vLLM's pauses reset the cache through this method.
         (
             "vllm/v1/engine/core.py",
             [
@@ -123,7 +123,7 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
                 "if not self.reset_prefix_cache(",
             ],
         ),
-        # vLLM loads adapters only in this file.
+        # vLLM loads LoRA adapters only in this file.
         ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
         ("vllm/lora/request.py", ["load_inplace: bool = False"]),
         ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),

@@ -1,4 +1,4 @@
-"""Loads by layer: pages with several layer groups."""
+"""Loads layer by layer: pages with several layer groups."""
 
 import pytest
 from ask import LENGTH
@@ -20,7 +20,7 @@ def test_layer_loads_give_same_answers(ask: Ask, bad: list[int]) -> None:
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken"]
     warm = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
-    # The first step does not know yet that vLLM announces its layers.
+    # In the first step the connector does not know yet that vLLM announces its layers.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED

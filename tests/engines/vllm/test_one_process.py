@@ -11,7 +11,7 @@ from probes import Digests, evict_after_match, fail_loads
 from ritornello import Store
 from ritornello.vllm.store import VllmStore
 
-# Full pages of a 300-token prompt, without the page of its last token.
+# Tokens of the full pages of a 300-token prompt, without the page of its last token.
 CLAIMED = 299 // BLOCK * BLOCK
 
 
@@ -42,7 +42,7 @@ def test_pages_filled_by_decoding_are_saved(engine: Engine) -> None:
     answer = engine.tokens(asked, answer=200)[0]
     engine.forget()
     follow_up = [*asked, *answer, 5, 6, 7]
-    # The last token of the answer was sampled and never computed; its page is not full anyway.
+    # The last token of the answer was sampled and never computed. Its page is not full in any case.
     expected = (len(asked) + len(answer) - 1) // BLOCK * BLOCK
     assert engine.ask(follow_up)[0].num_cached_tokens == expected
 
@@ -73,7 +73,7 @@ def test_failed_pages_are_recomputed_with_same_answer(
     with monkeypatch.context() as broken:
         fail_loads(broken, [3, 5])
         assert engine.tokens(asked) == expected
-    # vLLM recomputed the blocks in place; its own hits on them are right too.
+    # vLLM recomputed the failed blocks in place, so its own later hits on them are right too.
     assert engine.tokens(asked) == expected
     engine.forget()
     assert engine.tokens(asked) == expected
@@ -121,7 +121,7 @@ def test_eviction_before_load_costs_time_only(
         evict_after_match(broken, keep=4)
         assert engine.tokens(asked) == expected
     engine.forget()
-    # Evicted pages were saved again.
+    # The pages that were evicted were saved again.
     again = engine.ask(asked)[0]
     assert again.num_cached_tokens == CLAIMED
     assert list(again.outputs[0].token_ids) == expected[0]
@@ -163,7 +163,9 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """Returns the figure when it has grown; the store updates it in the background."""
+        """Waits until the figure has grown, because the store updates it in the background. Returns
+        it.
+        """
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:
             sleep(0.05)

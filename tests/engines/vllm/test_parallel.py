@@ -34,7 +34,7 @@ def test_pages_are_found_by_other_worker_counts(ask: Ask) -> None:
         assert hits(warm) == [CLAIMED] * 2, f"{ranks} workers"
         assert [answer["first"] for answer in warm["answers"]] == expected, f"{ranks} workers"
         assert warm["counts"]["failed_pages"] == 0
-    # Four workers hold each head twice, and it is stored once.
+    # With four workers two workers hold each head, and the store keeps one copy of it.
     four = ask([3], **FLOAT, tensor_parallel_size=4)
     layers, heads = 4, 2
     filled = (LENGTH + 24 - 1) // BLOCK

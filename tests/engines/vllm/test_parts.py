@@ -23,7 +23,8 @@ def test_windows_are_restored_with_full_attention(ask: Ask, bad: list[int]) -> N
     for before, after in zip(cold["answers"], warm["answers"], strict=False):
         assert after["first"] == after["stored"] == before["stored"]
     for after in warm["answers"]:
-        # vLLM cannot learn which blocks of several groups failed: the whole request is computed.
+        # With several cache groups vLLM cannot learn which blocks failed, so it computes the whole
+        # request.
         assert after["broken"] == after["stored"]
 
 
@@ -37,7 +38,8 @@ def test_two_workers_restore_windows(ask: Ask) -> None:
 
 def test_latent_attention_without_prefix_caching_is_refused(ask: Ask) -> None:
     found = ask([1], "latent", num_gpu_blocks_override=200)
-    # Without AMX vLLM's kernels for latent attention read no prefix, and prefix caching is off.
+    # Without AMX instructions vLLM's kernels for latent attention read no prefix, and vLLM turns
+    # prefix caching off.
     if "prefix caching to be disabled" in found["log"]:
         assert found["log"].count("prefix caching is off: latent attention") == 1
         assert found["answers"][0]["stored_hits"] == 0

@@ -51,7 +51,7 @@ def test_weak_hashes_need_permission(
     caplog.clear()
     (store / "policy.toml").write_text("allow_weak_hashes = true")
     end = time.monotonic() + 30
-    # The line is logged after the store is in use.
+    # The connector logs this line after the store is in use again.
     while "the store serves again" not in caplog.text:
         assert time.monotonic() < end, refused._store.broken
         time.sleep(0.05)

@@ -49,15 +49,15 @@ def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path
     assert first["counts"]["host"] == 2 * CLAIMED
     assert tokens(first, "first") == tokens(first, "stored")
 
-    # After a restart: memory was lost, and the disk was kept.
+    # Restart the machine: its memory is lost, and its disk is kept.
     shutil.rmtree(tmp_path / "one/host")
     again = ask(SEEDS, **machine("one"))
     assert hits(again, "first") == [CLAIMED, CLAIMED]
     assert again["counts"]["disk"] == 2 * CLAIMED
-    # Pages read from the disk are in memory now.
+    # The pages that were read from the disk are in memory now.
     assert again["counts"]["host"] == 2 * CLAIMED
 
-    # Another machine finds the pages through the remote.
+    # Another machine finds the pages in the remote.
     other = ask(SEEDS, **machine("two"))
     assert hits(other, "first") == [CLAIMED, CLAIMED]
     assert other["counts"]["external_unspecified"] == 2 * CLAIMED

@@ -64,7 +64,9 @@ def test_empty_engine_needs_no_reset(said: Said) -> None:
 
 
 def test_restart_finds_pages_of_file_weights_only(model: Path, store: Path, said: Said) -> None:
-    """Pages computed with the files' weights, but after a change, are not found."""
+    """A page that was computed after a change is not found, even if the weights then equalled the
+    files' weights again.
+    """
     files = run("restart", model, store)
     assert {name: answer["loaded_pages"] for name, answer in files.items()} == {
         "files 1": CLAIMED,

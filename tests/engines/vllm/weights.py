@@ -1,9 +1,9 @@
 """One vLLM whose weights change while it serves: `weights.py SCENARIO MODEL STORE`.
 
-The scenario `change` changes the weights in all ways that are tested; `restart` is the next engine,
-with the weights of the files; `ranks` is an engine of two workers, one of which changes its
-weights. Replies with an answer by question: its tokens, the pages loaded from and saved to the
-store for it, and the tokens that vLLM computes itself (`expected`).
+The scenario `change` changes the weights in all ways that are tested. `restart` is a new engine
+with the weights of the files. `ranks` is an engine of two workers, one of which changes its
+weights. The reply holds for each question the tokens of the answer, the number of pages loaded from
+and saved to the store, and the tokens that vLLM computes without the store (`expected`).
 """
 
 import json
@@ -29,13 +29,13 @@ def flip(worker: Any) -> None:
 
 
 def flip_data(worker: Any) -> None:
-    """Reverses every tensor without an effect on PyTorch's version counters."""
+    """Reverses every tensor without increasing PyTorch's version counters."""
     for parameter in worker.model_runner.get_model().parameters():
         parameter.data.copy_(parameter.data.flip(0))
 
 
 def flip_soon(worker: Any) -> None:
-    """Reverses the second worker's tensors, from a thread, when no call is in progress."""
+    """Reverses the second worker's tensors in a thread, while the worker runs no call."""
     from threading import Timer
 
     if worker.rank == 1:
@@ -84,7 +84,9 @@ class WeightScenario:
         self.said[name] = {"tokens": tokens, **moved}
 
     def compare(self, name: str, seed: int, adapter: Any = None) -> None:
-        """Asks, resets vLLM's cache, and lets vLLM compute the same without the store."""
+        """Asks a question, resets vLLM's cache, and lets vLLM compute the same answer without the
+        store.
+        """
         self.ask(name, seed, adapter)
         self.reset()
         self.said[name]["expected"] = self._answer(seed, adapter, alone=True)
@@ -98,7 +100,7 @@ class WeightScenario:
         self.engine.tokens([1, 2, 3], answer=2)
 
     def reset(self) -> None:
-        """Empties vLLM's cache, without its connector."""
+        """Empties vLLM's cache without resetting its connector."""
         assert self.engine.llm.reset_prefix_cache()
 
     def call(self, method: Any, **named: Any) -> None:
@@ -150,7 +152,7 @@ def change(model: str, store: str) -> WeightScenario:
     engine.ask("files 1", 1)
     engine.ask("adapter 1", 1, adapter)
     engine.forget()
-    # A call changes the weights; only vLLM's own cache is reset.
+    # A call changes the weights, and the reset that follows it covers vLLM's own cache only.
     engine.call(flip)
     engine.reset()
     engine.compare("after a call", 1)
@@ -158,13 +160,13 @@ def change(model: str, store: str) -> WeightScenario:
     engine.engine.forget()
     engine.compare("again in the new epoch", 3)
     engine.forget()
-    # Restores the weights of the files, without a reset: computed pages are not saved.
+    # Restore the weights of the files without a reset: pages computed after this are not saved.
     engine.call(flip_data)
     engine.ask("no reset", 4)
     engine.reset()
     engine.ask("no reset, again", 4)
     engine.forget()
-    # vLLM's own reload.
+    # vLLM reloads weights by its own method.
     engine.call("reload_weights", weights_path=make_other(model, Path(store).parent / "other"))
     engine.reset()
     engine.compare("after a reload", 4)
@@ -178,8 +180,8 @@ def change(model: str, store: str) -> WeightScenario:
     engine.compare("adapter replaced", 5, adapter)
     engine.ask("adapter replaced, base", 5)
     engine.engine.forget()
-    # Changes that no call announces are detected by the parameters' versions, and by a sample of
-    # their bytes.
+    # The worker detects changes that no call announces by the versions of the parameters, and by a
+    # sample of their bytes.
     engine.unseen(flip)
     engine.compare("unannounced", 5)
     engine.ask("unannounced, new epoch", 5)
@@ -187,7 +189,7 @@ def change(model: str, store: str) -> WeightScenario:
     engine.unseen(flip_data)
     sleep(2 * SAMPLE_SECONDS)
     engine.compare("unannounced data", 5)
-    # A pause empties vLLM's cache: no other reset is needed.
+    # A pause empties vLLM's cache, so no further reset is needed.
     core = engine.engine.llm.llm_engine.engine_core.engine_core
     engine.engine.tokens([1, 2, 3], answer=2)
     core.pause_scheduler("abort")

@@ -24,7 +24,7 @@ from servers.environment import shared_model  # noqa: E402
 
 set_environment(OMP_NUM_THREADS="2")
 
-# Small, so that tests fill it.
+# The store is small, so that tests fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 # Prompts of the other process; vLLM's host tier has no room for both.
 FIRST, SECOND = prompt(1), prompt(2, 500)
@@ -64,8 +64,8 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def told(model: Path, store_path: Path) -> dict[str, Any]:
-    """Answers of another engine. This engine was a client of the process that owned the store. The
-    owner was killed before the last answers.
+    """Returns the answers of an engine in another process. This engine was a client of the store's
+    owner, and the owner was killed before the last answers.
     """
     with owner_of(store_path) as owner, Other(model, store_path) as other:
         said = {"cold": [other("ask", prompt=asked) for asked in (FIRST, SECOND)]}

@@ -64,8 +64,8 @@ def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, A
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # The last puts of the other process, which it made after the owner of the store had died, are
-    # found too.
+    # The last puts of the other process are found too. It made them after the store's owner had
+    # died.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
@@ -73,7 +73,8 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
-    # One lookup for the prompt. The short prompt that reports the counts has no full chunk.
+    # The prompt takes one lookup. The short prompt that reports the counts has no full chunk, and
+    # takes none.
     assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 
@@ -109,7 +110,7 @@ def test_failed_chunks_are_recomputed_with_same_answer(
         fail_loads(engine, broken, places)
         answer = ask(engine, FIRST)
     assert answer == {"tokens": told["cold"][0]["tokens"], "cached": kept * BLOCK}
-    # The host tier's and vLLM's own copies are right.
+    # The copies in vLLM's host tier and in its own cache are right.
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
     engine.forget()
     assert ask(engine, FIRST)["tokens"] == told["cold"][0]["tokens"]
@@ -185,7 +186,7 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == changed
     engine.forget_all()
     assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
-    # The next engine has the weights of the files.
+    # The next engine loads the weights of the files.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.tier._set_namespace(files)
@@ -242,7 +243,7 @@ def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.Mo
 
 
 def test_closed_store_is_reopened(engine: TierEngine) -> None:
-    """The last test: the engine serves without a store, and then with it."""
+    """This must be the last test: the engine serves without a store, and then with it."""
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store
     assert closed is not None

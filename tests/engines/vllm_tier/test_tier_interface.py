@@ -27,7 +27,7 @@ def sources(request: pytest.FixtureRequest) -> Path:
 
 
 def fields(node: ast.ClassDef) -> tuple[str, ...]:
-    """Returns the fields of a dataclass, in order, without private ones that its constructor
+    """Returns the fields of a dataclass, in order, without private fields that its constructor
     omits.
     """
     return tuple(
@@ -151,7 +151,7 @@ def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
 
 
 def test_host_row_depends_on_parallel_size(tmp_path: Path) -> None:
-    """The same two layers of two heads, written by one rank and by two as vLLM lays them out: rows
+    """One rank and two ranks write the same two layers of two heads as vLLM lays them out. Rows
     that are not canonical are never shared, for any value of `is_parallelism_agnostic`.
     """
     import torch

@@ -50,7 +50,7 @@ def made(
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
-        # Without an engine no weights can change.
+        # Without an engine the weights cannot change.
         tier._tier._guard = None
     return tier
 
@@ -123,7 +123,9 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
 
 
 def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
-    """A refusal is no failure: vLLM's back-pressure would withhold chunks from the tier."""
+    """A store that refuses pages does not report a failure, because vLLM would then offer the tier
+    fewer chunks.
+    """
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)
     tier.submit_store(job(1, keys, request, 0, load=False))
@@ -215,7 +217,9 @@ def test_weak_hashes_need_permission(
 
 
 def test_configuration_of_other_engine_is_ignored(tmp_path: Path, host: Host) -> None:
-    """Equal settings are not enough: they must be the object that the summary was made from."""
+    """Equal settings are not enough: the settings in the stack frame must be the same object as in
+    the tier's configuration.
+    """
     vllm_config, kv_cache_config = engine_of({}), SimpleNamespace()
     tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert tier._tier is None, (vllm_config, kv_cache_config)

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness import BLOCK, BLOCKS, Engine, prompt, reply
 
-# Chunks in vLLM's host tier: the chunks of the longest prompt, so that the previous prompt is only
-# in the store.
+# Capacity of vLLM's host tier in chunks: it holds the longest prompt, so that the previous prompt
+# is in the store only.
 HOST_CHUNKS = 16
 PREFIX = "vllm:kv_offload_"
 # The seed of a prompt that no test uses.
@@ -18,7 +18,9 @@ FILLER = 251
 
 
 class TierEngine(Engine):
-    """`tiers`: vLLM's list of secondary tiers. `host_chunks`: room in its host tier."""
+    """`tiers` is vLLM's list of secondary tiers; `host_chunks` is the capacity of vLLM's host tier
+    in chunks.
+    """
 
     def __init__(
         self,
@@ -65,9 +67,10 @@ class TierEngine(Engine):
         return manager._tier
 
     def forget_all(self) -> None:
-        """Empties vLLM's prefix cache, and its host tier by a prompt that fills it; the store keeps
-        everything. Chunks are pinned while they are stored: older pinned chunks would leave no room
-        for the filler's chunks, and loads could not replace the filler's chunks.
+        """Empties vLLM's prefix cache, and fills its host tier with the chunks of another prompt;
+        the store keeps everything. vLLM pins a chunk while it is stored. This method therefore
+        waits for stores before and after the other prompt, so that its chunks find room and can be
+        replaced.
         """
         self.forget()
         self._unpin()
@@ -76,8 +79,8 @@ class TierEngine(Engine):
         self.forget()
 
     def _unpin(self) -> None:
-        """Waits for stores, by short prompts: vLLM offloads chunks in the step after the step that
-        computed them, and detects in a later step that they are stored.
+        """Waits for stores, by short prompts: vLLM offloads a chunk one step after the step that
+        computed it, and notices in a later step that it is stored.
         """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
@@ -85,8 +88,8 @@ class TierEngine(Engine):
         self.ask([1, 2, 3], answer=2)
 
     def offloaded(self) -> dict[str, float]:
-        """Returns vLLM's counts of offloading, with the tier's counts. Counts are reported with
-        engine steps; a short answer makes the last counts arrive.
+        """Returns vLLM's counts of offloading, with the tier's counts. vLLM reports counts with a
+        later engine step, which a short answer causes.
         """
         self.ask([1, 2, 3], answer=4)
         found: dict[str, float] = {"disk": self.external_tokens()}

@@ -20,7 +20,7 @@ pub enum ProxyFault {
     Slow(Duration),
     /// Half of the body is sent, then the connection is closed.
     Cut,
-    /// Half of the body is sent, and the answer's length is that of this half.
+    /// Half of the body is sent, and the answer names its length as the length of the body.
     Half,
     /// One byte in the middle of the body is changed.
     Flipped,

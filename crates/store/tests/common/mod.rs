@@ -30,8 +30,8 @@ pub struct Open {
     tested_index: Option<IndexKind>,
 }
 
-/// The index of a store in `dir`, if the environment names one and the directory is a real one:
-/// simulated disks call it `/store`.
+/// Returns the index that the environment names for a store in `dir`; `None` if it names no index
+/// or `dir` is `/store`, the directory of stores on simulated disks.
 fn tested_index(dir: &Path) -> Option<IndexKind> {
     let word = std::env::var("RITORNELLO_TEST_INDEX").ok()?;
     (!dir.starts_with("/store")).then(|| IndexKind::parse(&word).unwrap())
@@ -43,8 +43,9 @@ impl Open {
         self.core.close().unwrap();
     }
 
-    /// Stops without making data durable, like a killed process. RocksDB does not open twice in one
-    /// process: a store with the index `lsm` is closed instead, and the result is false.
+    /// Stops without making data durable, like a killed process. Closes a store with the index
+    /// `lsm` instead, and returns false, because RocksDB cannot open its files twice in one
+    /// process.
     pub fn forget(self) -> bool {
         if self.tested_index.is_some() {
             self.close();
@@ -56,8 +57,8 @@ impl Open {
     }
 }
 
-/// Segments of 1 MiB; no background sync within an hour, so that tests decide when data becomes
-/// durable.
+/// Returns options with segments of 1 MiB, and a background sync once an hour, so that tests decide
+/// when data becomes durable.
 pub fn options(dir: &Path, mib: u64) -> Options {
     Options {
         capacity: Some(mib * MIB),
@@ -75,7 +76,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Open> {
     open_beside(medium, options, Arc::new(|_| false))
 }
 
-/// Opens a store that client processes use; `alive` returns which of them live.
+/// Opens a store that client processes use; `alive` says whether a client process is alive.
 pub fn open_beside(medium: Arc<dyn Medium>, options: &Options, alive: ClientAlive) -> Result<Open> {
     let core = StoreCore::open(medium, options, alive)?;
     let catalog = Arc::new(core.catalog_for(ClientId::LOCAL, ""));
@@ -120,8 +121,8 @@ pub fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
     (0..bytes.div_ceil(8)).flat_map(word).take(bytes).collect()
 }
 
-/// Puts pages. The index `lsm` refuses with `metadata` while compaction has not caught up, which on
-/// a busy machine takes a while: the put is repeated for at most 10 seconds.
+/// Puts pages. The index `lsm` refuses with `metadata` while compaction has not caught up, so the
+/// put is repeated for at most 10 seconds.
 pub fn put(store: &Store, scope: &Scope, keys: &[Vec<u8>], parent: Option<&[u8]>) -> Outcome {
     let compacts = std::env::var("RITORNELLO_TEST_INDEX").is_ok_and(|index| index == "lsm");
     let until = Instant::now() + Duration::from_secs(10);
@@ -146,7 +147,8 @@ pub fn try_put(
     store.put_batch(scope, &refs(keys), &source, &PutOptions::after(parent), &Control::default())
 }
 
-/// Leases the leading pages like a read in progress: without the bound on a client's leases.
+/// Leases the leading pages like a read in progress, for which the limit on a client's leases does
+/// not hold.
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use ritornello_medium::SimDisk;
 
-/// Sequences of [`fill`], of 8 pages of 64 KiB.
+/// Number of sequences that [`fill`] puts; each has 8 pages of 64 KiB.
 pub const SEQUENCES: u64 = 12;
 pub const PAGES: usize = 96;
 
@@ -21,7 +21,7 @@ pub fn reopen(medium: Arc<dyn Medium>) -> Open {
     open_on(medium, &at("/store")).unwrap()
 }
 
-/// Puts, flushes and closes: both volumes hold pages.
+/// Puts sequences into a new store on both volumes, flushes and closes it.
 pub fn fill(disk: &SimDisk) {
     fill_with(disk, &two_volumes());
 }

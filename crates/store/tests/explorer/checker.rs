@@ -7,17 +7,17 @@ use crate::kinds::{
 };
 use ritornello_store::CatalogStats;
 
-/// Lower and upper bounds of a store's pages after a crash.
+/// Bounds on the pages that a store may have after a crash.
 #[derive(Clone)]
 pub struct Bounds {
     pub least: Vec<Pages>,
     pub most: Vec<Pages>,
-    /// Pages reachable without the absent volume; all pages if no volume is absent.
+    /// Pages that can be reached while a volume is absent; all pages if no volume is absent.
     pub visible: Vec<Pages>,
     /// Pages deleted while a volume was absent, and not flushed since.
     pub deleted: Vec<Pages>,
-    /// Scopes that may have a quota: opening evicts the excess, and the order of use is less exact
-    /// after opening.
+    /// Scopes that may have a quota: opening the store evicts pages above the quota, and knows the
+    /// order of use less exactly than the previous owner.
     pub limited: [bool; KINDS],
     /// Flushed pages that must not be evicted: sequences and their retained pages.
     pub retained: Vec<(usize, Pages)>,
@@ -49,13 +49,14 @@ impl Bounds {
         self.visible.iter().any(|visible| *visible != Pages::MAX)
     }
 
-    /// Returns the pages of sequence `at` that must be present; `absent`: a volume is absent.
+    /// Returns the pages of sequence `at` that must be present. `absent` says whether a volume is
+    /// absent.
     pub fn must(&self, at: usize, absent: bool) -> Pages {
         if absent { self.least[at] & self.visible[at] } else { self.least[at] }
     }
 
-    /// Checks a store opened after a crash; `absent`: a volume is absent. `seed` selects the
-    /// sequences to read.
+    /// Checks a store that was opened after a crash. `absent` says whether a volume is absent;
+    /// `seed` selects the sequences to read.
     pub fn check_state(&self, open: &Open, seed: u64, absent: bool) {
         let present = present_pages(&open.store);
         let found = stats(open);
@@ -74,7 +75,7 @@ impl Bounds {
             if absent {
                 check_probe(&open.store, at, pages);
             }
-            // The head of a tail may be on the absent volume.
+            // A tail may be present without its head if the head is on the absent volume.
             if kind.scope.chained && !absent {
                 assert_eq!(pages & (pages + 1), 0, "{at} has a tail without its head: {pages:b}");
             }
@@ -104,7 +105,7 @@ impl Bounds {
         if stored < 2 {
             // Sealed segments count towards the capacity until they are removed.
             let now = stats(open);
-            // A page that an earlier check put may be on the absent volume.
+            // An earlier check may have put the page on the volume that is absent now.
             let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
             assert!(refused, "put refused ({}): {now:?}", outcome.reason);
@@ -114,7 +115,7 @@ impl Bounds {
         open.store.delete(scope, &[&fresh[0]]).unwrap();
     }
 
-    /// Completes a change of capacity that the power loss interrupted.
+    /// Completes a change of capacity that a power loss interrupted.
     fn complete_change(&self, open: &Open) {
         open.core.run_once();
         self.check_retained(open);

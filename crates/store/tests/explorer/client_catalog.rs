@@ -1,11 +1,10 @@
-//! A client's connection to the owner: it ends with the client, and is renewed for each owner.
+//! A client's connection to the owner. It ends with the client, and connects to each new owner.
 
 use crate::recording_medium::RecordingMedium;
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_store::{Catalog, LocalCatalog, Request, Response};
 
-/// The catalog of one client process.
 pub struct ClientCatalog {
     client: RecordingMedium,
     owner: Mutex<LocalCatalog>,
@@ -21,7 +20,7 @@ impl ClientCatalog {
         *self.owner.lock() = owner;
     }
 
-    /// Returns the owner's catalog; `Closed` if the client was killed.
+    /// Returns the owner's catalog, or the error `Closed` if the client was killed.
     fn owner(&self) -> Result<LocalCatalog> {
         if self.client.is_dead() {
             return Err(Error::new(ErrorKind::Closed, "this client was killed"));

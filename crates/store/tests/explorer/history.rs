@@ -37,30 +37,30 @@ thread_local! {
 
 pub struct History {
     rng: Rng,
-    /// Chooses among operations that were added later, so that the seeds of older histories keep
-    /// their meaning.
+    /// Random numbers for operations that were added later: the sequence of [`Rng`] numbers of an
+    /// older history, and thus the meaning of its seed, stays the same.
     extra_rng: Rng,
     workload: Workload,
     operations: u64,
     options: Options,
     recording: RecordingMedium,
     bounds: Bounds,
-    /// Retained pages, flushed or not: sequence, pages, end.
+    /// Retained pages, flushed or not: the sequence, its pages, and the end in seconds since 1970.
     retained: Vec<(usize, Pages, u64)>,
     leased: Vec<(LeaseNumber, usize, Pages)>,
-    /// Number of retentions that the current owner released early, at the last check.
+    /// Number of retentions that the current owner had released early when the history last read
+    /// the count.
     displaced: u64,
     clients: Vec<Client>,
     names: Names,
     /// Number of clients started so far.
     clients_started: u64,
-    /// Dead clients whose locks the kernel has not released yet.
+    /// Dead clients whose locks the kernel holds until [`Self::drop_locks`] releases them.
     locked_dead_clients: Vec<String>,
-    /// The owner's process, if it was a client before.
+    /// The owner's process, if it was a client before it became the owner.
     promoted_client: Option<Client>,
     /// Number of scopes that requests created so far.
     salts: u64,
-    /// The absent volume.
     absent: Option<&'static str>,
     verbose: bool,
     /// The current operation, for messages.
@@ -138,7 +138,7 @@ impl History {
         }
         let mut open = self.open();
         self.check_recorded();
-        // After the creation, the manifest describes the store.
+        // From now the manifest names the directories.
         self.options.paths.clear();
         self.options.index = None;
         self.options.capacity = self.options.capacity.filter(|_| self.workload.plain);
@@ -162,8 +162,7 @@ impl History {
         open
     }
 
-    /// Converts a store whose index persists nothing. Power may fail at any moment of the
-    /// conversion.
+    /// Converts a store whose index is `memory`. Power may fail at any moment of the conversion.
     fn convert(&mut self) {
         self.options.index = Some(IndexKind::Memory);
         let open = self.open();
@@ -173,7 +172,7 @@ impl History {
         open.store.flush().unwrap();
         check_get(&open.store, 0, leading(3));
         open.close();
-        // Recorded states are opened with their own index.
+        // A recorded state is opened with the index that its manifest names.
         self.options.index = None;
         self.check_recorded();
         self.options.index = Some(IndexKind::Run);
@@ -287,16 +286,16 @@ impl History {
         if is_durable {
             self.mark_durable(present);
         }
-        // The state at the end of the operation.
+        // Check the state at the end of the operation as well.
         let seed = self.rng.next();
         let disk = self.recording.disk().crash(seed);
         self.check_state(seed, disk);
         open
     }
 
-    /// Performs the operations that can fail.
+    /// Performs an operation that may fail.
     fn attempt(&self, open: &Open, operation: &Operation) -> Result<()> {
-        // Without background threads the store changes as much as possible within the call.
+        // A deadline of zero changes as much as is possible without background threads.
         let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
         match *operation {
             Operation::Put { at, pages, hours } => {
@@ -341,7 +340,7 @@ impl History {
             Operation::Resize { .. }
             | Operation::AddVolume { .. }
             | Operation::DrainVolume { .. } => {
-                // A change also waits for the remainder of an earlier change.
+                // The change waits for an earlier change that is not complete.
                 message.contains("still being emptied")
                     || message.contains("may not be evicted")
                     || message.contains("has this directory already")
@@ -352,7 +351,8 @@ impl History {
         assert!(known, "{message}");
     }
 
-    /// Runs a flush or maintenance, and commits `unfinished` after `after` changes of the disk.
+    /// Runs a flush or maintenance. Commits `unfinished` during this call, after `after` changes of
+    /// the disk.
     fn commit_concurrently(
         &mut self,
         open: &Open,
@@ -363,7 +363,8 @@ impl History {
     ) {
         let present = present_pages(&open.store);
         self.check_protected(open, &present);
-        // In durable mode the commit would wait for the sync that calls it.
+        // In `durable` mode a commit within a sync would wait for this sync, so the commit follows
+        // the call.
         let within = self.options.durability == Durability::Cache;
         if let Some(unfinished) = unfinished {
             let after = if within { after } else { u64::MAX };
@@ -385,7 +386,7 @@ impl History {
             if self.absent.is_none() {
                 self.bounds = Bounds { least, most, ..self.bounds.clone() };
             } else {
-                // Commits during the flush may not be durable.
+                // Pages that were committed during the flush may not be durable.
                 for (at, committed) in most.iter().enumerate() {
                     let unsure = committed & !present[at];
                     self.bounds.least[at] &= !unsure | before.least[at];
@@ -415,12 +416,12 @@ impl History {
             .map(|&(at, pages, _)| (at, pages))
             .collect();
         self.retained.retain(|(.., end)| *end > NOW.get());
-        // A sequence may have been retained more than once.
+        // A sequence may have several retentions, so its bound ends with the first of them.
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// A store too small for its retained pages releases some. Returns whether the store has
-    /// released retentions since the last call.
+    /// Clears the expected retentions if the store has released some, as it does when it is too
+    /// small for them. Returns whether it has released retentions since the last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];
         let more = displaced != self.displaced;
@@ -432,7 +433,7 @@ impl History {
         more
     }
 
-    /// While the store is open, protected pages must stay.
+    /// Checks that no protected page was evicted while the store is open.
     fn check_protected(&mut self, open: &Open, present: &[Pages]) {
         self.note_displaced(open);
         let found = stats(open);

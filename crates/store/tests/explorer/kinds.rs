@@ -7,23 +7,21 @@ use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
 
-/// Sequences of each scope.
 pub const SEQUENCES_PER_KIND: u64 = 10;
-/// Scopes.
+/// Number of scopes.
 pub const KINDS: usize = 4;
-/// Sequences of all scopes.
+/// Number of sequences of all scopes.
 pub const SEQUENCES: usize = KINDS * SEQUENCES_PER_KIND as usize;
-/// The scope with pages of numbers, for codecs.
+/// Index of the scope whose pages are bfloat16 numbers, for the codecs.
 pub const NUMBERS: usize = 3;
 
-/// Which pages of a sequence: bit n is page n.
+/// A set of pages of one sequence: bit n is page n.
 pub type Pages = u64;
 
-/// A scope of the explorer, and its longest sequence.
+/// A scope of the explorer, and the keys of its sequences.
 pub struct Kind {
     pub scope: Scope,
     pub pages: usize,
-    /// The keys by sequence.
     keys: Vec<Vec<Vec<u8>>>,
 }
 
@@ -36,14 +34,13 @@ impl Kind {
         }
     }
 
-    /// The only correct bytes for `key`.
     pub fn page(&self, key: &[u8]) -> Vec<u8> {
         let mut bytes = common::page(&self.scope, key);
         let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
         // Every third page is noise, which no codec shortens.
         if self.scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
             for number in bytes.chunks_exact_mut(2) {
-                // Between 2^-8 and 2.
+                // The magnitudes are 2^-8 to 2.
                 number[1] = (number[1] & 0x80) | 0x3c | (number[1] & 3);
             }
         }
@@ -51,7 +48,8 @@ impl Kind {
     }
 }
 
-/// Small pages in long runs, unchained pages of two units, large pages that are split, and numbers.
+/// Returns four scopes: small pages in long runs, unchained pages of two units, large pages that
+/// the store splits, and pages of numbers.
 pub fn kinds() -> &'static [Kind; KINDS] {
     static KINDS: OnceLock<[Kind; 4]> = OnceLock::new();
     let numbers = Scope {
@@ -74,24 +72,24 @@ pub fn kinds() -> &'static [Kind; KINDS] {
     })
 }
 
-/// The kind and the keys of sequence `at`.
+/// Returns the kind and the keys of sequence `at`.
 pub fn keys_of(at: usize) -> (&'static Kind, &'static [Vec<u8>]) {
     let kind = &kinds()[at / SEQUENCES_PER_KIND as usize];
     (kind, &kind.keys[at % SEQUENCES_PER_KIND as usize])
 }
 
-/// The leading `count` pages of a sequence.
+/// Returns the set of the first `count` pages of a sequence.
 pub const fn leading(count: usize) -> Pages {
     (1 << count) - 1
 }
 
-/// The pages of sequence `at` that remain after a delete of `page`: in a chained scope no page
-/// after it.
+/// Returns the pages of sequence `at` that remain after a delete of `page`. In a chained scope a
+/// delete removes the pages after it as well.
 pub fn left_by_delete(at: usize, page: usize) -> Pages {
     if keys_of(at).0.scope.chained { leading(page) } else { !(1 << page) }
 }
 
-/// The pages of every sequence that are in the store.
+/// Returns the pages of every sequence that are in the store.
 pub fn present_pages(store: &Store) -> Vec<Pages> {
     (0..SEQUENCES)
         .map(|at| {
@@ -109,7 +107,8 @@ pub fn check_probe(store: &Store, at: usize, present: Pages) {
     assert_eq!(probed, present.trailing_ones() as usize, "probed pages of {at}, of {present:b}");
 }
 
-/// Puts the first `count` pages of a sequence, retained until a time.
+/// Puts the first `count` pages of a sequence, retained until `retain_until`, in seconds since
+/// 1970.
 pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
     let (kind, keys) = keys_of(at);
     let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
@@ -119,7 +118,7 @@ pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<
     store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &options, &control)
 }
 
-/// Gets pages, and checks that every promised page is delivered with its correct bytes.
+/// Gets pages, and checks that `get` delivers every page of `pages` with its correct bytes.
 pub fn check_get(store: &Store, at: usize, pages: Pages) {
     let (kind, keys) = keys_of(at);
     let mut from = 0;

@@ -1,9 +1,9 @@
 //! Histories of stores in memory, whose segments are mapped.
 //!
 //! A simulated disk has no descriptors, so its files cannot be mapped. These histories run on the
-//! machine's own tmpfs instead. On a tmpfs a power loss ends the store, and a copy into mapped
-//! memory ends with its thread, so nothing is in flight after a kill. The remaining promise to
-//! check: kills at any change of the metadata cost no flushed page.
+//! machine's own tmpfs instead. A power loss ends such a store, and no write is in flight after a
+//! kill, because a copy into mapped memory ends with its thread. The histories therefore check
+//! kills at any change of the metadata: they cost no flushed page.
 
 use crate::checker::stats;
 use crate::common::{MIB, Open, open_on, options};
@@ -39,7 +39,7 @@ fn kills_of_mapped_stores_keep_flushed_pages() {
 /// A process on the machine's own file system that can be killed.
 #[derive(Clone, Debug, Default)]
 struct Process {
-    /// Changes until the kill; `None` if no kill is planned.
+    /// Changes until the kill; `None` if the history plans no kill.
     left: Arc<Mutex<Option<u64>>>,
 }
 
@@ -65,7 +65,7 @@ impl Watch for Process {
     }
 }
 
-/// The store is never full, so flushed pages stay until they are deleted or dropped.
+/// A history of a store that is never full: flushed pages stay until they are deleted or dropped.
 struct MappedHistory {
     seed: u64,
     rng: Rng,

@@ -8,7 +8,7 @@ use ritornello_format::ScopeSettings;
 
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Puts the first pages of a sequence, retained for some hours.
+    /// Puts the first pages of a sequence, retained for `hours` hours.
     Put {
         at: usize,
         pages: usize,
@@ -30,7 +30,7 @@ pub enum Operation {
     Clear,
     Flush,
     Maintain,
-    /// A flush or maintenance, during which a put that was written before is committed.
+    /// A flush or maintenance. During it, a put whose runs were written before is committed.
     ConcurrentCommit {
         at: usize,
         pages: usize,
@@ -47,7 +47,7 @@ pub enum Operation {
     AddVolume {
         dir: &'static str,
     },
-    /// Drains one of the directories.
+    /// Drains the `which`th directory, modulo the number of directories.
     DrainVolume {
         which: u64,
     },
@@ -55,22 +55,22 @@ pub enum Operation {
         kind: usize,
         settings: ScopeSettings,
     },
-    /// Reads and verifies every page, as scrubbing does over time.
+    /// Reads and verifies every page, as the store's scrubbing does in the background.
     Scrub,
     Lease {
         at: usize,
     },
     Release,
-    /// Advances the clock by some hours.
+    /// Advances the clock by `hours` hours.
     AdvanceClock {
         hours: u64,
     },
-    /// Kills the process within an operation and a flush; the disk keeps its power.
+    /// Kills the process within `operation` or the flush after it; the disk keeps its power.
     Kill {
         operation: Box<Operation>,
         after: u64,
     },
-    /// Power loss; the history continues with the surviving state.
+    /// Loses power; the history continues with the state that survived.
     Crash {
         seed: u64,
     },
@@ -82,21 +82,21 @@ pub enum Operation {
         pages: usize,
         end: OwnerEnd,
     },
-    /// The owner ends, and the next owner opens the store without one of its volumes.
+    /// The owner ends as `end` says, and the next owner opens the store without the volume `dir`.
     LoseVolume {
         dir: &'static str,
         end: OwnerEnd,
     },
-    /// The owner ends, and the next owner's first open of a segment fails.
+    /// The owner ends, and the next owner's `nth` open of a segment fails.
     FailOpen {
         nth: u64,
         reopen: bool,
     },
-    /// The volume returns: for the running owner, or for the next owner.
+    /// The volume returns for the running owner or, with `reopen`, for the next owner.
     ReturnVolume {
         reopen: bool,
     },
-    /// A client puts, without interruption.
+    /// A client puts pages in one call.
     ClientPut {
         client_number: usize,
         at: usize,
@@ -115,14 +115,14 @@ pub enum Operation {
         at: usize,
         pages: usize,
     },
-    /// A client writes its reserved runs, which this or an earlier owner granted, and commits or
-    /// aborts.
+    /// A client writes the runs of its reservation, and commits or aborts. The reservation is of
+    /// the current or of an earlier owner.
     ClientEnd {
         client_number: usize,
         commit: bool,
     },
-    /// A client is killed after `after` changes of a put, with writes in flight. The core is
-    /// notified, and `run_once` begins the reuse of the space.
+    /// A client is killed after `after` changes of a put, with writes in flight. The core learns of
+    /// its end, and with `maintain` the periodic work begins to reuse the space.
     ClientKill {
         client_number: usize,
         at: usize,
@@ -149,8 +149,7 @@ pub enum OwnerEnd {
 }
 
 impl Operation {
-    /// Chooses an operation; in a plain history no operation changes the store's capacity or
-    /// settings.
+    /// Chooses an operation. With `plain`, it does not change the store's capacity or settings.
     pub fn choose(rng: &mut Rng, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - SEQUENCES_PER_KIND as usize } else { SEQUENCES };
         let at = rng.below(sequences as u64) as usize;
@@ -203,7 +202,7 @@ impl Operation {
         }
     }
 
-    /// Chooses an operation for `workload`; `absent`: a volume is absent.
+    /// Chooses an operation for `workload`. `absent` says whether a volume is absent.
     pub fn choose_for(rng: &mut Rng, workload: &Workload, absent: bool) -> Self {
         if workload.is_simple() {
             let operation = Self::choose(rng, workload.plain);
@@ -215,7 +214,7 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // With clients, the operations on volumes take different values of `roll`.
+        // In a history with clients, operations on volumes use other values of `roll`.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, absent)
@@ -293,7 +292,7 @@ impl OwnerEnd {
     }
 }
 
-/// A capacity of at least the minimum.
+/// Returns a random capacity in MiB, at least the minimum.
 fn mib(rng: &mut Rng) -> u64 {
     4 + rng.below(6)
 }

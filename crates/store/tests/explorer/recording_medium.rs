@@ -1,4 +1,5 @@
-//! A process's view of a disk that records, at random moments, the disk's state after a power loss.
+//! The disk as one process sees it. At random moments it records the disk's state after a power
+//! loss.
 
 use crate::rng::Rng;
 use parking_lot::Mutex;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 /// Maximum moments recorded between two calls of [`RecordingMedium::take_states`].
 const MOMENTS: usize = 10;
 
-/// An action to run within an operation.
+/// An action that runs during another operation.
 type Action = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Debug)]
@@ -22,14 +23,14 @@ pub struct RecordingMedium {
 
 struct Recorder {
     rng: Rng,
-    /// Chooses when writes in flight land; `rng` chooses the recorded moments.
+    /// Chooses when writes in flight reach the disk; `rng` chooses the moments to record.
     landing_rng: Rng,
-    /// The share of recorded changes: one in `record_one_in`.
+    /// On average one of `record_one_in` changes is recorded.
     record_one_in: u64,
     states: Vec<(u64, SimDisk)>,
-    /// Opens of segments until an open fails because no file handle is free.
+    /// Number of opens of segments until one fails because no file handle is free.
     failing_open: Option<u64>,
-    /// Action to run after a number of further changes.
+    /// An action, and the number of changes until it runs.
     concurrent_action: Option<(u64, Action)>,
     /// Digest of all changes to the disk, in order.
     changes_digest: DefaultHasher,
@@ -41,7 +42,8 @@ impl std::fmt::Debug for Recorder {
     }
 }
 
-/// Segments are written with `io_uring`, so their writes can outlive a process.
+/// Returns whether the file is a segment: segments are written with `io_uring`, so their writes can
+/// outlive the process.
 fn is_segment(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("seg-"))
 }
@@ -63,7 +65,7 @@ impl RecordingMedium {
         Self { process: disk.process(is_segment), recorder: Arc::new(Mutex::new(recorder)) }
     }
 
-    /// Creates a process on `disk` with the same recorder.
+    /// Creates a process on `disk` that shares this recorder.
     pub fn on_disk(&self, disk: &SimDisk) -> Self {
         Self { process: disk.process(is_segment), recorder: Arc::clone(&self.recorder) }
     }
@@ -73,7 +75,7 @@ impl RecordingMedium {
         self.on_disk(self.disk())
     }
 
-    /// The file system of the process.
+    /// Returns the file system of the process.
     pub fn medium(&self) -> Watched {
         Watched::new(Arc::new(self.process.clone()), Arc::new(self.clone()))
     }
@@ -112,7 +114,7 @@ impl RecordingMedium {
         self.recorder.lock().failing_open.take().is_some()
     }
 
-    /// Lands some of the writes in flight, once in `one_in` calls on average.
+    /// Completes some of the writes in flight, once in `one_in` calls on average.
     pub fn land_writes(&self, one_in: u64) {
         if self.disk().in_flight() == 0 {
             return;
@@ -131,7 +133,7 @@ impl RecordingMedium {
         self.recorder.lock().concurrent_action = Some((after, action));
     }
 
-    /// Runs the action now if it is still pending.
+    /// Runs the pending action now, if it has not run.
     pub fn end_concurrent_action(&self) {
         let waiting = self.recorder.lock().concurrent_action.take();
         if let Some((_, action)) = waiting {
@@ -139,7 +141,7 @@ impl RecordingMedium {
         }
     }
 
-    /// Runs before every change: lands writes, and runs a pending action.
+    /// Runs before every change: completes writes in flight, and runs an action that is due.
     fn before_change(&self) {
         if self.is_dead() {
             return;
@@ -155,7 +157,7 @@ impl RecordingMedium {
         }
     }
 
-    /// Whether this open of a segment must fail.
+    /// Returns whether this open of a segment must fail.
     fn open_fails(&self, path: &Path) -> bool {
         let mut recorder = self.recorder.lock();
         match &mut recorder.failing_open {

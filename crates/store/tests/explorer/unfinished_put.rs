@@ -18,7 +18,7 @@ pub struct UnfinishedPut {
     at: usize,
     count: usize,
     sums: Vec<Option<u64>>,
-    /// The scope was dropped, so a commit stores no pages.
+    /// Whether the scope was dropped; a commit then stores no pages.
     pub void: bool,
     /// The epoch of the owner that reserved the space.
     pub epoch: u32,
@@ -43,7 +43,7 @@ impl UnfinishedPut {
         (!unfinished.reserved.runs.is_empty()).then_some(unfinished)
     }
 
-    /// Sequence and number of pages.
+    /// Returns the sequence and the number of its pages.
     pub fn pages(&self) -> (usize, usize) {
         (self.at, self.count)
     }

@@ -1,13 +1,13 @@
-//! Groups of workloads: which operations can happen in addition to the operations of every history.
+//! Groups of workloads: operations that only some histories have.
 
 use crate::rng::Rng;
 
 /// The group of workloads that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workload {
-    /// The store's space and settings never change.
+    /// The store's capacity, directories and settings never change.
     pub plain: bool,
-    /// A long history with one owner: only then does the journal grow until a checkpoint is due.
+    /// A long history with one owner, in which the journal grows until a checkpoint is due.
     pub steady: bool,
     /// The store is never full: flushed pages stay until they are deleted or dropped.
     pub never_full: bool,
@@ -15,11 +15,11 @@ pub struct Workload {
     pub clients: usize,
     /// The segments are in two directories, one of which may be absent.
     pub volumes: bool,
-    /// Syncs may fail.
+    /// Syncs of the disk may fail.
     pub faults: bool,
     /// Requests create scopes, more than the registry holds.
     pub salted: bool,
-    /// The store begins with an index that persists nothing, and is converted.
+    /// The store begins with the index `memory`, which persists nothing, and is converted.
     pub converted: bool,
 }
 
@@ -41,7 +41,7 @@ impl Workload {
         }
     }
 
-    /// Whether only the operations of every history happen.
+    /// Returns whether the history has only the operations of every history.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }

@@ -26,7 +26,7 @@ pub fn scope() -> Arc<Scope> {
     Arc::new(Scope::opaque("tiers", PAGE as u64, true))
 }
 
-/// Keys of a prompt that forks from prompt 0 at page `fork`.
+/// Returns the keys of a prompt that leaves prompt 0 at page `fork`.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
     // A key commits to all pages before it, so it contains the fork.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
@@ -42,7 +42,6 @@ pub fn boxed(of: &[Vec<u8>]) -> Vec<Box<[u8]>> {
     of.iter().map(|key| key.as_slice().into()).collect()
 }
 
-/// The bytes of the page with this key.
 pub fn page(key: &[u8]) -> Vec<u8> {
     (0..PAGE).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
 }
@@ -83,7 +82,8 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts pages `first..`. Returns the number of pages then on the first tier.
+/// Puts the pages after the first `first`. Returns the number of pages that are on the first tier
+/// afterwards.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
@@ -111,8 +111,9 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     }
 }
 
-/// Keeps pages of the store in `dir`, which this process has open, like a read in progress: without
-/// the limit on a client's leases. The handle must be dropped before the cache closes.
+/// Leases pages of the store in `dir`, which this process has open, like a read in progress, for
+/// which the limit on a client's leases does not hold. The handle must be dropped before the cache
+/// closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
     let catalog = node.core().unwrap().catalog_for(ClientId::LOCAL, "");
@@ -129,7 +130,7 @@ pub fn spans(found: &Lookup) -> Vec<(Tier, usize)> {
     found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 
-/// Reads pages `first..`, and checks every page reported as read.
+/// Reads the pages after the first `first`, and checks every page reported as read.
 pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     let target = Arc::new(OwnedPagesMut::new(vec![vec![0xa5; PAGE]; keys.len() - first]));
     let parent = first.checked_sub(1).map(|before| keys[before].as_slice().into());
@@ -158,7 +159,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     outcome
 }
 
-/// Whether all pages can be read.
+/// Returns whether all pages can be read.
 pub fn reads(cache: &Cache, keys: &[Vec<u8>], first: usize) -> bool {
     get(cache, keys, first).pages == keys.len() - first
 }
@@ -229,7 +230,7 @@ impl Backend for FaultyRemote {
     }
 }
 
-/// Waits for background work.
+/// Waits until `reached` returns true; fails after a time limit.
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !reached() {

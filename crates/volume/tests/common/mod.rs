@@ -1,4 +1,4 @@
-//! Segments in a temporary directory, and runs that are laid out in them by hand.
+//! Segments in a temporary directory, and runs whose places tests choose.
 #![allow(dead_code)] // Each test file uses a part of it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -54,7 +54,7 @@ pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
     Segments::open(medium, config).unwrap()
 }
 
-/// One rig for every I/O mode that works on this machine.
+/// Makes segments for every I/O mode that works on this machine.
 pub fn rigs() -> Vec<Rig> {
     let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered), calls_rig()];
     let auto = rig(IoChoice::Auto);
@@ -88,8 +88,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// `count` pages of `page_bytes`. The extents have the given lengths and alternate between
-    /// segments 0 and 1, with gaps; the last extent holds the remainder.
+    /// Makes a run of `count` pages of `page_bytes`. The extents have the given lengths and
+    /// alternate between segments 0 and 1, with gaps; the last extent holds the remainder.
     pub fn new(generation: u64, count: usize, page_bytes: usize, extents: &[u32]) -> Self {
         Self::at(generation, count, page_bytes, extents, 3)
     }
@@ -208,7 +208,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// `length` bytes that begin `skew` bytes after a 4 KiB border.
+    /// Allocates `length` bytes that begin `skew` bytes after a 4 KiB boundary.
     pub fn new(length: usize, skew: usize) -> Self {
         let bytes = vec![0x5a; length + 2 * UNIT as usize];
         let start = bytes.as_ptr().align_offset(UNIT as usize) + skew;

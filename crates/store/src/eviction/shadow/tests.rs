@@ -8,11 +8,12 @@ use super::super::two_q::TwoQ;
 use super::*;
 use std::collections::HashMap;
 
-/// Pages that fit. Divisible by all fractions of the capacity that the policies use.
+/// Pages that the store and the shadow hold: divisible by every fraction of the capacity that a
+/// policy uses.
 const FITS: usize = 240;
 
-/// A store that drives a policy as the core does: every page is a run, and all space of a put is
-/// freed before its first run is admitted.
+/// A store that drives a policy as the core does. Every page is a run, and a put frees all the
+/// space that it needs before it admits its first run.
 struct Store {
     tree: Tree,
     page_units: u32,
@@ -35,7 +36,7 @@ impl EvictionContext for ProtectedByPut<'_> {
 
 impl Store {
     fn new(policy: Box<dyn EvictionPolicy>, page_units: u32) -> Self {
-        // One unit: no chunk has more than one page.
+        // The tree's chunks are one unit, so no chunk has more than one page.
         Self { tree: Tree::new(policy, 1), page_units, runs: HashMap::new(), keys: Vec::new() }
     }
 
@@ -71,7 +72,8 @@ impl Store {
     }
 }
 
-/// Growing conversations, of which some are requested more often, between new conversations.
+/// Returns sequences that grow like conversations, some of which are requested more often, between
+/// new sequences.
 fn sequences() -> Vec<Vec<u64>> {
     let mut state = 7u64;
     let mut below = |bound: u64| {
@@ -104,8 +106,7 @@ fn full_shadow_behaves_like_the_store() {
         let mut hits = 0;
         for (at, sequence) in sequences().iter().enumerate() {
             let there = store.request(sequence);
-            // Like the core, which reports first the pages that were read, then the pages that were
-            // put.
+            // Report the pages that were read before the pages that were put, as the core does.
             let (read, put) = sequence.split_at(there);
             let mut had = shadow.demand(None, true, read, 1.0);
             if !put.is_empty() {

@@ -1,4 +1,4 @@
-//! Splitting and merging of pieces.
+//! Splitting and merging the pieces of runs.
 
 use super::super::lru::Lru;
 use super::super::{EvictionContext, Victim};
@@ -69,7 +69,7 @@ fn late_parent_precedes_its_child() {
     assert!(tree.orphans.is_empty());
 }
 
-/// Protects the runs with ids below a number, and counts the queries.
+/// Protects the runs with ids below the first number; the second counts the queries.
 struct ProtectedBefore(Cell<u64>, Cell<u64>);
 
 impl EvictionContext for ProtectedBefore {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 impl History {
     /// Allows the pages that an operation removed to be missing after a crash. In a store that is
-    /// never full only deletes and drops remove pages.
+    /// never full, deletes and drops alone remove pages.
     pub(super) fn allow_evictions(&mut self, present: &[Pages]) {
         if self.workload.never_full {
             self.check_least(present, "flushed pages were lost");
@@ -23,7 +23,6 @@ impl History {
         }
     }
 
-    /// Checks that all durable pages of present volumes are present.
     pub(super) fn check_least(&self, present: &[Pages], what: &str) {
         for (at, present) in present.iter().enumerate() {
             let must = self.bounds.must(at, self.absent.is_some());
@@ -35,12 +34,13 @@ impl History {
     /// missing.
     pub(super) fn check_recorded_within(&mut self, before: &Bounds, open: &Open) {
         self.allow_evictions(&present_pages(&open.store));
-        // Power may have failed after the operation released retained pages.
+        // Power may have failed after the operation released retentions.
         self.note_displaced(open);
         self.check_recorded_since(before);
     }
 
-    /// Checks the states recorded since `before`: pages removed since may be present or missing.
+    /// Checks the states recorded since `before`. A page that was removed since then may be present
+    /// or missing.
     pub(super) fn check_recorded_since(&mut self, before: &Bounds) {
         let most = before.most.iter().zip(&self.bounds.most).map(|(a, b)| a | b).collect();
         let visible = before.visible.iter().zip(&self.bounds.visible).map(|(a, b)| a & b).collect();

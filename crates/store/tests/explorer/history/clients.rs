@@ -27,15 +27,14 @@ impl History {
         Client::new(self.recording.new_process(), &open.core, self.clients_started, &self.names)
     }
 
-    /// Records the death of the owner's process, which ends the reservations that it made as a
-    /// client.
+    /// Records the death of the owner's process, if it was a client before. Its death ends the
+    /// reservations that it made as a client.
     pub(super) fn end_owner_process(&mut self) {
         if let Some(promoted_client) = self.promoted_client.take() {
             self.names.remove(&promoted_client.name);
         }
     }
 
-    /// A power loss ends all processes.
     pub(super) fn end_all_processes(&mut self) {
         self.promoted_client = None;
         self.clients.clear();
@@ -50,7 +49,7 @@ impl History {
         self.promoted_client = Some(client);
     }
 
-    /// Releases the lock of a dead process, at random: the kernel may release locks late.
+    /// Releases, at random, the lock of a dead process, because the kernel may release locks late.
     pub(super) fn drop_locks(&mut self) {
         if !self.locked_dead_clients.is_empty() && self.extra_rng.one_in(3) {
             let name = self.locked_dead_clients.remove(0);
@@ -58,7 +57,7 @@ impl History {
         }
     }
 
-    /// Marks reservations of dropped scopes as void.
+    /// Marks the unfinished puts of dropped scopes as void.
     pub(super) fn void_unfinished_puts(&mut self, of: impl Fn(usize) -> bool) {
         let clients = self.clients.iter_mut().chain(&mut self.promoted_client);
         for unfinished in clients.filter_map(|client| client.unfinished.as_mut()) {
@@ -104,8 +103,9 @@ impl History {
         }
     }
 
-    /// A client writes its reserved runs. If a different owner opened the store since, the client's
-    /// space was withheld, and the commit fails with `Retry`.
+    /// A client writes its reserved runs, and commits or aborts. If a new owner opened the store
+    /// since the reservation, it has withheld the client's space, and the commit fails with
+    /// `Retry`.
     fn end_unfinished_put(&mut self, open: &Open, client_number: usize, commit: bool) {
         let unfinished = match &mut self.promoted_client {
             Some(Client { unfinished: unfinished @ Some(_), .. }) => unfinished.take(),
@@ -136,7 +136,7 @@ impl History {
         unfinished.abort();
     }
 
-    /// A client dies within its puts. Its connection ends immediately, its locks possibly later.
+    /// Kills a client during its puts. Its connection ends immediately, its locks possibly later.
     fn kill_client(
         &mut self,
         open: &Open,
@@ -154,7 +154,6 @@ impl History {
         let client = std::mem::replace(&mut self.clients[client_number], fresh);
         client.recording.kill(after, in_flight);
         if let Some(unfinished) = unfinished {
-            // The client may already be dead.
             let _ = unfinished.write().commit();
         }
         let _ = put(&client.store, at, pages, 0);

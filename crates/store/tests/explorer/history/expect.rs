@@ -1,4 +1,4 @@
-//! Pages that a crash after each operation may remove or leave.
+//! The pages that a crash during or after an operation may remove or leave.
 
 use super::History;
 use crate::common::MIB;
@@ -6,15 +6,14 @@ use crate::kinds::{KINDS, SEQUENCES_PER_KIND, leading, left_by_delete};
 use crate::operation::Operation;
 
 impl History {
-    /// Widens the bounds on what a crash may leave, before the operation begins, because the crash
-    /// may interrupt it.
+    /// Widens the bounds before an operation begins, because a crash may interrupt the operation.
     pub(super) fn expect(&mut self, operation: &Operation) {
         match *operation {
             Operation::Put { at, pages, .. } => self.expect_put(at, pages),
             Operation::Resize { mib } => self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB),
             Operation::Configure { kind, settings: ref request } => {
                 self.bounds.limited[kind] |= request.quota_bytes.is_some();
-                // The new settings may retain fewer pages.
+                // The new settings may allow fewer retained pages, so none are expected.
                 self.retained.retain(|(at, ..)| at / SEQUENCES_PER_KIND as usize != kind);
                 self.bounds.retained.retain(|(at, _)| at / SEQUENCES_PER_KIND as usize != kind);
             }
@@ -45,13 +44,13 @@ impl History {
         }
     }
 
-    /// Records a put before it begins.
+    /// Widens the bounds by the pages of a put, before the put begins.
     pub(super) fn expect_put(&mut self, at: usize, pages: usize) {
         self.bounds.most[at] |= leading(pages);
         self.bounds.deleted[at] &= !leading(pages);
     }
 
-    /// Records that dropped pages must not return, not even after a crash.
+    /// Narrows the bounds after a drop: dropped pages must not return, even after a crash.
     pub(super) fn expect_dropped(&mut self, operation: &Operation) {
         match *operation {
             Operation::DropScope { kind } => {

@@ -1,4 +1,4 @@
-//! Ends of owners, and checks of the next owner's store.
+//! Ends of owners, and checks of the store that the next owner opens.
 
 use super::History;
 use crate::checker::{Bounds, stats};
@@ -10,7 +10,8 @@ use ritornello_store::Options;
 use std::sync::Arc;
 
 impl History {
-    /// Begins with the next owner: leases have ended, and durable retentions hold.
+    /// Updates the expectations for a new owner: leases have ended, and only durable retentions
+    /// hold.
     pub(super) fn begin_ownership(&mut self, open: &Open) {
         self.leased.clear();
         let durable = std::mem::take(&mut self.bounds.retained);
@@ -21,14 +22,14 @@ impl History {
         self.check_protected(open, &present);
     }
 
-    /// Ends the owner; afterwards `self.recording` is the next owner's process.
+    /// Ends the owner. Afterwards `self.recording` is the process of the next owner.
     pub(super) fn end(&mut self, open: Open, end: OwnerEnd, before: &Bounds) {
         match end {
             OwnerEnd::Close => {
                 let present = present_pages(&open.store);
                 open.close();
-                // A power loss before the close's last sync must keep only what was durable before
-                // the close.
+                // If power fails before the last sync of the close, the store must keep the pages
+                // that were durable before the close.
                 self.check_recorded_since(before);
                 self.mark_durable(present);
             }
@@ -49,8 +50,9 @@ impl History {
         }
     }
 
-    /// A sync fails and drops dirty pages. The poisoned owner refuses puts and flushes, and still
-    /// reads. The next owner keeps all flushed pages, and the pages that it flushes.
+    /// A sync fails and drops dirty pages of the page cache. The poisoned owner refuses puts and
+    /// flushes, but still reads. The next owner keeps all flushed pages, and the pages that it
+    /// flushes.
     pub(super) fn fail_sync(
         &mut self,
         open: Open,
@@ -65,7 +67,7 @@ impl History {
         let seed = self.extra_rng.next();
         self.recording.disk().fail_next_sync(part, seed);
         let result = open.store.flush();
-        // No path contains this text.
+        // Cancel a failure that did not happen: no path contains this text.
         self.recording.disk().fail_next_sync("\0", 0);
         let Err(error) = result else {
             let present = present_pages(&open.store);
@@ -160,8 +162,8 @@ impl History {
             if done {
                 self.expect_dropped(operation);
             }
-            // Flushed pages that were not evicted are present. A killed process may still evict
-            // pages in memory, which does not reach the disk.
+            // Flushed pages that were not evicted are present. The killed process may have evicted
+            // pages in memory only.
             if !self.workload.never_full {
                 self.allow_evictions(&present);
             }
@@ -190,11 +192,11 @@ impl History {
         open
     }
 
-    /// Puts of other threads, so that more writes are in flight at a kill.
+    /// Puts further sequences, so that more writes are in flight at a kill.
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
-            // A put may store pages again that an earlier put evicted, and neither change reaches
-            // the disk.
+            // This put may store pages again that an earlier put evicted. If neither change reaches
+            // the disk, a crash leaves the pages missing or present.
             if !self.workload.never_full {
                 self.allow_evictions(&present_pages(&open.store));
             }
@@ -220,7 +222,7 @@ impl History {
         open
     }
 
-    /// Checks that no page was added or removed, except by a quota.
+    /// Checks that no page was added, and that none was removed except by a quota.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
         let evicted = stats(open).counters["evicted_pages"] > 0;
         for (at, (present, expected)) in present_pages(&open.store).iter().zip(expected).enumerate()

@@ -1,4 +1,4 @@
-//! Scopes without pages, as requests with new salts create: they fill the registry.
+//! Scopes without pages, which fill the registry, as requests with new salts create them.
 
 use super::History;
 use crate::common::Open;
@@ -7,7 +7,7 @@ use ritornello_store::{Catalog, ClientId};
 
 impl History {
     /// Creates a few scopes, and drops one. Their descriptions are long, so that the registry is
-    /// soon full, and its file is replaced from time to time.
+    /// soon full and its file is replaced.
     pub(super) fn make_scopes(&mut self, open: &Open) {
         if !self.extra_rng.one_in(3) {
             return;

@@ -8,8 +8,8 @@ use crate::operation::OwnerEnd;
 use std::path::Path;
 
 impl History {
-    /// The owner ends, a volume is unmounted, and the next owner opens the store without it: its
-    /// pages are misses.
+    /// The owner ends, a volume is unmounted, and the next owner opens the store without it: the
+    /// volume's pages are misses.
     pub(super) fn lose_volume(
         &mut self,
         open: Open,
@@ -31,7 +31,7 @@ impl History {
         open
     }
 
-    /// The volume returns: all flushed pages are present again.
+    /// The volume returns, and all flushed pages are present again.
     pub(super) fn return_volume(&mut self, open: Open, reopen: bool, before: &Bounds) -> Open {
         self.check_mount_point();
         let Some(dir) = self.absent else { return open };
@@ -64,7 +64,7 @@ impl History {
         open
     }
 
-    /// The next owner's first open of one of the segments fails: no page is lost.
+    /// The next owner cannot open one of the segments at its first attempt: no page is lost.
     pub(super) fn fail_open(
         &mut self,
         open: Open,
@@ -93,7 +93,7 @@ impl History {
         open
     }
 
-    /// Checks that promised pages are delivered, and were stored before.
+    /// Checks that every present page is delivered, and was stored before.
     fn check_nothing_new(&self, present: &[Pages], open: &Open) {
         for (at, &pages) in present.iter().enumerate() {
             let most = self.bounds.most[at];
