@@ -99,7 +99,7 @@ fn sizes_match_codes_and_scales() {
     }
 }
 
-/// Each layer and each matrix of a slice decodes as it would in a slice without the others.
+/// Each layer and each matrix of a slice decodes as if the slice held nothing else.
 #[test]
 fn layers_are_encoded_one_after_another() {
     let (tokens, channels) = (40, 96);

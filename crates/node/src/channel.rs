@@ -1,5 +1,6 @@
-//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One side sends
-//! requests, the other responds in the same order; requests may be pipelined.
+//! Framed messages over a stream socket: a `u32` length, then a message in postcard. One peer sends
+//! requests, and may send several before it receives a response. The other peer responds in the
+//! order of the requests.
 
 use crate::memory_budget::Grant;
 use crate::owner_lost::owner_lost;
@@ -15,20 +16,20 @@ use std::time::{Duration, Instant};
 
 /// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Maximum length of the first message. A message of this length fits the initial buffer, so a peer
-/// that is not known yet takes no further memory.
+/// Maximum length of the first message. Such a message fits the initial buffer, so a peer takes no
+/// further memory before it is known.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Maximum length of the buffers that a connection keeps between messages: there may be a thousand
-/// connections.
+/// Maximum length of each buffer that a connection keeps between messages. An owner may have a
+/// thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
 /// Initial buffer length: twice the bytes of 256 keys of 32 bytes.
 const BUFFER_START: usize = 16 << 10;
 /// Bytes of the length field.
 const PREFIX: usize = 4;
 
-/// Called once per time slice while a message is incomplete, whether bytes arrive or not; an error
-/// ends the wait. The argument says whether part of the message has arrived; it is always true
-/// while a message is sent.
+/// A function that a channel calls once per time slice while a message is incomplete, whether bytes
+/// arrive or not. An error ends the wait. The argument says whether part of the message has
+/// arrived; it is always true while a message is sent.
 pub(crate) type WaitCheck<'a> = &'a mut dyn FnMut(bool) -> Result<()>;
 
 /// One end of a connection.
@@ -43,7 +44,8 @@ pub(crate) struct Channel {
     consumed: usize,
     /// Maximum length of a received message.
     bytes_max: usize,
-    /// Memory of `input` beyond `BUFFER_KEPT`, which every connection may have.
+    /// Memory that `input` takes beyond `BUFFER_KEPT`; every connection may have `BUFFER_KEPT`
+    /// without a grant.
     grant: Grant,
     output: Vec<u8>,
 }
@@ -107,10 +109,10 @@ impl Channel {
     fn send_all(&self, mut bytes: &[u8], check: WaitCheck<'_>) -> Result<()> {
         let mut checked = Instant::now();
         while !bytes.is_empty() {
-            // Sent in pieces, so that one call returns in time even while the peer keeps taking
-            // bytes slowly.
+            // Send in pieces, so that each call returns in time even if the peer takes the bytes
+            // slowly.
             let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
-            // Not `write`: the host process may not ignore SIGPIPE.
+            // `write` would raise SIGPIPE, which the host process may not ignore.
             let stuck = match send(&self.stream, piece, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     bytes = bytes.get(sent..).unwrap_or_default();
@@ -143,7 +145,7 @@ impl Channel {
                     return Ok(Some(&self.input[PREFIX..whole]));
                 }
                 if self.filled == self.input.len() {
-                    // Grows with the bytes received, not with the announced length.
+                    // The buffer grows with the bytes received, not with the announced length.
                     let length = whole.min(2 * self.filled);
                     self.grant.resize(length.saturating_sub(BUFFER_KEPT))?;
                     self.input.resize(length, 0);
@@ -171,11 +173,11 @@ impl Channel {
     }
 
     /// Shuts the connection down in both directions and returns the pending message if it has
-    /// arrived completely. If it has not, the peer's send fails, so that the peer knows that the
-    /// message did not arrive.
+    /// arrived completely. If the message is incomplete, the peer's send fails, and the peer knows
+    /// that it did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
-        // Received bytes can still be read; the connection ends after them.
+        // The bytes received before the shutdown can still be read.
         self.receive(&mut |_| Ok(())).ok().flatten()
     }
 
@@ -211,7 +213,7 @@ impl Channel {
 
 /// Ends one or both directions of a connection, also for threads blocked on it.
 pub(crate) fn shut_down(stream: &UnixStream, how: Shutdown) {
-    // Fails if the peer closed it first.
+    // The call fails if the peer has closed the connection already.
     let _ = rustix::net::shutdown(stream, how);
 }
 
@@ -295,7 +297,7 @@ mod tests {
                     return;
                 }
             }
-            // The rest of the message, so that a missed timeout fails the test.
+            // Send the rest of the message, so that the test fails if no timeout ends the receive.
             let _ = far.write_all(&vec![0; 1 << 20]);
         });
         assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));

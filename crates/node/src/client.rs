@@ -23,7 +23,7 @@ pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// An owner that is running answers a handshake within this time.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
-/// immediately; the check covers connections that a forked child of a dead owner keeps open.
+/// immediately. The check finds dead owners whose connections a forked child keeps open.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -34,8 +34,8 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 ///
 /// A client lives as long as its owner: after a failover the process connects as a new client under
 /// a new name. The old client remains while it holds reservations (see
-/// [`crate::failover_catalog`]). When the old client is dropped, its name is released, and all
-/// space that the former owner had granted under this name returns to the store, even space of
+/// [`crate::failover_catalog`]). When the old client is dropped, its name is released. All space
+/// that the former owner had granted under this name then returns to the store, including space of
 /// reservations whose response never arrived.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -66,8 +66,8 @@ impl Client {
     /// if it reopens the store; `Invalid` if another user owns it; `Retry`, cached for a second, if
     /// it has no protocol version in common with this build.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
-        // Read before connecting: if the owner changes after this, the first liveness check
-        // notices.
+        // Read the holder before connecting: if the owner changes afterwards, the first liveness
+        // check notices the change.
         let owner =
             directory.lock.holder()?.ok_or_else(|| owner_lost(io::ErrorKind::NotFound.into()))?;
         directory.mismatch.check(owner)?;
@@ -77,7 +77,7 @@ impl Client {
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
         let mut joined = handshake(directory, dialled, &hello, owner, patient);
-        // An owner that speaks only older versions names them.
+        // An owner that speaks older versions only names them in its reply.
         let common = joined.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version
@@ -137,7 +137,7 @@ impl Client {
             self.check_in(channel);
             return exchanged;
         }
-        // The connection is closed: the response that is still to come would be taken for the
+        // Close the connection: otherwise the response that is still to come would be taken for the
         // response to the next request.
         let last = channel.take_last_message().map(response);
         drop(channel);
@@ -232,8 +232,8 @@ impl Client {
                 self.check_responsive()?;
                 pool = self.pool.lock();
             }
-            // Last in, first out: the CPU caches on the owner's side probably still hold the state
-            // of the connection that was used last.
+            // Take the connection that was used last: the CPU caches on the owner's side probably
+            // still hold its state.
             if let Some(channel) = pool.idle.pop() {
                 return Ok(channel);
             }
@@ -270,7 +270,7 @@ impl Client {
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
-            // This client's owner spoke this version, so another process owns the store now.
+            // The client's owner spoke this version, so another process owns the store now.
             Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
             Err(error) => Err(error),
         }
@@ -289,7 +289,7 @@ impl Client {
 
 /// The probe of a silent owner; see [`crate::liveness`].
 struct OwnerProbe {
-    /// Weak, so that a probe does not keep the client, and with it the client's name, alive.
+    /// The reference is weak: a probe must keep neither the client nor the client's name.
     client: Weak<Client>,
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,
@@ -306,7 +306,7 @@ impl OwnerProbe {
                 handshake(&self.directory, dialled, &self.hello, self.owner, &mut || self.wait())
             });
             match greeted {
-                // The listen queue is full, and the client still exists.
+                // The owner's listen queue is full, and the client still exists: try again.
                 Err(error) if OwnerSilent::caused(&error) && self.wait() => {
                     std::thread::sleep(DIAL_RETRY_PAUSE)
                 }
@@ -374,8 +374,8 @@ fn handshake(
     patient: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
-        // A forked child of a dead owner keeps the owner's socket open: the socket accepts
-        // connections and never answers. The next owner replaces the socket file by its own.
+        // A forked child of a dead owner keeps the owner's socket open. The socket then accepts
+        // connections and never answers, until the next owner replaces the socket file.
         if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
             return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }

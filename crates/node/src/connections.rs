@@ -1,9 +1,9 @@
 //! Connections to an owner: clients by name, each with its connections; and unauthenticated
 //! connections, over which no hello has arrived yet.
 //!
-//! Limits keep one peer from starving other peers. Unauthenticated connections have a separate
-//! quota; when it is used up, the oldest unauthenticated connection is closed. Connections per
-//! client, names per process and memory for long messages are bounded.
+//! Limits keep one peer from starving other peers: on the connections of a client, the names of a
+//! process, and the memory for long messages. Unauthenticated connections have a separate quota.
+//! When it is used up, the oldest of them is closed.
 
 use crate::authority::Authority;
 use crate::channel::shut_down;
@@ -25,8 +25,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Maximum connections of one client: its pool, and the same number of abandoned connections with
 /// calls that the owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
-/// Maximum names of one process: the process takes a new name with each owner and keeps every name
-/// that has pending reservations.
+/// Maximum names of one process. The process takes a new name with each owner, and keeps every name
+/// under which reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Maximum connections whose handshake is not complete.
 const UNAUTHENTICATED_MAX: usize = 64;
@@ -79,8 +79,8 @@ impl Connections {
         Arc::new(Self { authority, state, closed, budget })
     }
 
-    /// Registers an accepted connection. Returns `None` if twice the quota of unauthenticated
-    /// connections is open, because they arrive faster than they can be closed.
+    /// Registers an accepted connection. Returns `None` if the number of unauthenticated
+    /// connections is twice their quota: they arrive faster than they can be closed.
     pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
         let mut state = self.state.lock();
         let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());

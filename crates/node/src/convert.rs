@@ -25,7 +25,7 @@ pub fn convert_index(
     let convert = |path: &Path, progress: &mut dyn FnMut(u64, u64)| {
         ritornello_store::convert_index(Arc::new(Host), path, to, index_memory, progress)
     };
-    // Without a store no lock file is created.
+    // A directory without a store gets no lock file.
     if Directory::new(Arc::new(Host), &path).manifest()?.is_none() {
         return convert(&path, progress);
     }

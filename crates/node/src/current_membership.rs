@@ -32,7 +32,7 @@ pub(crate) struct CurrentMembership {
     /// Held by a [`Turn`], and taken before `membership`.
     changing: Mutex<Option<FailedSearch>>,
     /// Whether the last search for an owner failed because the owner reopens the store, or because
-    /// this process could not open it.
+    /// this process could not open the store.
     is_reopening: AtomicBool,
     /// The segments that calls of this process read and write.
     segments: OnceLock<Weak<Segments>>,
@@ -53,7 +53,8 @@ struct FailedSearch {
 }
 
 /// The right to change the membership, of one thread at a time. A call that searches for a new
-/// owner holds it; other calls wait for it, and then use the new owner, or fail as the search did.
+/// owner holds the turn. Other calls wait for the turn, and then use the new owner, or fail like
+/// the search.
 pub(crate) struct Turn<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,
@@ -67,8 +68,8 @@ impl CurrentMembership {
     pub(crate) fn open(mut opening: OpenContext, until: Instant) -> Result<Self> {
         let membership = Membership::join(&opening, until, REOPENING_TIMEOUT, false)
             .inspect_err(|_| opening.directory.lock.close())?;
-        // The store may be resized or converted before a later takeover, which must keep the
-        // settings that the store has then.
+        // The store may be resized or converted before this process takes it over. The takeover
+        // must keep the settings that the store has then.
         opening.options.capacity = None;
         opening.options.paths.clear();
         opening.options.index = None;
@@ -102,7 +103,7 @@ impl CurrentMembership {
     /// Returns whether this process owns the store and no thread waits to change the membership. If
     /// so, a call waits neither for another process nor for the membership's lock. Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
-        // A waiting writer blocks new readers until the calls in progress end.
+        // A waiting writer blocks new readers until the calls in progress have ended.
         let membership = self.membership.try_read();
         membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
     }
@@ -182,9 +183,9 @@ impl CurrentMembership {
     /// Replaces the membership `lost`, unless another call has replaced it.
     ///
     /// # Errors
-    /// [`OwnerSilent`] if a process holds the lock and does not listen: after the full timeout the
-    /// first time, then immediately. [`StoreReopening`], immediately, if the owner reopens the
-    /// store.
+    /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after
+    /// the full timeout, later calls fail immediately. [`StoreReopening`], immediately, if the
+    /// owner reopens the store.
     pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let directory = &self.opening.directory;
         let silent =
@@ -209,7 +210,8 @@ impl CurrentMembership {
         let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // A store that takes long to fail to open is tried less often, so that it delays few calls.
+        // If this process cannot open the store, and fails slowly, it tries less often, so that
+        // fewer calls are delayed.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *turn.failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
@@ -231,9 +233,9 @@ impl CurrentMembership {
 impl Turn<'_> {
     /// Replaces the membership by one with a new owner.
     ///
-    /// Closes this process's segment files first. The former owner may have removed segments, or
-    /// failed to create them, whose numbers the new owner reuses; and a fault may have ended in a
-    /// new mount. Earlier reservations can no longer be committed.
+    /// Closes this process's segment files first: the new owner may reuse the numbers of segments
+    /// that the former owner removed or failed to create, and after a fault the volume may have
+    /// been mounted again. Earlier reservations can no longer be committed.
     pub(crate) fn use_owner(&self, membership: Membership) {
         if let Some(segments) = self.current.segments.get().and_then(Weak::upgrade) {
             segments.close_all();
@@ -284,7 +286,7 @@ impl Turn<'_> {
 
     fn replace(&self, membership: Membership) {
         let old = std::mem::replace(&mut *self.current.membership.write(), Arc::new(membership));
-        // Dropped after the lock is released, because dropping a membership may take long.
+        // Drop the old membership after the lock is released, because this may take long.
         drop(old);
     }
 }

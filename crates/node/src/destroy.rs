@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// The store's files except the manifest and the lock. The policy file is one of them, although
-/// operators write it: its permissions were given to this store, and must not apply to another
-/// store that is created here later.
+/// The store's files except the manifest and the lock. They include the policy file, although
+/// operators write it: its permissions are for this store, and must not apply to a store that is
+/// created here later.
 const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
@@ -25,8 +25,8 @@ const FILES: [&str; 7] = [
 ];
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
-/// afterwards. Other files stay, and so does every file in a directory without the store's marker,
-/// because its volume is absent. The manifest and then the lock file are removed last, so that an
+/// afterwards. Other files stay. A directory without the store's marker keeps all files, because
+/// its volume is absent. The manifest and then the lock file are removed last, so that an
 /// interrupted removal can be repeated.
 ///
 /// # Errors
@@ -40,13 +40,13 @@ pub fn destroy(path: &Path) -> Result<()> {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
     let mut volumes = directory.present_volumes(&manifest);
-    // The default volume: if it was drained, the manifest no longer lists it.
+    // The manifest does not list the default volume if the volume was drained.
     let drained = path.join("segments");
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);
     }
     with_exclusive_store(&path, |path| remove_all(path, &volumes))?;
-    // Keeps the directory if it is not empty.
+    // The removal fails, and keeps the directory, if the directory is not empty.
     let _ = fs::remove_dir(&path);
     Ok(())
 }
@@ -55,8 +55,8 @@ fn remove_all(path: &Path, volumes: &[PathBuf]) -> Result<()> {
     let removed = (|| {
         for volume in volumes {
             remove_files(volume, is_segment)?;
-            // Removed after the segments, because a repeated removal recognises the directory by
-            // its marker.
+            // Remove the marker after the segments, because a repeated removal recognises the
+            // directory by its marker.
             remove_where(volume, is_marker)?;
         }
         for database in ["lsm", "lsm.new", "lsm.old"] {

@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Retries without a pause after the owner was lost; each further retry waits for [`RETRY_PAUSE`].
+/// Number of retries that follow the loss of an owner without a pause; each further retry waits for
+/// [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
 /// The pause before each retry after the first [`QUICK_RETRIES`].
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -52,9 +53,9 @@ impl FailoverCatalog {
     /// Waits for writes and calls in progress, ends the membership and closes the lock file.
     ///
     /// # Errors
-    /// `Retry` if a write or call is still in progress: the lock is kept, because the next owner
-    /// would reuse the space of those writes. Otherwise the error of the last sync, and the store
-    /// is closed.
+    /// `Retry` if a write or call is still in progress. The lock is then kept, because the next
+    /// owner would reuse the space of those writes. Otherwise the store is closed, and an error is
+    /// the error of the last sync.
     pub(crate) fn close(&self) -> Result<()> {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let opening = &self.membership.opening;
@@ -99,8 +100,7 @@ impl FailoverCatalog {
                 return held.and_then(|held| last_figures(rule, &held)).ok_or_else(closed);
             }
             let held = self.membership.read();
-            // The guard is held during a call of the local core, so that closing waits for the
-            // call.
+            // Hold the guard during a call of the local core, so that closing waits for the call.
             if let Membership::Owner(owner) = &**held {
                 return owner.catalog.call(request).map(|response| (response, Arc::clone(&held)));
             }
@@ -215,9 +215,9 @@ fn last_figures(
 /// Whether `response`, to a request that may acknowledge puts or deletes, acknowledges some.
 fn acknowledges(response: &Response) -> bool {
     match response {
-        // The commit of granted runs acknowledges them. Without such runs no commit follows: the
-        // put is acknowledged with the pages that this owner reports, which may belong to another
-        // client and may not be durable.
+        // If runs were granted, their commit acknowledges the put. Otherwise no commit follows, and
+        // this response acknowledges the pages that the owner reports as present; another client
+        // may have put them, and they may not be durable.
         Response::Reserved(reserved) => reserved.runs.is_empty() && reserved.present > 0,
         Response::Count(pages) => *pages > 0,
         _ => true,
@@ -268,9 +268,10 @@ impl FailoverCatalog {
     }
 
     /// Ends a flush that began at `mark` and that the owner of `flushed` executed. Fails with
-    /// `Miss`, once, if acknowledged changes may be lost: an earlier owner had acknowledged puts or
-    /// deletes to this process that no flush has covered, and then died, or its core failed and was
-    /// reopened. Acknowledged puts include pages that this process did not write but found present.
+    /// `Miss`, once, if acknowledged changes may be lost. This is so if an earlier owner
+    /// acknowledged puts or deletes to this process, and died, or its core failed and was reopened,
+    /// before a flush covered them. A put also acknowledges pages that this process found present
+    /// and did not write.
     fn complete_flush(&self, mark: FlushMark, flushed: &Membership) -> Result<()> {
         let is_preserved = mark
             .owner
@@ -286,7 +287,8 @@ impl FailoverCatalog {
     }
 }
 
-/// Reservations that this process may be writing to, by number, each with the owner that issued it.
+/// Reservations to whose space this process may be writing, by number, each with the owner that
+/// issued it.
 ///
 /// After a failover, this process's client of the former owner is kept as long as one of its
 /// reservations is pending: the client's name stays locked, so that the new owner withholds the
@@ -364,7 +366,7 @@ struct Unflushed(Mutex<FlushMark>);
 struct FlushMark {
     /// The earliest epoch with an uncovered acknowledgement.
     owner: Option<u32>,
-    /// Counts acknowledgements, so that a flush does not cover acknowledgements that came after it
+    /// Number of acknowledgements: a flush does not cover acknowledgements that came after it
     /// began.
     changes: u64,
 }

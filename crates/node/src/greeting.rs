@@ -7,8 +7,8 @@
 //!
 //! A client says hello in its newest version. An owner that speaks this version replies in it. Any
 //! other owner replies in its newest version; if the client speaks that version, it connects again
-//! and says hello in it. Both therefore use the newest version that they have in common. This works
-//! even if one of the two builds knows only version 7, whose greeting names no oldest version.
+//! and says hello in it. Both peers therefore use the newest version that they have in common, even
+//! if one of them knows only version 7, whose greeting names no oldest version.
 
 use crate::channel::decode;
 use ritornello_format::{Error, Result};

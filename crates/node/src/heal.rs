@@ -2,20 +2,19 @@
 //! another directory.
 //!
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
-//! it could not write and may report success afterwards. Only the bytes on disk are certain. The
-//! owner therefore closes the core and opens a new core, which recovers as the next owner would
-//! after a kill: past the page cache, with all free space drained before it is reused. A dedicated
-//! thread does this with back-off; while the disks reject writes, the poisoned core keeps answering
-//! lookups and reads.
+//! it could not write and may report success afterwards. The owner therefore trusts only the bytes
+//! on disk: it closes the core and opens a new core, which recovers as after a kill, without the
+//! page cache, and drains all free space before reusing it. A dedicated thread does this with
+//! back-off; while the disks reject writes, the poisoned core keeps answering lookups and reads.
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
 //!   any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
-//! The second line (`departure` has its exact conditions) serves a late mount: an inference engine
-//! that starts before its disk is mounted creates a store below the mount point. Every process
-//! leaves that store soon after the mount, and its caller opens the path again.
+//! The second line serves late mounts; `departure` has its exact conditions. An engine that starts
+//! before its disk is mounted creates a store below the mount point. After the mount every process
+//! leaves this store within seconds, and its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;
@@ -47,8 +46,8 @@ const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
-/// Pauses between attempts. A store that fails again soon after it was reopened continues the
-/// sequence.
+/// Pauses between attempts. They continue to grow if the store fails again soon after it was
+/// reopened.
 #[derive(Debug, Default)]
 struct Backoff {
     last: Option<(Instant, Duration)>,
@@ -176,8 +175,8 @@ impl FailoverCatalog {
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
 
-    /// Tries once to close the store, and returns whether it is closed. The lock is held until no
-    /// call and no write of this process is in progress: otherwise the next owner would reuse the
+    /// Tries once to close the store, and returns whether it is closed. The process keeps its lock
+    /// until none of its calls and writes is in progress: otherwise the next owner would reuse the
     /// space of these writes.
     fn try_leave(&self) -> bool {
         let until = Instant::now() + WRITES_TIMEOUT;
@@ -227,8 +226,8 @@ impl FailoverCatalog {
             let core = &owner.core;
             let Some(cause) = core.poisoned() else { return Ok(false) };
             core.check_disks_writable()?;
-            // From here on this process reserves no space and writes to none: the next core counts
-            // all space without a stored run as free.
+            // After this step the process reserves no space and writes to none: the next core
+            // counts all space without a stored run as free.
             if !self.reservations.close(Instant::now() + WRITES_TIMEOUT) {
                 return Err(busy());
             }

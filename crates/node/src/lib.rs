@@ -12,29 +12,29 @@
 //!
 //! **Ownership.** The owner is the process that holds the POSIX record lock on `LOCK`
 //! (`record_lock.rs` explains the choice of lock). The kernel releases the lock when the process
-//! dies. Direct writes of that process may land afterwards: the next owner drains the segments
-//! before it reuses their free space.
+//! dies. Direct writes of that process may reach the disk afterwards, so the next owner drains the
+//! segments before it reuses their free space.
 //!
 //! **Writers.** A client holds a lock on its own file, `clients/<random name>`. The core logs the
 //! name with every reservation, so that the next owner can distinguish a slow client from a dead
 //! client. See `presence.rs`.
 //!
-//! **Owner failure.** Clients notice at their next call (or during it) and race for the lock. One
-//! client recovers the store, the other clients connect to it, and callers see a delay. A client
-//! reconnects under a *new* name and releases the old name when no reservation is left under it;
-//! reservations that the client never received return to the store with the name. Leases of a
-//! former owner are void. Every call is retried automatically except `commit`, which fails with
-//! `Retry`; the pages may be put again ([`ritornello_store::rule`]). The first `flush` after the
-//! death of an owner fails if that owner had acknowledged puts or deletes to this process that no
-//! flush has covered: they may be lost. (A put also acknowledges pages that it found present, which
-//! another process wrote.)
+//! **Owner failure.** Clients notice the death at their next call, or during a call, and try to
+//! take the lock. The client that gets it recovers the store, the other clients connect to this new
+//! owner, and callers see a delay. A client reconnects under a *new* name and releases the old name
+//! when no reservation is left under it; the release also returns the space of reservations whose
+//! response the client never received. Leases of a former owner are void. Every call is retried
+//! automatically except `commit`, which fails with `Retry`; the pages may be put again
+//! ([`ritornello_store::rule`]). The first `flush` after the death of an owner fails if the owner
+//! had acknowledged puts or deletes to this process that no flush has covered, because these may be
+//! lost. A put also acknowledges pages that it found present and that another process wrote.
 //!
 //! **Failed writes.** A failed write or sync poisons the owner's core, and the owner opens another
 //! core in its place when the disks accept writes again (`heal.rs`). Clients see the death of one
 //! owner and the start of the next, with immediate misses in between.
 //!
-//! **Fork.** A child inherits no locks. Handles of the parent return `Closed` in the child and
-//! leave shared state alone; opening the directory again makes the child a client.
+//! **Fork.** A child inherits no locks. In the child, handles of the parent return `Closed` and do
+//! not touch shared state. The child becomes a client when it opens the directory again.
 //!
 //! **Promises.** Never two owners. No space is reused while a process may still write to it. No
 //! call waits without a deadline. A peer that sends malformed messages loses its connection and

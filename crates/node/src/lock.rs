@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 
 /// The name of the locked file.
 const NAME: &str = "LOCK";
-/// Maximum times in a row that the file may be removed while it is being locked.
+/// Maximum consecutive times that another process may remove the file while this process locks it.
 const REPLACED_MAX: u32 = 8;
 
 /// The open `LOCK` file. A process has at most one of these per directory ([`crate::open_stores`]
@@ -41,8 +41,8 @@ impl DirectoryLock {
             if is_named(dir, file) {
                 return Ok(true);
             }
-            // The file was removed before it was locked, so this lock excludes no process that
-            // opens `LOCK` now. The removed file is closed, and the current one is tried.
+            // Another process removed the file before this process locked it, so this lock excludes
+            // no process that opens `LOCK` now. Close the removed file, and try the current file.
             *slot = Some(open(dir).map_err(unlockable)?);
         }
         Err(Error::retry("another process keeps removing the store's LOCK file"))
@@ -63,8 +63,8 @@ impl DirectoryLock {
         }
     }
 
-    /// Closes the file permanently. The call is explicit because `drop` may run late, when this
-    /// process has opened the directory again and holds the lock through another descriptor.
+    /// Closes the file permanently. `drop` could run too late, when this process has opened the
+    /// directory again and holds the lock through another descriptor.
     pub(crate) fn close(&self) {
         if self.process.is_current() {
             self.file.lock().take();
@@ -74,9 +74,8 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // In a forked child this descriptor is a copy, and the child may hold the lock through
-        // another descriptor: closing the copy would release the lock. The copy therefore stays
-        // open.
+        // In a forked child this descriptor is a copy. The child may hold the lock through another
+        // descriptor, and closing the copy would release it, so the copy stays open.
         if !self.process.is_current()
             && let Some(file) = self.file.get_mut().take()
         {

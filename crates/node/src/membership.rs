@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// First and longest pause between attempts to own the store or to connect to its owner: neither a
-/// released lock nor an owner that has recovered notifies the waiting processes.
+/// First and longest pause between attempts to own the store or to connect to its owner: a waiting
+/// process gets no notice when the lock is released or an owner has recovered.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// The role of this process.
@@ -53,10 +53,11 @@ impl Role {
 }
 
 impl Membership {
-    /// Takes the lock and opens the store as its owner, or connects to the owner. Retries until
-    /// `until` if both fail because an owner starts or ends; for at most `reopening` if the owner
-    /// reopens the store. `known`: this process has used the store before, so an owner must have
-    /// been able to open it. A failure to open the store then counts as reopening.
+    /// Takes the lock and opens the store as its owner, or connects to the owner. If both fail
+    /// because an owner starts or ends, retries until `until`. If they fail because the owner
+    /// reopens the store, retries for at most `reopening`. `known` says that this process has used
+    /// the store before, so that some owner was able to open it; a failure to open the store then
+    /// counts as reopening.
     ///
     /// # Errors
     /// Any error of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an
@@ -79,8 +80,8 @@ impl Membership {
                 }
                 return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
                     |error| match error.kind() {
-                        // The disk failed before the previous owner died: treated as if that owner
-                        // were reopening the store.
+                        // The disk failed before the previous owner died, so the result is as if
+                        // that owner reopened the store.
                         ErrorKind::Fatal | ErrorKind::Retry if known => {
                             tracing::debug!(%error, "the store cannot be taken over yet");
                             StoreReopening::error(&error.to_string())

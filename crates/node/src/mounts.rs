@@ -14,11 +14,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The paths at which this process has opened stores, with the mounts at the last opening.
+/// The paths at which this process has opened stores, each with the mounts at its last opening.
 static OPENED: Mutex<BTreeMap<PathBuf, Mounts>> = Mutex::new(BTreeMap::new());
 
-/// Timeout of the lock on [`OPENED`]. The lock is held for a lookup only. But if a thread of the
-/// parent holds it during a fork, it stays locked in the child forever.
+/// Timeout of the lock on [`OPENED`]. A thread holds the lock for a lookup only, but if a thread of
+/// the parent holds it during a fork, it stays locked in the child forever.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Records that a store was opened at `path`.
@@ -45,7 +45,7 @@ pub(crate) fn check_creation(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// One mount: its identifier, which the kernel reuses, with device, root and mount point.
+/// A mount: its identifier, which the kernel may reuse, its device, its root and its mount point.
 type Mount = [String; 4];
 
 /// The mounts of this process at one time, and the mount that a path led to.
@@ -62,8 +62,8 @@ pub(crate) enum Place {
     Same,
     /// A mount that was made since then.
     New,
-    /// A mount that existed already: the mount that the path led to was removed, and the path now
-    /// leads to the file system below its mount point.
+    /// A mount that existed before: the earlier mount was removed, and the path now leads to the
+    /// file system below its mount point.
     Below,
     /// The kernel does not report the mount.
     Unknown,
@@ -72,8 +72,7 @@ pub(crate) enum Place {
 impl Mounts {
     /// Returns the current mounts, with the mount that `path` leads to.
     pub(crate) fn around(path: &Path) -> Self {
-        // The table is read last, so that it lists the mount unless the mount was removed in
-        // between.
+        // Read the table last, so that it lists the mount unless the mount was removed in between.
         let number = mount_number(path);
         Self::of(number, &std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
     }
@@ -110,8 +109,8 @@ impl Mounts {
     }
 }
 
-/// The mount that contains the root directory of a `chroot(2)`: the only mount that
-/// `/proc/self/mountinfo` does not list. This mount is older than the process.
+/// Returns the mount that contains the root directory of a `chroot(2)`. `/proc/self/mountinfo`
+/// lists every mount but this, which is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

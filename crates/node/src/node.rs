@@ -31,9 +31,10 @@ pub struct Node {
 /// Opens the store in `options.dir`: as its owner if the store has no owner, otherwise as a client
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
-/// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
-/// Each process transfers pages with its own `io`. A client logs a capacity, an index, paths or a
-/// segment size that differ from the store's; an owner resizes the store and converts its index.
+/// The `durability` and `sync_interval` of the owner apply; a client's values apply when the client
+/// becomes the owner. Each process uses its own `io` for its transfers. If capacity, index, paths
+/// or segment size differ from the store's, an owner resizes the store and converts its index, and
+/// a client logs the difference.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
@@ -84,8 +85,8 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     Ok(node)
 }
 
-/// Creates the directory of a new store. Rejects a directory that holds anything but a store before
-/// any file in it is changed. `name` is the directory as the caller names it.
+/// Creates the directory of a new store. Rejects a directory that holds files of other programs,
+/// before it changes any file. `name` is the directory as the caller names it.
 fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<PathBuf> {
     let dir = options.dir.as_path();
     let refused = |error| unusable(dir, error);
@@ -97,15 +98,15 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
         }
         found => found.map_err(refused)?,
     };
-    // Checked before anything in the directory is read.
+    // Check the owner before anything in the directory is read.
     let owner = medium.owner(&path).map_err(refused)?;
     if !owner.is_this_user {
         return Err(foreign_directory(&path, owner));
     }
     let directory = Directory::new(Arc::clone(medium), &path);
     let manifest = directory.manifest();
-    // Checked after the manifest was read. If `LOCK` exists, another process may be creating the
-    // store, or own a store of another format; which files may be here is then checked under the
+    // This check follows the read of the manifest. If `LOCK` exists, another process may be
+    // creating the store, or own a store of another format; the files are then checked under the
     // lock.
     let is_locked = path.join("LOCK").exists();
     match manifest {
@@ -153,7 +154,7 @@ impl Node {
     }
 
     /// Takes over if the owner has died, as any other call would, and returns the resulting role.
-    /// For a process that waits for ownership and makes no other call.
+    /// Serves a process that waits for ownership and makes no other call.
     ///
     /// # Errors
     /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
@@ -203,7 +204,7 @@ impl Node {
         if !self.process.is_current() {
             return Ok(());
         }
-        // No thread of this process may open the directory before it is free.
+        // While this thread holds the slot, no other thread of this process opens the directory.
         let _slot = self.slot.lock();
         if !self.closed.swap(true, Ordering::AcqRel) {
             self.shared.remove_handle();
@@ -222,8 +223,8 @@ impl Drop for Node {
                 return;
             }
         }
-        // A forked child must not close resources that it shares with its parent, and a lock must
-        // outlive the writes in progress under it.
+        // A reference is leaked in two cases: a forked child must not close resources that it
+        // shares with its parent, and the lock must outlive writes in progress.
         std::mem::forget(Arc::clone(&self.shared));
     }
 }

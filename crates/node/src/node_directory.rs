@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The directory of the clients' lock files.
 pub(crate) const CLIENTS: &str = "clients";
 
-/// Whether this process has logged that mounts are not known.
+/// Whether this process has logged that the kernel does not report mounts.
 static IS_UNKNOWN_LOGGED: AtomicBool = AtomicBool::new(false);
 
 /// Identifies a directory independently of the path that leads to it.
@@ -51,9 +51,11 @@ impl Identity {
 pub(crate) enum Departure {
     MountedOver,
     Replaced,
-    /// The store failed, and its file system was unmounted. (A store that works is kept.)
+    /// The store failed, and its file system was unmounted. A process does not leave a store that
+    /// works.
     Unmounted,
-    /// The store failed, and its directory was moved or removed. (A store that works is kept.)
+    /// The store failed, and its directory was moved or removed. A process does not leave a store
+    /// that works.
     Moved,
 }
 
@@ -73,8 +75,8 @@ impl fmt::Display for Departure {
 pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
-    /// Client names whose files this process has locked. (`fcntl` reports a process's own locks as
-    /// free.)
+    /// Client names whose files this process has locked. This set is needed because `fcntl` reports
+    /// a process's own locks as free.
     pub(crate) names: Mutex<BTreeSet<String>>,
     pub(crate) mismatch: OwnerMismatch,
     path: PathBuf,
@@ -174,15 +176,16 @@ impl NodeDirectory {
             return None;
         }
         match self.mounts.place(&self.path) {
-            // Whatever store the mount holds: even a copy of this store has a separate owner.
+            // A process leaves whichever store the new mount holds: even a copy of this store has a
+            // separate owner.
             Place::New => Some(Departure::MountedOver),
             Place::Below => None,
-            // A change of the device may be an unmount.
+            // A change of the device may be an unmount, so it does not count here.
             Place::Unknown if !is_same_device => None,
             Place::Same | Place::Unknown => {
                 let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();
-                // If the manifest names the same store, the directory was not replaced: its file
-                // system does not keep inode numbers stable.
+                // If the manifest names the same store, the directory was not replaced: some file
+                // systems change the inode numbers of their files.
                 there.is_some_and(|there| there.uuid != store).then_some(Departure::Replaced)
             }
         }
@@ -222,8 +225,8 @@ impl NodeDirectory {
 
     /// Takes the directory's lock. Returns `false` if another process holds it.
     pub(crate) fn try_own(&self) -> Result<bool> {
-        // The lock is not taken while the path leads elsewhere: a process that opens the path
-        // would not find this owner.
+        // Do not take the lock while the path leads elsewhere: a process that opens the path would
+        // not find this owner.
         match self.is_elsewhere() {
             Ok(false) => {}
             Ok(true) => {
@@ -301,8 +304,8 @@ mod tests {
         assert!(!path.join("LOCK").exists());
     }
 
-    /// A Kubernetes volume with `fsGroup`: its owner is another user, its group is one of this
-    /// process.
+    /// The directory is like a Kubernetes volume with `fsGroup`: its owner is another user, and its
+    /// group is a group of this process.
     #[test]
     fn group_directory_error_names_a_subdirectory() {
         if !rustix::process::geteuid().is_root() {

@@ -1,7 +1,7 @@
 //! The stores that this process has open: one entry per directory, however often it is opened.
 //!
-//! Required for correctness: closing a second `LOCK` descriptor in one process would release the
-//! lock, and a process's own lock looks free to it, so a second core would be opened.
+//! One entry is required for correctness. A process sees its own lock as free, so it would open a
+//! second core; and closing a second `LOCK` descriptor would release the lock.
 
 use crate::node_directory::Identity;
 use crate::process::Process;
@@ -20,8 +20,8 @@ pub(crate) type Slot = Arc<Mutex<Weak<Shared>>>;
 /// parent's entries.
 static OPEN: Mutex<BTreeMap<Identity, (Process, Slot)>> = Mutex::new(BTreeMap::new());
 
-/// Timeout of the lock on [`OPEN`]. The lock is held for a lookup only. But if a thread of the
-/// parent holds it during a fork, it stays locked in the child forever.
+/// Timeout of the lock on [`OPEN`]. A thread holds the lock for a lookup only, but if a thread of
+/// the parent holds it during a fork, it stays locked in the child forever.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the slot of a directory in this process.

@@ -36,7 +36,7 @@ impl Owner {
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
-            // An error of the close has the same cause.
+            // An error of the close has the cause that poisoned the core.
             let _ = core.close();
             return Err(error);
         }

@@ -4,8 +4,8 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::{fmt, io};
 
-/// The cause of the error of a request that the owner did not answer, because it died or closed.
-/// The owner may have executed the request. The caller finds the next owner, or becomes the owner.
+/// The cause in the error of a request that an owner did not answer because it died or closed. The
+/// owner may have executed the request. The caller finds the next owner, or becomes the owner.
 #[derive(Debug)]
 pub(crate) struct OwnerLost(io::Error);
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 /// Random bytes of a name, written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Maximum names tried. A name fails only if a sweep removes its file between the two system calls
-/// that create and lock the file.
+/// Maximum names tried. A name fails if a sweep removes its file after this process has created it
+/// and before it has locked it.
 const ATTEMPTS: u32 = 8;
 
 /// A locked name. While it exists, space that was granted under the name is withheld from others.
@@ -34,7 +34,7 @@ impl Presence {
     pub(crate) fn announce(directory: &Arc<NodeDirectory>) -> Result<Self> {
         for _ in 0..ATTEMPTS {
             let name = random_name()?;
-            // Inserted before the file exists, because `sweep` skips this process's names.
+            // Insert the name before the file exists, because `sweep` skips this process's names.
             directory.names.lock().insert(name.clone());
             let mut presence = Self { directory: Arc::clone(directory), name, file: None };
             if presence.lock().map_err(unannounced)? {
@@ -56,8 +56,8 @@ impl Presence {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file: File =
             rustix::fs::openat(self.directory.dir(), &path, flags, Mode::RUSR | Mode::WUSR)?.into();
-        // A sweep locks a file before it removes it. Therefore the sweep either holds the lock now,
-        // or held it earlier and has unlinked the file, or will find the lock taken.
+        // A sweep locks a file before it removes the file. A concurrent sweep therefore holds the
+        // lock now, or has unlinked the file, or will find the lock taken.
         let locked = record_lock::try_lock(&file)?;
         let named = rustix::fs::statat(self.directory.dir(), &path, AtFlags::SYMLINK_NOFOLLOW);
         let own = file.metadata()?;
@@ -70,7 +70,7 @@ impl Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         if !self.directory.process.is_current() {
-            // A copy in a forked child: the name belongs to the parent.
+            // In a forked child this value is a copy, and the name belongs to the parent.
             if let Some(file) = self.file.take() {
                 let _ = file.into_raw_fd();
             }
@@ -87,7 +87,7 @@ pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
     if !is_name(name) {
         return false;
     }
-    // Checked first, because opening and closing the file would release this process's own lock.
+    // Check this first, because opening and closing the file would release this process's own lock.
     if directory.names.lock().contains(name) {
         return true;
     }

@@ -21,9 +21,9 @@ pub(crate) struct Hello {
     pub(crate) name: String,
     /// The client's process id, for diagnostics.
     pub(crate) pid: u32,
-    /// Whether this is the first connection under the name. Later connections join the client. They
-    /// are refused if the client is no longer connected, because its leases and reservations ended
-    /// with it.
+    /// Whether this is the first connection under the name. Later connections join the client. The
+    /// owner refuses them if the client is no longer connected, because its leases and reservations
+    /// have ended.
     pub(crate) first: bool,
 }
 

@@ -1,16 +1,16 @@
 //! POSIX record locks (`fcntl(2)`) on whole files.
 //!
-//! Two of their properties serve ownership, and two need care:
+//! Ownership relies on the first two properties of these locks, and must respect the last two:
 //!
 //! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
-//!   descriptor. (`flock` and open-file-description locks live as long as any copy of the
-//!   descriptor, so a forked worker would keep a dead owner's lock.)
-//! * The kernel releases them only when the process issues no more writes: the table of open files,
-//!   whose closing releases the locks, is closed by the *last* thread, and a thread inside a direct
+//!   descriptor. Locks of `flock` and of open file descriptions last as long as any copy of the
+//!   descriptor, so a forked worker would keep a dead owner's lock.
+//! * The kernel releases them only when the process issues no more writes: the *last* thread of the
+//!   process closes the table of open files, which releases the locks, and a thread inside a direct
 //!   `pread` or `pwrite` does not end before the device is done with its memory. A free lock does
-//!   *not* prove that every write of its former holder has landed: the kernel tears an `io_uring`
-//!   down after the process, and direct writes queued in the block layer land as late as the device
-//!   allows. The owner drains the segments before it reuses the space
+//!   *not* prove that every write of its former holder has landed: the kernel ends an `io_uring`
+//!   after the process, and direct writes in the block layer may take as long as the device allows.
+//!   The owner drains the segments before it reuses the space
 //!   (`ritornello_medium::MediumFile::drain`, and assumption 5 of `docs/format.md`).
 //! * Closing *any* descriptor of the file releases the process's lock. A locked file is therefore
 //!   opened once per process, see [`crate::lock`] and [`crate::presence`].

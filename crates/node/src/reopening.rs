@@ -1,8 +1,9 @@
 //! The state of an owner between a poisoned core and the next core of the same process.
 //!
-//! The process keeps the directory's lock throughout, so that no client takes the store over. Its
-//! own calls return immediately: with a miss, or with `Retry` where a miss would be a false answer.
-//! Connections of clients are closed, and a connecting client receives the reason for its refusal.
+//! The process keeps the directory's lock throughout, so that no client takes the store over. Calls
+//! of this process return immediately, with a miss, or with `Retry` if a miss would be a false
+//! answer. Connections of clients are closed, and a connecting client receives the reason for its
+//! refusal.
 
 use crate::authority::Authority;
 use crate::node_directory::NodeDirectory;
@@ -64,7 +65,7 @@ impl Reopening {
     }
 
     /// Closes all connections and the poisoned core. When this returns, no call is inside the core,
-    /// and its index has closed its files. Idempotent.
+    /// and the core's index has closed its files. Idempotent.
     ///
     /// # Errors
     /// `Retry` if a call or a drain does not end.
@@ -72,7 +73,7 @@ impl Reopening {
         let mut former = self.former.lock();
         if let Some(owner) = &*former {
             self.refuse(directory, owner);
-            // The inner result is the result of the last sync, which is known to have failed.
+            // The inner result is the result of the last sync, which has failed.
             drop(owner.close()?);
         }
         *former = None;
@@ -82,15 +83,15 @@ impl Reopening {
         Ok(())
     }
 
-    /// Listens in place of the server that is about to stop. Without this server clients wait, as
-    /// for an owner that recovers.
+    /// Starts a server that refuses clients, in place of the server that is about to stop. Without
+    /// it clients would wait, as for an owner that recovers.
     fn refuse(&self, directory: &Arc<NodeDirectory>, former: &Owner) {
         let mut refusing = self.refusing.lock();
         if refusing.is_some() {
             return;
         }
         let authority = Arc::new(RefusingAuthority(self.cause.clone()));
-        // Permissions do not matter, because no client is admitted.
+        // This server checks no permissions, because it admits no client.
         match Server::start(directory, authority, &Arc::default(), former.epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
@@ -99,8 +100,8 @@ impl Reopening {
         }
     }
 
-    /// Stops the server that refuses clients: the reopened owner listens, or this process gives the
-    /// store up.
+    /// Stops the server that refuses clients, because the reopened owner listens or this process
+    /// gives the store up.
     pub(crate) fn stop_refusing(&self) {
         if let Some(mut server) = self.refusing.lock().take() {
             server.stop();

@@ -90,10 +90,10 @@ impl Server {
 
     /// Stops listening, lets received calls finish, and closes all connections.
     pub(crate) fn stop(&mut self) {
-        // A write to an eventfd fails only if the counter overflows, and the stop writes once.
+        // A write to an eventfd can fail only by overflow, and this is the only write.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
-            // A panic of that thread was reported where it happened.
+            // A panic of the thread was reported when it happened.
             let _ = acceptor.join();
         }
         self.listener.shut();
@@ -103,8 +103,8 @@ impl Server {
         }
     }
 
-    /// Removes the socket file, because the core was closed cleanly: a leftover file says that it
-    /// was not, see [`crate::owner`].
+    /// Removes the socket file, because the core was closed cleanly. A leftover file says that the
+    /// core was not closed cleanly, see [`crate::owner`].
     pub(crate) fn unpublish(&self) {
         self.listener.unpublish(&self.directory);
     }
@@ -223,7 +223,7 @@ fn serve_connection(
     if let Err(error) = &served
         && !is_owner_lost(error)
     {
-        // The reason why the connection is closed; the peer may not read it.
+        // Send the reason why the connection is closed, which the peer may not read.
         channel.stage(&Response::Failed(WireError::about(error)))?;
         channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }
@@ -244,7 +244,7 @@ fn admit(
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
     }
-    // Space is granted under a name only if the name's lock can prove the death of its process.
+    // The owner grants space only under a name whose lock proves the death of its process.
     if !presence::is_alive(directory, &hello.name) {
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }
@@ -278,7 +278,7 @@ fn serve(
         };
         if let Err(error) = sent {
             undo_unsent(catalog, &response);
-            // Part of a response was sent, so nothing can follow it on this connection.
+            // A part of a response was sent, so no other message can follow on this connection.
             return Err(owner_lost(io::Error::other(error)));
         }
     }

@@ -50,7 +50,7 @@ impl Listener {
     pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
             |error: io::Error| Error::retry("the store's socket cannot be created").because(error);
-        // The socket is bound under a temporary name and renamed once it listens, so that a client
+        // Bind the socket under a temporary name, and rename it once it listens, so that a client
         // that finds the socket can connect.
         let temporary = format!("{NAME}.{}", &random_name()?[..SUFFIX]);
         let socket = stream_socket().map_err(failed)?;
@@ -75,7 +75,7 @@ impl Listener {
 
     /// Accepts no more connections, in any process that has a copy of this socket.
     pub(crate) fn shut(&self) {
-        // Cannot fail on a listening socket.
+        // The call cannot fail on a listening socket.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
@@ -143,8 +143,9 @@ fn stream_socket() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// The address of `name` in the directory, through the directory's descriptor: the path may now
-/// lead to another store. The path is used only where `/proc` is not mounted.
+/// Returns the address of `name` in the directory. The address uses the directory's descriptor in
+/// `/proc`, because the path may lead to another store now; it uses the path only if `/proc` is not
+/// mounted.
 fn address(directory: &NodeDirectory, name: &str) -> io::Result<SocketAddrUnix> {
     let through = PathBuf::from(format!("/proc/self/fd/{}", directory.dir().as_raw_fd()));
     let dir = if through.is_dir() { through.as_path() } else { directory.path() };

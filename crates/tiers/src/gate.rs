@@ -19,15 +19,15 @@ const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
 const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor per second by which an old estimate is assumed to have recovered.
 const RECOVERY_PER_SECOND: f64 = 1.02;
-/// Minimum gain of loading, as a share of the time to compute. Estimates are less precise than this
-/// share. A load that was slower than computing is never noticed, because only one of the two is
-/// done; so the gate computes when in doubt.
+/// Minimum gain of loading, as a share of the time to compute. The estimates are less precise than
+/// this share. The gate computes when in doubt, because it never learns that a load was slower than
+/// computing: only one of the two happens.
 const MIN_GAIN: f64 = 0.05;
 
 /// The decisions that the gate may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadMode {
-    /// The faster of loading and computing.
+    /// Load or compute, whichever is faster.
     #[default]
     Auto,
     /// Load all found pages.
@@ -97,7 +97,7 @@ pub struct LoadDecision {
 /// it. A least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
 struct PrefillModel {
-    // Weighted sums of products of tokens, pairs and seconds.
+    // Exponentially weighted sums of the products of tokens, pairs and seconds.
     tt: f64,
     tp: f64,
     pp: f64,
@@ -112,7 +112,7 @@ impl PrefillModel {
 
     fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Normalised per token: long steps do not outweigh short steps.
+        // Divide the numbers by the tokens, so that long steps do not outweigh short steps.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
@@ -190,8 +190,8 @@ impl Gate {
     pub fn record_load(&mut self, tier: Tier, bytes: u64, took: Duration, now: f64) {
         let speed = &mut self.tiers[tier as usize];
         let (bytes, took) = (bytes as f64, took.as_secs_f64().max(1e-6));
-        // The size of the load determines how the error of the estimate is split between rate and
-        // latency: a small load mostly measures the latency, a large load the rate.
+        // A small load mostly measures the latency, a large load the rate: the size of the load
+        // splits the error of the estimate between the two.
         let share = bytes / (bytes + speed.rate * 0.01);
         // The average is over seconds per byte, not bytes per second, because the gate estimates
         // times.
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn gate_loads_above_break_even_only() {
-        // A page is 64 tokens, 6.4 ms to compute: break-even is 164 MB/s.
+        // A page has 64 tokens and takes 6.4 ms to compute, so loading breaks even at 164 MB/s.
         for (rate, pages) in [(1.5e9, 30), (300e6, 30), (120e6, 0), (20e6, 0)] {
             let decided = gate(rate).decide(&query(&disk(30), 2_000), 0.0);
             assert_eq!(decided.pages, pages, "{rate}: {decided:?}");
@@ -376,7 +376,7 @@ mod tests {
     fn long_prompts_gain_more_than_short_ones() {
         let mut gate = Gate::default();
         for _ in 0..40 {
-            // 20 us per token and 10 ns per pair.
+            // The model's costs are 20 us per token and 10 ns per pair.
             for (before, tokens) in [(0, 500), (8_000, 500), (0, 4_000), (30_000, 1_000)] {
                 let pairs = PrefillModel::pairs(before as f64, tokens as f64);
                 let seconds = 20e-6 * tokens as f64 + 10e-9 * pairs;
@@ -384,7 +384,8 @@ mod tests {
             }
             gate.record_load(Tier::Disk, 64_000_000, Duration::from_millis(160), 0.0);
         }
-        // 2.6 ms to load a page; 1.3 ms to compute it at the start, and 22 ms at 32,000 tokens.
+        // A page takes 2.6 ms to load. Computing it takes 1.3 ms at the start of a prompt, and 22
+        // ms after 32,000 tokens.
         assert_eq!(gate.decide(&query(&disk(8), 540), 0.0).pages, 0);
         let long = gate.decide(&query(&disk(500), 32_100), 0.0);
         assert_eq!(long.pages, 500);

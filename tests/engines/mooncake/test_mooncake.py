@@ -56,8 +56,7 @@ class Process:
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Sends a line to the worker, and returns the two numbers of its answer; see `worker.use`.
-        """
+        """Sends a line to the worker. Returns the two numbers of its answer; see `worker.use`."""
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
         first, second = self.answer().split()

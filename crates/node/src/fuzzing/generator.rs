@@ -1,5 +1,5 @@
-//! Makes values of any type that can be deserialized, from the calls of the type's `Deserialize`: a
-//! new request is fuzzed without being listed here.
+//! Makes values of any type by answering the calls of the type's `Deserialize`. A new kind of
+//! request is therefore fuzzed without an entry here.
 
 use serde::de::value::{Error, U32Deserializer};
 use serde::de::{
@@ -20,8 +20,8 @@ const ATTEMPTS: usize = 1000;
 const LIST_MAX: u64 = 3;
 static BYTES: [u8; 64] = [2; 64];
 
-/// Structs whose fields are not generated: for the name of each, encoded values, one of which is
-/// used.
+/// Structs whose fields are not generated: for the name of each struct, encoded values, of which
+/// the generator picks one.
 pub(super) type Known<'a> = &'a [(&'a str, Vec<Vec<u8>>)];
 
 /// A deserializer without input.

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 /// Default limit of the bytes that may wait to be written to one tier.
 const WRITE_QUEUE_BYTES: u64 = 512 << 20;
-/// Maximum time that `flush` and `close` wait for background work. After `CLOSE_TIMEOUT`, threads
-/// that hang in a backend are abandoned.
+/// Maximum time that `flush` and `close` wait for background work. After `CLOSE_TIMEOUT`, `close`
+/// abandons threads that hang in a backend.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -38,7 +38,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Settings {
     /// Maximum time that a lookup stays pending while pages are fetched from the remote.
     pub prefetch: PrefetchPolicy,
-    /// Bytes that may wait to be written to one tier; pages beyond that are dropped.
+    /// Bytes that may wait to be written to one tier; further pages are dropped.
     pub write_queue: u64,
 }
 
@@ -61,8 +61,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the tiers of a list. `open_remote` opens a remote by its address. It must not send a
-    /// request, because a remote that is down must not fail the opening, only cost hits.
+    /// Opens the tiers of a list. `open_remote` opens a remote by its address. `open_remote` must
+    /// not send a request: a remote that is down must cost hits, but not fail the opening.
     ///
     /// # Errors
     /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier.
@@ -114,7 +114,7 @@ impl Cache {
         Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
     }
 
-    /// The policy of the lowest local tier, which keeps pages longest.
+    /// Returns the policy of the lowest local tier, because this tier keeps pages longest.
     ///
     /// # Errors
     /// `Closed` in a forked child, and once the cache is closed.
@@ -124,10 +124,10 @@ impl Cache {
         Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
     }
 
-    /// Looks up a prompt, starting at its first page. Pages to load are leased for `ttl`, and pages
-    /// to load from disk are promoted to the host tier in the background (in chained scopes, if the
-    /// list has both tiers). The call never waits for a remote: while the remote is queried or
-    /// pages are fetched, the result is [`Querying`](super::Readiness::Querying) or
+    /// Looks up a prompt, starting at its first page. Leases the pages to load for `ttl`. In a
+    /// chained scope, if the list has a host and a disk tier, pages to load from disk are promoted
+    /// to the host tier in the background. The call never waits for a remote: while the remote is
+    /// queried or pages are fetched, the result is [`Querying`](super::Readiness::Querying) or
     /// [`Loading`](super::Readiness::Loading), for as long as the prefetch policy allows, and the
     /// caller should repeat the lookup.
     ///
@@ -154,7 +154,7 @@ impl Cache {
         self.tiers.release(lease)
     }
 
-    /// Whether each page is on a local tier, also after a missing page.
+    /// Returns for each page whether it is on a local tier, also for pages after a missing page.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
@@ -286,8 +286,8 @@ impl Cache {
         }
     }
 
-    /// Loads measured since the last call, as bytes and seconds by tier, for another process to
-    /// [record](Self::record_load).
+    /// Returns the loads measured since the last call, as bytes and seconds by tier. Another
+    /// process can [record](Self::record_load) them.
     #[must_use]
     pub fn take_loads(&self) -> Vec<(Tier, u64, f64)> {
         let measured = self.tiers.gate.take_measured();
@@ -386,9 +386,9 @@ impl Drop for Cache {
                 tracing::error!(%error, "a cache was dropped and could not be closed");
             }
         } else {
-            // A forked child has neither the threads nor the locks that closing relies on, so no
-            // part of the cache is dropped: the prefetcher and the promotions, whose references are
-            // leaked here, refer to all other parts.
+            // In a forked child closing would wait for threads and locks that do not exist there.
+            // Leaked references to the prefetcher and the promotions, which refer to all other
+            // parts, keep the whole cache from being dropped.
             std::mem::forget((Arc::clone(&self.prefetcher), Arc::clone(&self.promotions)));
         }
     }

@@ -9,8 +9,8 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that this process stored on the tier above, and has not yet taken to be written to the
-/// write-back tier.
+/// Pages that this process stored on the tier above, and whose write to the write-back tier has not
+/// been queued.
 #[derive(Debug, Default)]
 pub(super) struct DirtyPages(Mutex<State>);
 
@@ -32,7 +32,6 @@ struct PageRecord {
     /// a prompt whose beginning is unknown.
     parent_key: Option<Box<[u8]>>,
     dirty: bool,
-    /// Number of recorded pages whose parent is this page.
     children: u32,
 }
 
@@ -67,7 +66,7 @@ impl DirtyPages {
         }
     }
 
-    /// Whether this page or a descendant of this page is dirty.
+    /// Returns whether the page or a descendant of it is dirty.
     pub(super) fn contains(&self, page: &PageHash) -> bool {
         self.0.lock().pages.contains_key(page)
     }
@@ -76,18 +75,18 @@ impl DirtyPages {
         self.0.lock().dirty_bytes
     }
 
-    /// Up to `max_pages` dirty pages, in any order.
+    /// Returns up to `max_pages` dirty pages, in any order.
     pub(super) fn sample(&self, max_pages: usize) -> Vec<PageHash> {
         let state = self.0.lock();
         let dirty = state.pages.iter().filter(|(_, record)| record.dirty);
         dirty.map(|(page, _)| *page).take(max_pages).collect()
     }
 
-    /// Takes the prompt that ends with the last recorded page of `victim`, consecutive pages of a
-    /// prompt that the page table chose to evict. Returns the prompt, and the range of pages to
-    /// write; `None` if no page of the range is dirty, or the prompt cannot be reconstructed. The
-    /// range starts at the first dirty page of `victim`, or with `whole` at the first dirty page of
-    /// the prompt. Pages in the range are marked clean.
+    /// `victim` holds consecutive pages of a prompt that the page table chose to evict. Takes the
+    /// prompt that ends with the last recorded page of `victim`. Returns the prompt, and the range
+    /// of pages to write; `None` if no page of the range is dirty, or the prompt cannot be
+    /// reconstructed. The range starts at the first dirty page of `victim`, or with `whole` at the
+    /// first dirty page of the prompt. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],
@@ -175,7 +174,7 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) as usize % max_pages
         };
-        // Prompts that fork from prompt 0 at some page, in chained and unchained scopes.
+        // Make prompts that leave prompt 0 at some page, in chained and in unchained scopes.
         let mut prompt = |chained: bool| {
             let (number, fork) = (below(4), below(30));
             let own = |at: usize| if at < fork { [0; 2] } else { [number as u8, fork as u8] };

@@ -61,8 +61,8 @@ impl LoadGate {
 
     /// Returns the number of leading pages that the engine should have, and the decision; `None` if
     /// `options` skip the gate, the gate has no measurements, or the engine already holds all pages
-    /// of `found`. `page_bytes` are the bytes of a page in one object, and `queued` the bytes
-    /// waiting to be loaded from each tier.
+    /// of `found`. `page_bytes` is the length of a page in one object. `queued` holds the bytes
+    /// that wait to be loaded from each tier.
     pub(super) fn decide(
         &self,
         page_bytes: u64,

@@ -1,4 +1,4 @@
-//! Tracks loads in progress. Background writes wait for these loads.
+//! Counts loads in progress, for which background writes wait.
 
 use ritornello_format::residency::Tier;
 use ritornello_volume::ForkSafeLock;
@@ -29,7 +29,7 @@ impl LoadTracker {
         LoadGuard { tracker: Arc::clone(self), tier, bytes }
     }
 
-    /// Bytes still to load from each tier.
+    /// Returns the bytes still to load from each tier.
     pub(super) fn queued(&self) -> [u64; 4] {
         self.queued.each_ref().map(|bytes| bytes.load(Relaxed))
     }

@@ -9,7 +9,8 @@ use ritornello_format::{ErrorKind, Result};
 use ritornello_store::LeaseNumber;
 use std::time::Duration;
 
-/// Maximum rounds over the local tiers for a prompt whose pages alternate between them.
+/// Maximum passes over the local tiers. Each pass leases one more span of a prompt whose pages
+/// alternate between the tiers.
 const MAX_ROUNDS: usize = 4;
 
 /// The local pages of a prompt: their tiers, and the leases, each with the index of its first page.
@@ -70,7 +71,7 @@ impl LocalPrefix {
     pub(super) fn keep_leases(self, tiers: &TierSet, load: usize) -> Vec<TierLease> {
         let (kept, released): (Vec<_>, _) = self.leases.into_iter().partition(|(at, _)| *at < load);
         for (_, lease) in released {
-            // An error is harmless: the lease expires.
+            // If the release fails, the lease expires.
             let _ = tiers.release(lease);
         }
         kept.into_iter().map(|(_, lease)| lease).collect()

@@ -44,7 +44,7 @@ pub(super) fn open(
     if tier == Tier::Host {
         check_memory(capacity.unwrap_or(0))?;
     }
-    // A directory whose only file is the policy file has no store yet.
+    // A directory whose only file is the policy file holds no store yet.
     let new = fs::read_dir(&dir)
         .map_or(true, |entries| entries.flatten().all(|entry| entry.file_name() == POLICY_FILE));
     let segment_bytes = capacity.filter(|_| new).map(|capacity| {

@@ -12,8 +12,8 @@ pub struct LookupOptions {
     /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
     /// it.
     pub page_tokens: u64,
-    /// Bytes moved to load one page, if the page is also stored in other objects with the same
-    /// keys; zero means the page bytes of the scope.
+    /// Bytes to move in order to load one page, if other objects with the same keys hold parts of
+    /// it. Zero stands for the page bytes of the scope.
     pub page_bytes: u64,
     /// Number of leading tokens whose pages the engine already holds.
     pub computed: u64,
@@ -65,19 +65,18 @@ pub struct TierLease {
 pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Tiers of the leading pages, in prompt order; remote pages only in a final answer, if the
-    /// remote has answered.
+    /// Tiers of the leading pages, in prompt order. They include remote pages if the answer is
+    /// final and the remote has answered.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Leading pages that the engine should have after the load, leased by `leases`; the engine
-    /// loads the pages that it lacks. If the engine already has `load` pages, there is nothing to
-    /// load.
+    /// Number of leading pages that the engine should have after the load. `leases` lease them, and
+    /// the engine loads the pages that it lacks, if any.
     pub load: usize,
-    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
-    /// next lookup reports them.
+    /// Pages fetched so far from the remote for this prompt. The first lookup after the end of the
+    /// fetch reports them for the last time.
     pub fetched: usize,
-    /// Pages fetched so far, and pages to fetch in all.
+    /// Number of pages fetched so far, and number of pages to fetch.
     pub progress: (usize, usize),
     /// The gate's decision; `None` if the lookup skipped the gate, the gate has no measurements, or
     /// the engine already holds all found pages.

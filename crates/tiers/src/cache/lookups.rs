@@ -25,7 +25,7 @@ pub(super) struct Lookups {
     pub(super) promotions: Arc<Promotions>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) policy: PrefetchPolicy,
-    /// Pages that lookups probed, and pages of these that were not found on any tier.
+    /// Pages that lookups probed, and pages among them that no tier had.
     pub(super) probed: Counter,
     pub(super) missed: Counter,
 }
@@ -42,8 +42,8 @@ impl Lookups {
         ttl: Duration,
         options: &LookupOptions,
     ) -> Result<Lookup> {
-        // Callers poll a pending lookup often, so the answer to a pending lookup is found by the
-        // hash of the last key alone.
+        // Callers repeat a pending lookup often. The hash of the last key alone therefore finds the
+        // answer to a pending lookup.
         let waits = keys.last().and_then(|last| {
             let job = self.prefetcher.get(PageHash::of(&scope.id(), last))?;
             self.pending_answer(keys.len(), options, &job)
@@ -109,8 +109,8 @@ impl Lookups {
         Ok(found)
     }
 
-    /// The answer to a lookup of `pages` pages that has to be repeated: `None` if the prefetch
-    /// `job` is done, or has run for as long as the policy lets a lookup wait.
+    /// Returns the answer to a lookup of `pages` pages that the caller must repeat. Returns `None`
+    /// if the prefetch `job` is done, or has run for as long as the policy lets a lookup wait.
     fn pending_answer(
         &self,
         pages: usize,
@@ -119,7 +119,7 @@ impl Lookups {
     ) -> Option<Lookup> {
         let local = job.local_pages();
         let stage = job.stage();
-        // Until the remote answers, the number of pages to wait for is unknown and counts as zero.
+        // Before the remote answers, the number of pages to wait for is unknown and counts as zero.
         let missing = match stage {
             Stage::Querying => 0,
             _ => (pages - local.min(pages)) as u64,

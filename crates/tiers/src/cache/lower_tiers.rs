@@ -1,4 +1,4 @@
-//! The tiers below the first: which of them receive which pages, by their write policies.
+//! The tiers below the first: the write policy of each decides which pages it receives.
 
 use super::pending_put::{PendingPut, Spilled};
 use super::prompt::PromptPages;
@@ -32,7 +32,7 @@ impl LowerTiers {
     ) -> Self {
         let lower: Vec<Tier> = tiers.kinds().skip(1).collect();
         let mut writers = Vec::<Arc<TierWriter>>::new();
-        // Begins with the lowest tier, because each writer holds the writer below it.
+        // The loop begins with the lowest tier, because each writer holds the writer below it.
         for to in lower.into_iter().rev() {
             let policy = policies.iter().find(|(tier, _)| *tier == to);
             let policy = policy.map_or(WritePolicy::Never, |(_, policy)| *policy);
@@ -56,7 +56,8 @@ impl LowerTiers {
             below.arrived_above(pages, range.clone());
         }
         for writer in &self.writers {
-            // The engine lacked these pages, so a lower tier may have evicted them too.
+            // The engine lacked these pages, so a lower tier may have evicted them. Its entries are
+            // removed, so that the pages are written again.
             writer.forget(pages, range.clone());
             if writer.policy == WritePolicy::WriteThrough {
                 let put =
@@ -81,9 +82,9 @@ impl LowerTiers {
             return;
         }
         spilled.keep(first, staged);
-        // A write-back tier is otherwise written from the tier above. Spilled pages never entered
-        // that tier, so they are written now. Write-through tiers get a job for the whole put,
-        // which also finds the spilled pages; selective tiers do not get them.
+        // A write-back tier receives pages when the tier above is nearly full. Spilled pages never
+        // enter the tier above, so they are written now. The job of a write-through tier covers the
+        // whole put and finds the spilled pages; a selective tier does not receive them.
         if let Some(writer) =
             self.writers.first().filter(|writer| writer.policy == WritePolicy::WriteBack)
         {
@@ -95,7 +96,7 @@ impl LowerTiers {
     }
 
     /// Writes pages that were fetched from the remote to the first tier also to the local tiers
-    /// below it, if these are write-through.
+    /// below it whose policy is write-through.
     pub(super) fn fetched(&self, pages: &PromptPages, range: &Range<usize>) {
         for writer in self.writers.iter().filter(|writer| writer.to != Tier::Remote) {
             if writer.policy == WritePolicy::WriteThrough {

@@ -9,17 +9,17 @@
 //! the found pages are worth loading.
 //!
 //! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
-//! of a tier with a rate limit waits for the time that earlier transfers have reserved: at most 20
-//! ms of each background transfer, and all of the time of puts and of fetched pages stored on the
-//! tier. Pages that background work cannot write within its bounds are dropped and counted
-//! (`dropped_pages`). Pages of a put that are neither stored on the first tier nor spilled are
-//! reported as missing by the put's ticket, and a lower tier counts them as `lost_pages` when its
-//! turn comes to write them. A faulty tier costs hits, and never delivers wrong bytes: a read
-//! returns the bytes that were put. Except: in scopes with the lossy codecs `int8` and `int4`, it
-//! returns the values as the codec has rounded them.
+//! of a tier with a rate limit waits until earlier transfers have used the time that they reserved.
+//! A background transfer reserves at most 20 ms at a time; a put, and the storing of fetched pages,
+//! reserve their whole time. Background work drops pages that it cannot write within the limits of
+//! its queue and its deadlines, and counts them as `dropped_pages`. Pages of a put that are neither
+//! stored on the first tier nor spilled are reported as missing by the put's ticket, and a lower
+//! tier counts them as `lost_pages` when its turn comes to write them. A faulty tier costs hits,
+//! and never delivers wrong bytes: a read returns the bytes that were put or, in scopes with the
+//! lossy codecs `int8` and `int4`, the values as the codec has rounded them.
 //!
-//! **Parts**, each with its own state, and with its own locks and threads if it needs any; a part
-//! knows the parts below it only:
+//! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
+//! only the parts listed below it:
 //!
 //! ```text
 //! Cache

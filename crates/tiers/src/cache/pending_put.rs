@@ -12,7 +12,7 @@ pub(super) struct PendingPut {
 }
 
 /// Pages of one put for which the first tier had no space, kept in staging until the lower tiers
-/// have them; empty if the first tier took all pages. Each queued write that may need spilled pages
+/// have them; empty if the first tier took all pages. Each queued write that may need the pages
 /// holds a reference.
 #[derive(Debug, Default)]
 pub(super) struct Spilled(OnceLock<(usize, StagedPages)>);
@@ -23,7 +23,7 @@ impl Spilled {
         let _ = self.0.set((first, staged));
     }
 
-    /// The bytes of page `page` of the prompt, if it was spilled.
+    /// Returns the bytes of page `page` of the prompt if it was spilled.
     pub(super) fn page(&self, page: usize) -> Option<&[u8]> {
         let (first, pages) = self.0.get()?;
         pages.bytes(page.checked_sub(*first)?)

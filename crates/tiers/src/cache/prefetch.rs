@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time for which a reported outcome stays valid; then the remote is queried again.
+/// Time for which an outcome stays valid after a lookup has returned it; then the remote is queried
+/// again.
 const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
-/// Time for which fetched pages that no lookup has taken count as reserved, and for which an
-/// unreported outcome stays valid.
+/// Time for which an outcome that no lookup has returned stays valid, and for which its fetched
+/// pages count as reserved.
 const KEEP_FOR: Duration = Duration::from_secs(10);
 
 /// The prefetch of one prompt.
@@ -41,8 +42,8 @@ pub(super) enum Stage {
     Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
-    /// Complete since `at`. `known`: leading pages of the prompt that the remote has. `fetched`:
-    /// pages fetched; zero once a lookup has taken the number.
+    /// Complete since `at`. The remote has the first `known` pages of the prompt. `fetched` is the
+    /// number of pages fetched, or zero after a lookup has taken it.
     Done { at: Instant, known: usize, fetched: usize },
 }
 
@@ -109,13 +110,13 @@ impl Prefetch {
         (fetched, std::mem::take(&mut *self.kept.lock()))
     }
 
-    /// Bytes of a page in all its objects, each of which has its own prefetch.
+    /// Bytes of a page in all its objects, each of which a separate prefetch fetches.
     pub(super) fn page_bytes(&self) -> u64 {
         self.options.page_bytes.max(self.pages.page_bytes)
     }
 
-    /// Bytes on the first tier that are reserved for this prompt, in all objects: pages being
-    /// fetched, or kept until a lookup takes them.
+    /// Bytes on the first tier that are reserved for this prompt, in all objects: pages in
+    /// transfer, and fetched pages until a lookup takes them.
     pub(super) fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,

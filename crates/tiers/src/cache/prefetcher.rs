@@ -1,9 +1,9 @@
 //! Prefetch: fetches pages of a prompt from the remote before its request is computed.
 //!
-//! A few threads run prefetches, each thread one prompt at a time. A thread probes the remote for
-//! the number of leading pages, lets the gate decide how many of them are worth fetching, and
-//! fetches these pages front to back until a page fails or the prefetch is cancelled. No caller
-//! waits: repeated lookups report the progress.
+//! A few threads run prefetches, each thread one prompt at a time. A thread asks the remote how
+//! many leading pages it has, and the gate how many of these are worth fetching. It fetches these
+//! pages in order, until a page fails or the prefetch is cancelled. No caller waits: repeated
+//! lookups report the progress.
 
 use super::fetch::Fetch;
 use super::lookup::LookupOptions;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// Maximum prefetches that run concurrently, and maximum queued prefetches.
 const THREADS: usize = 4;
 const MAX_QUEUED: usize = 256;
-/// Maximum tracked prefetches. From `STALE_SWEEP_AT` tracked prefetches, stale prefetches are
-/// removed before a prefetch starts.
+/// Maximum tracked prefetches. If `STALE_SWEEP_AT` or more prefetches are tracked, a new prefetch
+/// first removes the stale prefetches.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
 /// Timeout of one query of the remote.
@@ -97,8 +97,9 @@ impl Prefetcher {
         Some(prefetch)
     }
 
-    /// Cancels the prefetch of a prompt; releases the leases of a complete prefetch. Returns
-    /// whether it was queued or running. The thread of a running prefetch counts the cancellation.
+    /// Cancels the prefetch of a prompt, and releases the leases of a complete prefetch. Returns
+    /// whether the prefetch was queued or running. The thread of a running prefetch counts the
+    /// cancellation.
     pub(super) fn cancel(&self, name: PageHash) -> bool {
         let mut known = self.known.lock();
         let Some(found) = known.get(&name).cloned() else { return false };
@@ -119,7 +120,7 @@ impl Prefetcher {
     pub(super) fn take_fetched(&self, job: &Prefetch) -> usize {
         let (fetched, leases) = job.take_fetched();
         for lease in leases {
-            // An error is harmless: the lease expires.
+            // If the release fails, the lease expires.
             let _ = self.tiers.first().store().release(lease);
         }
         fetched
@@ -197,15 +198,15 @@ impl Prefetcher {
         job.set_stage(Stage::Done { at: Instant::now(), known, fetched });
         count.add(1);
         if job.is_cancelled() {
-            // No lookup takes the result of a cancelled prefetch, so its leases are released here.
+            // No lookup takes the result of a cancelled prefetch, so this call releases its leases.
             self.take_fetched(job);
         }
         tiers.trim_table();
     }
 
-    /// Returns the number of leading pages worth having on this machine; only the local pages if
-    /// the first tier has no room for all other pages. Prefetched pages of all prompts together may
-    /// fill three quarters of it.
+    /// Returns the number of leading pages worth having on this machine. Prefetched pages of all
+    /// prompts may fill three quarters of the first tier. If the pages to fetch do not fit, returns
+    /// the number of local pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -215,8 +216,8 @@ impl Prefetcher {
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.usage_beside(&job.pages);
         let mut queued = self.tiers.pending_load_bytes();
-        // The gate counts the bytes of this prompt as bytes to load, in all its objects, so they
-        // are not counted as queued too.
+        // The gate counts this prompt's bytes in all its objects as bytes to load, so they must not
+        // count as queued as well.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);
         let (page_bytes, gate) = (job.pages.page_bytes, &self.tiers.gate);

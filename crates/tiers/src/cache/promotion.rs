@@ -2,9 +2,9 @@
 //!
 //! A lookup announces a load. While the request is scheduled, pages found on disk are promoted by a
 //! job of the first tier's write queue, under that queue's limits. No caller waits for a promotion,
-//! since the pages can be loaded from disk as well. When this cache starts to load pages, promotion
-//! jobs that end with the same page are cancelled: otherwise pages would be read twice, because
-//! loaded pages are stored in the first tier from the loader's buffer.
+//! since the pages can be loaded from disk as well. When the cache starts to load pages, it cancels
+//! promotion jobs that end with the same page: the load itself stores the pages in the first tier,
+//! so a promotion would read them a second time.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;
@@ -24,12 +24,13 @@ const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// Promotions to the first tier.
 #[derive(Debug)]
 pub(super) struct Promotions {
-    /// `None` without a second local tier, from which pages could be promoted.
+    /// The writer to the first tier; `None` if the list has one local tier, so that no tier can be
+    /// promoted from.
     pub(super) writer: Option<Arc<TierWriter>>,
 }
 
 impl Promotions {
-    /// At most `max_bytes` wait to be promoted.
+    /// Creates the promotions of a cache; at most `max_bytes` bytes wait to be promoted.
     pub(super) fn new(tiers: &Arc<TierSet>, max_bytes: u64) -> Self {
         let to = (tiers.first().kind, WritePolicy::Never);
         let writer = || TierWriter::new(tiers, to, max_bytes, None);
@@ -50,8 +51,8 @@ impl Promotions {
             if writer.queue.failed_at().is_some_and(|since| since.elapsed() < RETRY_AFTER) {
                 return;
             }
-            // A page found on disk was missed on the first tier, so the table's entry for that tier
-            // is stale.
+            // The lookup found the page on disk and missed it on the first tier, so the table's
+            // entry for the first tier is stale.
             writer.forget(pages, range.clone());
             writer.write(pages, range, PendingPut::default());
         }

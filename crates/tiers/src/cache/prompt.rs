@@ -1,4 +1,4 @@
-//! A prompt whose keys background threads own.
+//! A prompt that owns its keys, for background threads.
 
 use crate::remote::Prompt;
 use ritornello_format::{PageHash, Scope, ScopeId};
@@ -33,7 +33,7 @@ impl PromptPages {
         self.keys.len()
     }
 
-    /// The keys of `pages`.
+    /// Returns the keys of `pages`.
     pub(super) fn refs(&self, pages: Range<usize>) -> Vec<&[u8]> {
         self.keys[pages].iter().map(AsRef::as_ref).collect()
     }

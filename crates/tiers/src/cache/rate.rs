@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Interval at which a waiting transfer checks for cancellation.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);
-/// Seconds that a background transfer reserves at a time: the maximum that a new load waits for it.
+/// Seconds that a background transfer reserves at a time. A new load waits for the transfer for at
+/// most this time.
 const BACKGROUND_QUANTUM: f64 = 0.02;
 
 /// Rate limiter of one tier. Without a limit no transfer waits.
@@ -42,9 +43,9 @@ impl RateLimiter {
         Some(begin..end)
     }
 
-    /// Reserves the time that `bytes` take, and waits until it has passed. Returns the delay caused
-    /// by earlier transfers. If `control` stops the wait first, or its deadline is before the end
-    /// of the reserved time, cancels the reservation and returns `None`.
+    /// Reserves the time that `bytes` take, and waits until it has passed. Returns the delay by
+    /// earlier transfers. If `control` stops the wait first, or its deadline is before the end of
+    /// the reserved time, cancels the reservation and returns `None`.
     pub(super) fn wait(&self, bytes: u64, control: &Control) -> Option<Duration> {
         let requested_at = Instant::now();
         let Some(reserved) = self.reserve(bytes) else { return Some(Duration::ZERO) };
@@ -136,7 +137,8 @@ mod tests {
                 thread::yield_now();
             }
             let others = rate.wait(100_000, &Control::default()).unwrap();
-            // Without steps the load would wait for half a second.
+            // If the background transfer did not wait in steps, the load would wait for half a
+            // second.
             assert!(others <= Duration::from_millis(50), "{others:?}");
             assert!(writer.join().unwrap());
         });

@@ -12,8 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum passes over the local tiers. Consecutive pages of a chained scope may alternate between
-/// tiers; in each pass a tier then delivers pages only up to the next page that it lacks.
+/// Maximum passes over the local tiers. In a chained scope a tier delivers, in one pass, pages up
+/// to the next page that it lacks, and consecutive pages may alternate between tiers.
 const MAX_ROUNDS: usize = 4;
 
 /// Default reason for pages that were not read.
@@ -127,7 +127,8 @@ pub(super) fn copy_for(
 /// A read in progress: the pages still missing, and the reason for the miss.
 struct PartialRead {
     missing: Vec<usize>,
-    /// Whether this read reserves a tier's time in short periods, between which loads can start.
+    /// Whether the read reserves a tier's time in short periods, so that loads can start between
+    /// them.
     background: bool,
     reason: &'static str,
 }
@@ -137,9 +138,9 @@ impl PartialRead {
         Self { missing: (0..pages).collect(), background: false, reason: NOT_FOUND }
     }
 
-    /// Reads missing pages from `tier`. Returns the numbers of the pages read, and the duration of
-    /// the read; the duration excludes the delay by earlier transfers, unless this read is in the
-    /// background. `None` if no page was read.
+    /// Reads missing pages from `tier`. Returns the indices of the pages read, and the duration of
+    /// the read. The duration of a background read includes the delay by earlier transfers, the
+    /// duration of other reads does not. `None` if no page was read.
     fn read_tier(
         &mut self,
         tier: &LocalTier,
@@ -157,7 +158,7 @@ impl PartialRead {
             error.kind().word()
         };
         let mut requested: Vec<usize> = self.missing.clone();
-        // Delay caused by other transfers must not count against the tier's measured speed.
+        // A delay by other transfers must not count against the measured speed of the tier.
         let mut others = Duration::ZERO;
         if tier.rate.is_capped() {
             let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
@@ -180,8 +181,8 @@ impl PartialRead {
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
-        // A section counts as arrived when every page passed to `get_batch` has it. If only a part
-        // of the missing pages is passed, the call must not report sections.
+        // `get_batch` reports a section when every page passed to it has the section. If the call
+        // passes a part of the missing pages, it must not report sections.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);

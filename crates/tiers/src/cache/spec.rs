@@ -4,7 +4,8 @@
 //! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
 //! ```
 //!
-//! Options follow: `write=` a [`WritePolicy`], `rate=` a limit in bytes per second.
+//! Options follow a tier: `write=`, with a [`WritePolicy`], and `rate=`, with a limit in bytes per
+//! second.
 
 use super::tier_policies::WritePolicy;
 use crate::remote::RemoteAddress;
@@ -119,7 +120,7 @@ impl TierSpec {
         Ok(list)
     }
 
-    /// `text`, the text of one tier, without the options of an address.
+    /// Returns `text`, the text of one tier, without the options of an address.
     #[must_use]
     pub fn shown(text: &str) -> String {
         let words = text.split_whitespace().map(RemoteAddress::shown);
@@ -137,8 +138,8 @@ impl TierSpec {
     }
 }
 
-/// Whether `word` is an option: only lower-case letters precede `=`, whereas an absolute path with
-/// an equals sign begins with `/`.
+/// Whether `word` is an option: lower-case letters precede its `=`, whereas an absolute path begins
+/// with `/`.
 fn is_option(word: &str) -> bool {
     word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c.is_ascii_lowercase()))
 }

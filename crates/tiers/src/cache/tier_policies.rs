@@ -13,7 +13,7 @@ pub enum WritePolicy {
     Selective(u32),
     /// When the tier above is nearly full and more than a quarter of it is dirty, and at a flush.
     WriteBack,
-    /// Never; pages written by other processes are still read.
+    /// Never; this process still reads pages that other processes wrote.
     Never,
 }
 
@@ -41,7 +41,7 @@ impl WritePolicy {
 /// pages are fetched from it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PrefetchPolicy {
-    /// Never: the lookup returns the local pages; fetched pages serve later lookups.
+    /// No time: the lookup returns the local pages, and fetched pages serve later lookups.
     BestEffort,
     /// Until the prefetch has ended, with or without all pages worth fetching, or
     /// [`MAX_LOOKUP_WAIT`] has passed.
@@ -106,7 +106,7 @@ impl PrefetchPolicy {
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
                 let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
-                // A lookup must not stop waiting just before a worthwhile fetch ends.
+                // A lookup must not stop waiting just before the end of a fetch that is worth it.
                 let expected = expected.saturating_mul(3) / 2;
                 base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }

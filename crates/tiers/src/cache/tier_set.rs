@@ -64,7 +64,7 @@ impl TierSet {
         self.local.iter().find(|tier| tier.kind == kind)
     }
 
-    /// The slowest local tier that is faster than `below`.
+    /// Returns the slowest local tier that is faster than `below`.
     pub(super) fn above(&self, below: Tier) -> Option<&LocalTier> {
         self.local.iter().rev().find(|tier| tier.kind < below)
     }
@@ -77,7 +77,7 @@ impl TierSet {
         self.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// The slowest local tier needed to read these pages.
+    /// Returns the slowest local tier that a read of these pages needs.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) = self.local.split_last().map_or((self.first(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
@@ -98,8 +98,8 @@ impl TierSet {
         }
     }
 
-    /// Bytes waiting to be loaded from each tier; for a rate-capped tier, bytes waiting in either
-    /// direction if that is more.
+    /// Returns the bytes waiting to be loaded from each tier. For a tier with a rate limit, returns
+    /// the bytes that wait in either direction, if these are more.
     pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
         let mut queued = self.loads.queued();
         let remotes = self.remote.iter().map(|remote| (Tier::Remote, &remote.rate));

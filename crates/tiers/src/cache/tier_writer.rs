@@ -19,8 +19,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time that a job waits for loads; then the job runs concurrently with loads, because a
-/// busy cache would otherwise never write.
+/// Maximum time that a job waits for loads. The job then runs beside loads, because a busy cache
+/// would otherwise never write.
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 /// Maximum time that a job waits for the put that stores its pages.
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -67,8 +67,8 @@ impl TierWriter {
         pages.scope.chained || self.to != Tier::Remote
     }
 
-    /// Removes pages from the page table's entries of the tier, so that they are written again: the
-    /// tier may have evicted pages that the table lists as present.
+    /// Removes pages from the page table's record of the tier, which may have evicted them, so that
+    /// they are written again.
     pub(super) fn forget(&self, pages: &PromptPages, range: Range<usize>) {
         self.tiers.table.forget(self.to, &pages.hashes, range);
     }
@@ -90,8 +90,8 @@ impl TierWriter {
         if !self.accepts(pages) {
             return;
         }
-        // Claims rely on chained hashes: without a chain, an equal last page does not prove that
-        // the earlier pages are equal.
+        // The page table's claims identify a page by its hash and need chained keys: otherwise an
+        // equal last page does not prove that the pages before it are equal.
         let claimed = if pages.scope.chained {
             table.claim(self.to, Residence::Storing, &pages.hashes, job.range.clone())
         } else {
@@ -106,14 +106,15 @@ impl TierWriter {
         }
     }
 
-    /// Records pages that arrived on the tier above as dirty, if this tier is written back.
+    /// Records pages that arrived on the tier above as dirty, if this tier has the policy
+    /// `WriteBack`.
     pub(super) fn arrived_above(self: &Arc<Self>, pages: &PromptPages, range: Range<usize>) {
         if let Some(write_back) = &self.write_back
             && self.accepts(pages)
             && !range.is_empty()
         {
             write_back.add(pages, range);
-            // The worker must run, because it checks how full the tier above is.
+            // The worker must run in any case, because it checks how full the tier above is.
             self.start_worker();
         }
     }
@@ -229,9 +230,9 @@ impl TierWriter {
         at - range.start
     }
 
-    /// Writes a job to a local tier. Returns the number of leading pages of the job that are now on
-    /// the tier, and the number of pages of the job that are not written because no other tier
-    /// could supply the first of them.
+    /// Writes a job to a local tier. Returns two numbers: leading pages of the job that are now on
+    /// the tier, and pages of the job that are not written because no other tier could supply the
+    /// first of them.
     fn write_local(&self, tier: &LocalTier, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(self.to);
@@ -310,7 +311,8 @@ impl TierWriter {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(Tier::Remote);
         if pages.parent.is_some() {
-            // The object of a page depends on its position in the prompt, which is unknown here.
+            // The object of a page depends on the page's position in the prompt, and the position
+            // is unknown.
             return (0, 0);
         }
         let step = step_pages(pages.page_bytes);

@@ -1,10 +1,11 @@
 //! Write-back: chooses the dirty pages of a tier that are written to the tier below, before the
 //! tier evicts them.
 //!
-//! The tier above is a shared store, whose own eviction does not know which pages are dirty. While
-//! the store is nearly full, dirty pages may therefore use only a quarter of it: the least recently
-//! used dirty pages are written to the lower tier and then evicted. The eviction must be explicit,
-//! because the read for the write makes these pages the most recently used pages of the store.
+//! The tier above is a store that several processes share, and its eviction does not know which
+//! pages are dirty. While it is nearly full, dirty pages may therefore use only a quarter of it:
+//! the least recently used dirty pages are written to the lower tier and then evicted. The cache
+//! evicts them explicitly, because the read for the write makes them the most recently used pages
+//! of the store.
 
 use super::dirty_pages::DirtyPages;
 use super::local_tier::LocalTier;
@@ -51,7 +52,8 @@ impl WriteBack {
         self.dirty.dirty_bytes()
     }
 
-    /// The bytes that may be dirty now; `None` while the tier above is not nearly full.
+    /// Returns the maximum bytes that may be dirty now; `None` while the tier above is not nearly
+    /// full.
     pub(super) fn max_dirty_bytes(&self) -> Option<u64> {
         let above = self.above().filter(|_| self.dirty_bytes() > 0)?;
         let stats = above.store().stats().ok()?;
@@ -68,7 +70,7 @@ impl WriteBack {
             .iter()
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
-        // Dirty pages that the page table no longer knows are in no victim: they are written too.
+        // A dirty page that the page table no longer knows is in no victim, and is written too.
         let forgotten =
             if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {
@@ -81,9 +83,9 @@ impl WriteBack {
     }
 
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
-    /// above. The pages stay in two cases: later pages of the prompt were put since, which are on
-    /// no other tier and would be evicted too; or the pages were found or put again, so that a load
-    /// is likely.
+    /// above. Two kinds of pages stay: pages after which later pages of the prompt were put since,
+    /// because these are on no other tier and would be evicted with them; and pages that were found
+    /// or put again, because a load of them is likely.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
         let Some(above) = self.above().filter(|_| !range.is_empty()) else { return };
         let (table, first) = (&self.tiers.table, range.start..range.start + 1);

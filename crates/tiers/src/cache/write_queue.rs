@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 pub(super) struct WriteQueue {
     max_bytes: u64,
     state: ForkSafeLock<State>,
-    /// The thread of the worker. The worker takes write jobs from `state` and not from the pool,
-    /// because waiting jobs are merged, and a worker without jobs still watches the tier above.
+    /// The thread of the worker. It takes jobs from `state` instead of the pool's queue, because
+    /// waiting jobs are merged, and because a worker without jobs still watches the tier above.
     thread: ThreadPool<Box<dyn FnOnce() + Send>>,
 }
 
@@ -78,7 +78,7 @@ impl WriteQueue {
         drop(state);
         self.state.wake_all();
         self.thread.close();
-        // A dropped job releases staging memory and completes tickets.
+        // Dropping the jobs, outside the lock, releases staging memory and completes tickets.
         drop(dropped);
     }
 
@@ -91,7 +91,8 @@ impl WriteQueue {
         self.thread.wait_ended(deadline);
     }
 
-    /// Starts the worker, which calls `work` once, unless it runs. Returns whether it runs.
+    /// Starts the worker, unless it runs. The worker calls `work` once. Returns whether the worker
+    /// runs.
     pub(super) fn start_worker(&self, work: impl FnOnce() + Send + 'static) -> bool {
         let mut state = self.state.lock();
         if !state.started && !state.closing {
@@ -111,7 +112,8 @@ impl WriteQueue {
         job.range.end = job.range.start + count;
         state.bytes += job.pages.bytes(count);
         match state.jobs.back_mut().filter(|last| job.follows(last)) {
-            // Merges the job, so that a prompt that grows page by page stays in few jobs.
+            // Merge the job into the last queued job, so that a prompt that grows page by page
+            // stays in few jobs.
             Some(last) => {
                 last.range.end = job.range.end;
                 last.pages = job.pages;
@@ -199,7 +201,6 @@ impl WriteQueue {
 }
 
 impl WriteJob {
-    /// The bytes to write.
     fn bytes(&self) -> u64 {
         self.pages.bytes(self.range.len())
     }

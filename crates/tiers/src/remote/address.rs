@@ -5,8 +5,8 @@ use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
 
-/// An address as typed. Options and user info may be secrets (`?password=...`): every way of
-/// printing an address omits them; [`RemoteAddress::expose`] is the only way to read them.
+/// An address as the user typed it. Options and user info may be secrets (`?password=...`).
+/// Printing an address omits them; only [`RemoteAddress::expose`] returns them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RemoteAddress(String);
 
@@ -32,8 +32,7 @@ impl RemoteAddress {
         };
         let place = rest.split('/').next().unwrap_or_default();
         if place.contains(':') {
-            // The end of a password after the colon cannot be determined: it may contain `/` and
-            // `?`.
+            // A password after the colon may contain `/` and `?`, so its end is unknown.
             return format!("{scheme}://…");
         }
         let user = place.rfind('@').map_or(0, |at| at + 1);

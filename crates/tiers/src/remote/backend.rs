@@ -1,4 +1,4 @@
-//! The operations of a remote: three required ones, and optional ones.
+//! The operations of a remote: three required and several optional operations.
 
 use ritornello_format::{Error, Result};
 use std::fmt;
@@ -23,11 +23,11 @@ pub struct Listed {
 /// complete write wins. A value becomes visible whole or not at all. Names consist of `a-z`, `0-9`,
 /// `.`, `-` and `/`, at most 200 characters.
 ///
-/// Calls may come from many threads concurrently and take any time: the tier waits for a call at
-/// most until the deadline.
+/// Many threads may call concurrently. A call may take any time: the tier stops waiting for it at
+/// the deadline.
 pub trait Backend: Send + Sync + fmt::Debug {
-    /// The value of `name`, or the bytes of it in `range`; a range beyond the end of the value is
-    /// cut there. `None` if there is no value.
+    /// The value of `name`, or the bytes of it in `range`; the range is cut at the end of the
+    /// value. `None` if there is no value.
     ///
     /// # Errors
     /// `Retry` if the remote cannot be reached or does not answer, `Fatal` if it refuses and will

@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Pages of the test prompt, and bytes per page: several full objects and a remainder.
 const PAGES: usize = 41;
 const PAGE_BYTES: usize = 256 << 10;
-/// Deadline of a call during a fault, and the time by which a call may exceed its deadline on a
-/// busy machine.
+/// Deadline of a call while a fault is injected, and the time by which such a call may exceed it on
+/// a busy machine.
 const DEADLINE: Duration = Duration::from_millis(300);
 const DEADLINE_MARGIN: Duration = Duration::from_secs(20);
 /// Deadline of transfers without a fault.
@@ -100,7 +100,7 @@ fn check_fault(backend: Arc<dyn Backend>, fault: BackendFault, number: u8) -> Ou
 
     let put = tier().put(&prompt, 0..PAGES, |at| &pages[at], patient());
     expect_eq("pages written", put.map_err(|error| error.to_string())?, PAGES)?;
-    // The pages are found before the fault, so that the read is attempted.
+    // Find the pages before the fault begins, so that the reader attempts to read them.
     let reader = tier();
     let found = reader.probe(&prompt, patient()).map_err(|error| error.to_string())?;
     expect_eq("pages found", found, PAGES)?;
@@ -157,7 +157,7 @@ fn page(number: u8, at: usize) -> Vec<u8> {
 }
 
 fn clean_up(backend: &dyn Backend) -> Outcome {
-    // The inventory of a backend that cannot list is not checked.
+    // A backend that cannot list has no inventory to check.
     let Ok(inventory) = Inventory::take(backend) else { return Ok(()) };
     for object in &inventory.objects {
         let _ = backend.delete(&object.name);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// Initial and maximum time that the breaker stays open; doubled when a trial call fails.
+/// Initial and maximum time that the breaker stays open. The time doubles when a trial call fails.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -39,9 +39,9 @@ pub(super) struct Breaker {
 }
 
 impl Breaker {
-    /// Whether a call may be made, and of which kind. The caller then records its outcome. A trial
-    /// call whose outcome is never recorded, because its caller timed out, blocks the next trial
-    /// for at most [`LONGEST`].
+    /// Returns the kind of call that may be made now; `None` if no call may be made. The caller
+    /// must record the outcome. If it does not, because it timed out, a trial call blocks the next
+    /// trial for at most [`LONGEST`].
     pub(super) fn admit(&mut self, now: Instant) -> Option<CallKind> {
         let Some((since, wait)) = self.open else { return Some(CallKind::Regular) };
         let no_trial = self.trial_since.is_none_or(|begun| now >= begun + LONGEST);
@@ -66,7 +66,7 @@ impl Breaker {
         self.failures = self.failures.saturating_add(1);
         let enough = outcome == CallOutcome::Refused || self.failures >= FAILURES;
         let wait = match self.open {
-            // Calls begun before the breaker opened carry no new information.
+            // A call that began before the breaker opened says nothing new about the remote.
             Some(_) if call == CallKind::Regular => return None,
             Some((_, wait)) => (wait * 2).min(LONGEST),
             None if outcome == CallOutcome::Refused => LONGEST,

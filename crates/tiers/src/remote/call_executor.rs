@@ -62,8 +62,8 @@ struct Shared {
     counts: Counters,
 }
 
-/// Executes calls of one backend. Threads that hang when it is dropped are abandoned: they keep the
-/// backend, its counters and the data of their calls alive, and nothing else of the tier.
+/// Executes calls of one backend. A drop abandons threads that hang. Such threads keep the backend,
+/// its counters and the data of their calls in memory, but nothing else of the tier.
 #[derive(Debug)]
 pub(super) struct CallExecutor {
     shared: Arc<Shared>,
@@ -89,7 +89,8 @@ impl CallExecutor {
         }
     }
 
-    /// Starts `call`, which is retried while the remote does not answer and time is left.
+    /// Starts `call`. It is retried while the remote does not answer and the deadline has not
+    /// passed.
     ///
     /// # Errors
     /// `Retry` if no call may be made now.
@@ -139,7 +140,7 @@ impl CallExecutor {
 }
 
 impl<T> PendingCall<T> {
-    /// The answer, if it arrives before the deadline.
+    /// Waits for the answer until the deadline.
     pub(super) fn wait(self) -> Result<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
@@ -238,7 +239,7 @@ mod tests {
         for call in calls {
             assert!(call.and_then(PendingCall::wait).is_err());
         }
-        // The breaker is open for a second or two first.
+        // The breaker stays open for a second or two before a trial call.
         while executor.call(until, |remote| remote.exists("a")).is_err() {
             assert!(Instant::now() < until, "every thread has ended");
             thread::sleep(FIRST_PAUSE);

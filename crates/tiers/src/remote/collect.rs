@@ -1,15 +1,15 @@
 //! Garbage collection of a remote: removes objects that were not written or extended within an age
 //! limit, or the oldest objects beyond a byte budget.
 //!
-//! A lookup starts at the beginning of a prompt, so an object counts as recent as the most recent
-//! object that continues it: an object is removed after its continuations. Orphans, whose preceding
-//! object was removed or never written, are removed first. The header of an object names the page
-//! before it; headers are read only if objects have to be removed.
+//! A lookup starts at the beginning of a prompt, so an object is removed after the objects that
+//! continue it: it counts as written when the most recent of them was written. Orphans, whose
+//! preceding object was removed or never written, are removed first. The header of an object names
+//! the page before it; headers are read only if objects have to be removed.
 //!
 //! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
 //! is then removed, the read is a miss, and the request is computed. A writer that found the
-//! removed object does not write it again until the writer's cached entry expires after ten
-//! minutes; until then, later objects that it writes are orphans. Both cases cost hits but deliver
+//! removed object earlier keeps this knowledge for ten minutes. Until then it does not write the
+//! object again, and the later objects that it writes are orphans. Both cases cost hits but deliver
 //! no wrong byte: names are derived from the keys of the pages, so an object that is written again
 //! has the same pages (possibly with other compression or another seal). Objects younger than the
 //! grace period stay. Concurrent collectors choose the same objects; deleting an object twice is
@@ -30,8 +30,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Headers per batch of requests.
 const HEADERS_AT_ONCE: usize = 64;
 
-/// Age at which temporary values count as abandoned; writing one object, or reading the clock,
-/// takes far less time.
+/// Age at which a temporary value counts as abandoned. Its writer needs far less time to write an
+/// object or to read the clock.
 const UNFINISHED_FOR: Duration = Duration::from_secs(24 * 3600);
 
 /// Limits of a collection.
@@ -99,8 +99,8 @@ pub fn collect(
     }
     let (mut states, unreadable) = object_states(backend, &inventory, keys)?;
     done.unreadable = unreadable;
-    // Orphans first, then the oldest objects; of equally old objects, the object at the greatest
-    // depth in its prompt.
+    // Remove orphans first, then the oldest objects. If objects are equally old, remove the object
+    // that is deepest in its prompt first.
     states.sort_by_key(|at| (!at.orphan, at.last_needed, std::cmp::Reverse(at.depth)));
     for ObjectState { object, last_needed, orphan, .. } in states {
         let removable = too_old(last_needed) || done.removed_bytes < over;
@@ -128,7 +128,8 @@ fn take_inventory(backend: &dyn Backend) -> Result<(Inventory, u64)> {
     let removed = backend.delete(&clock);
     let inventory = inventory?;
     removed?;
-    // Only the value that was just written shows the time; other temporary values may be old.
+    // Only the value that was just written shows the current time: other temporary values may be
+    // old.
     let now = inventory.unfinished.iter().find(|left| left.name == clock).map(|left| left.written);
     let now = now
         .ok_or_else(|| Error::retry("the remote does not list an object that was just written"))?;
@@ -153,8 +154,8 @@ fn object_states<'a>(
     keys: Option<&KeyRing>,
 ) -> Result<(Vec<ObjectState<'a>>, u64)> {
     let objects = &inventory.objects;
-    // Objects by form, scope and last page: several objects, of different lengths, may end with the
-    // same page.
+    // Objects by form, scope and last page. Objects of different lengths may end with the same
+    // page.
     let mut ends: HashMap<(Form, &str, &str), Vec<usize>> = HashMap::new();
     for (at, object) in objects.iter().enumerate() {
         ends.entry((object.form, &object.scope, &object.last)).or_default().push(at);
@@ -176,13 +177,13 @@ fn object_states<'a>(
             orphan: parents[at].is_some() && found(at).is_empty(),
         })
         .collect();
-    // Most recent first, so that each object's time is raised at most once, even with forged
-    // headers.
+    // Begin with the most recent objects, so that each object's time is raised at most once, even
+    // if headers are forged.
     let mut youngest_first: Vec<usize> = (0..objects.len()).collect();
     youngest_first.sort_by_key(|&at| std::cmp::Reverse(objects[at].written));
     for at in youngest_first {
-        // Propagates upwards until an ancestor is as recent as `written`: the time of this ancestor
-        // was then propagated before.
+        // Raise the times of ancestors up to the first that is already as recent as `written`: the
+        // times beyond this ancestor were raised before.
         let written = objects[at].written;
         let mut left: Vec<usize> = found(at).to_vec();
         while let Some(above) = left.pop() {
@@ -247,7 +248,7 @@ fn parent_hashes(
             let verify = keys.map(|keys| (keys, &scope));
             let contents = head.and_then(|head| Contents::read(&head, object.form, verify).ok());
             parents.push(contents.and_then(|Contents { header, .. }| {
-                // A sealed header under another object's name is not authentic either.
+                // A sealed header that belongs to another object's name is not authentic either.
                 let last = header.keys.last()?;
                 let named = packing::name(object.form, &header.scope, last, header.keys.len());
                 if named != object.name {

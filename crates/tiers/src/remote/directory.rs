@@ -111,14 +111,15 @@ impl DirectoryBackend {
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Other writers can guess host, process id and number, and could create a file of this
-        // name, or a link out of the remote, beforehand. The random part prevents this.
+        // The random part keeps other writers from guessing the name. They could otherwise create a
+        // file of this name, or a link that leads out of the remote, beforehand.
         let random = RandomState::new().build_hasher().finish();
         let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
         let mut file = self.create(&unfinished)?;
         let written = (|| {
             file.write_all(value)?;
-            // A server that is full or lost may report errors of earlier writes only at this sync.
+            // A full or lost server may report the errors of earlier writes only when the file is
+            // synced.
             file.sync_all()?;
             fs::rename(&unfinished, &path)
         })();
@@ -129,8 +130,8 @@ impl DirectoryBackend {
     }
 }
 
-/// `None` if the name does not exist, or is a symbolic link that the call must not follow or cannot
-/// follow to an end (both are `ELOOP`).
+/// Returns `None` if the name does not exist, or is a symbolic link that the call must not or
+/// cannot follow (the error is `ELOOP` in both cases).
 fn found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -146,14 +147,14 @@ fn is_errno(error: &io::Error, errno: Errno) -> bool {
     error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// Opens a value; `None` if the name does not exist or is not a regular file. Opening or reading a
-/// pipe would wait for its other end, and a link may lead out of the remote.
+/// Opens a value. Returns `None` if the name does not exist or is not a regular file: a pipe would
+/// block the call until its other end is open, and a link may lead out of the remote.
 fn open(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
     let mut options = OpenOptions::new();
     let opened = options.read(true).custom_flags(flags.bits() as i32).open(path);
     let file = match opened {
-        // A socket, or a device without a driver.
+        // The name belongs to a socket, or to a device without a driver.
         Err(error) if is_errno(&error, Errno::NXIO) => None,
         opened => found(opened)?,
     };
@@ -203,8 +204,8 @@ impl Backend for DirectoryBackend {
     }
 
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
-        // Missing directories of the object are created, but not the root: it would be hidden once
-        // the file system is mounted over it.
+        // Create missing directories of the object, but not the root: if the file system is not
+        // mounted yet, the mount would hide the new root.
         self.check()?;
         self.write(name, value).map_err(failed)
     }

@@ -4,8 +4,8 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Time for which a missing object is not queried again. A write by another process within this
-/// time is not seen.
+/// Time for which a missing object is not queried again. The cache does not see that another
+/// process writes the object within this time.
 const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
 /// Time for which an existing object is not queried again. If the object is removed within this
 /// time, a read fails and updates the cache.
@@ -14,7 +14,7 @@ const PRESENT_FOR: Duration = Duration::from_secs(600);
 /// [`NOT_FOUND_FOR`], because the object still exists, and would be found and fetched in vain after
 /// each query.
 const REJECTED_FOR: Duration = Duration::from_secs(60);
-/// Names per map; there are two maps. When the younger is full, the older is dropped.
+/// Names per map. The cache has two maps, and drops the older map when the younger is full.
 const GENERATION_NAMES: usize = 32 << 10;
 
 #[derive(Debug, Default)]
@@ -32,7 +32,6 @@ struct Entry {
 }
 
 impl ExistenceCache {
-    /// Whether `name` exists, if that is known.
     pub(super) fn get(&self, name: &str, now: Instant) -> Option<bool> {
         self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
     }
@@ -43,8 +42,8 @@ impl ExistenceCache {
         self.find(name).is_some_and(|entry| entry.lost)
     }
 
-    /// Whether this process read and rejected the object `name`. Its writers then write the object
-    /// again, although the name exists.
+    /// Whether this process read and rejected the object `name`. If so, writers of this process
+    /// write the object again, although the name exists.
     pub(super) fn is_rejected(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.rejected)
     }

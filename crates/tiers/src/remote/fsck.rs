@@ -54,7 +54,8 @@ pub fn fsck(
 ) -> Result<RemoteCheck> {
     let (mut check, mut failures) = (RemoteCheck::default(), ReadFailures::default());
     for objects in inventory.objects.chunks(AT_ONCE) {
-        // A listing may report any length: at most one byte more than the longest object is read.
+        // The length in a listing cannot be trusted, so at most one byte more than the longest
+        // object is read.
         let most = Some(0..object::BYTES_MAX + 1);
         let requests: Vec<_> =
             objects.iter().map(|object| (object.name.as_str(), most.clone())).collect();
@@ -108,7 +109,7 @@ fn check_object(object: &Object, value: &[u8], keys: Option<&KeyRing>) -> Verifi
     if named.as_deref() != Some(&object.name) {
         return Err(RejectReason::damaged("the object's pages do not match its name"));
     }
-    // At most PAGE_BYTES_MAX: decoding rejects longer pages.
+    // The length is at most PAGE_BYTES_MAX, because decoding rejects longer pages.
     let mut page = vec![0; header.page_bytes as usize];
     let part = ObjectBytes { at: 0, bytes: value };
     for at in 0..header.keys.len() {

@@ -22,7 +22,8 @@ const PAGE: usize = 700;
 const PAGES: usize = 4;
 /// Bytes before the run header of a sealed object.
 const FRONT: usize = 68;
-/// Longer pages are not unpacked: allocating 64 MiB for each input would take most of the time.
+/// Maximum length of a page that the fuzzer unpacks. Allocating longer pages, up to 64 MiB, for
+/// each input would take most of the time.
 const PAGE_MAX: u64 = 1 << 20;
 
 fn options(zstd: Option<i32>, form: Form) -> RemoteOptions {

@@ -33,7 +33,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Upper bound of the bytes before its first page.
+    /// Returns an upper bound of the offset of the object's first page.
     pub(super) fn header_bytes(&self) -> u64 {
         object::first_page_offset(self.form, (0..self.pages as usize).map(|_| KEY_BYTES_MAX))
     }
@@ -145,7 +145,8 @@ fn read(found: &Listed) -> Option<Object> {
     let digit = |c: u8| matches!(c, b'0'..=b'9' | b'a'..=b'f');
     let hex = |text: &str| text.len() == 32 && text.bytes().all(digit);
     let fits = |pages: &u32| pages.is_power_of_two() && u64::from(*pages) <= PAGES_MAX;
-    // The canonical number only, as writers produce it: no sign, no leading zeros.
+    // The number must be canonical, as writers produce it: without a sign and without leading
+    // zeros.
     let is_canonical = |number: &u32| number.to_string() == pages;
     let pages = pages.parse().ok().filter(fits).filter(is_canonical)?;
     (hex(scope) && hex(last)).then(|| Object {

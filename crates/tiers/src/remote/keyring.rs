@@ -13,7 +13,8 @@ pub(super) const ID_BYTES: usize = 16;
 /// Maximum number of keys in a file, and maximum length of the file in bytes.
 const KEYS_MAX: usize = 32;
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Permission bits that must not be set. The group may read, as with mounted secrets.
+/// Permission bits that must not be set. The group may read the file, as with secrets that an
+/// orchestrator mounts.
 const OTHERS: u32 = 0o027;
 
 /// A key and its id.
@@ -38,7 +39,7 @@ impl KeyRing {
     /// group may write it. Messages quote only ids from the file.
     pub fn read(path: &Path) -> Result<Self> {
         let refused = |why: &str| Error::invalid(why).with("file", path.display());
-        // Opening a pipe would otherwise block until it has a writer.
+        // `NONBLOCK` keeps the opening of a pipe from waiting for a writer.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
             refused("the remote's key file cannot be opened: make it, or correct ?key=")

@@ -3,9 +3,9 @@
 //!
 //! The header has the format of a run header on disk, with the same checksums; fields that are
 //! meaningful on one machine only (store, slot, generation, extents) are zero or empty. Pages are
-//! stored one after another. A page is stored compressed only if that makes it shorter, so no page
-//! ends at a larger offset than without compression: a request for the first pages of an object, of
-//! the length that they have uncompressed, returns all their bytes.
+//! stored one after another. A page is stored compressed only if this makes it shorter. A
+//! compressed object therefore holds each page at or before its uncompressed offset, and a request
+//! for the uncompressed length of the first pages returns all their bytes.
 
 use super::keyring::KeyRing;
 use super::options::RemoteOptions;
@@ -21,10 +21,11 @@ use std::ops::Range;
 /// The codec of a page that is one Zstandard frame. Codec numbers of at least 128 are used in
 /// objects only.
 const ZSTD: u8 = 128;
-/// Maximum length of an object: the longest page, or several shorter pages, with header and seal.
+/// Maximum length of an object: one page of the maximum length, or several shorter pages, with
+/// header and seal.
 pub(super) const BYTES_MAX: u64 = PAGE_BYTES_MAX + 8 * UNIT;
 
-/// Offset of the first page in an object whose keys have these lengths.
+/// Returns the offset of the first page in an object whose keys have these lengths.
 pub(super) fn first_page_offset(
     form: Form,
     key_lengths: impl ExactSizeIterator<Item = usize>,
@@ -119,10 +120,10 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Reads the first bytes of an object, which must reach its first page at least. With keys and
-    /// the expected scope, the header of a sealed object is verified before it is parsed; without
-    /// keys only checksums are verified. No length in an accepted header exceeds the limits of an
-    /// object.
+    /// Reads an object from its first bytes, which must include everything before its first page.
+    /// With keys and the expected scope, the header of a sealed object is verified before it is
+    /// parsed; without keys only checksums are verified. No length in an accepted header exceeds
+    /// the limits of an object.
     pub(super) fn read(
         head: &[u8],
         form: Form,

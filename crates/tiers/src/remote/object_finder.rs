@@ -26,9 +26,9 @@ impl ObjectFinder {
         Self { executor, form, existence: ExistenceCache::default() }
     }
 
-    /// The objects that hold the leading pages: first the objects of full groups (a group is the
-    /// pages of a full object, see `packing`), the last of which is found by ternary search, then
-    /// smaller objects. Considers only the first `groups_before_hole` groups.
+    /// Finds the objects that hold the leading pages. A ternary search finds the last full group,
+    /// which is the pages of a full object (see `packing`); then it queries smaller objects.
+    /// Considers the first `groups_before_hole` groups only.
     pub(super) fn find(
         &self,
         prompt: &Prompt<'_>,
@@ -52,7 +52,8 @@ impl ObjectFinder {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Later groups do not matter: pages after the first missing group cannot be used.
+                // Later groups do not matter, because pages after the first missing group cannot be
+                // used.
                 _ => most = low - 1,
             }
         }
@@ -73,10 +74,10 @@ impl ObjectFinder {
         Ok(found)
     }
 
-    /// The number of full groups before the first known hole: a group cached as missing, or a group
-    /// that existed in an earlier query, failed to be read, and is missing when this method queries
+    /// Returns the number of full groups before the first known hole. A hole is a group that is
+    /// cached as missing, or a group that could not be read and is missing when this method queries
     /// it again. Pass the result to [`find`](Self::find): with a larger bound its ternary search
-    /// may not test the hole, and would count pages after it.
+    /// may skip the hole, and count pages after it.
     pub(super) fn groups_before_hole(
         &self,
         prompt: &Prompt<'_>,
@@ -100,8 +101,8 @@ impl ObjectFinder {
         Ok(groups_before_hole)
     }
 
-    /// Which of these objects exist, and could be read when they were last read. Writers write all
-    /// other objects, which replaces damaged and forged objects.
+    /// Returns for each object whether it exists and could be read when it was last read. Writers
+    /// write all other objects again, and thus replace damaged and forged objects.
     pub(super) fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let fails =
             |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);
@@ -138,11 +139,10 @@ impl ObjectFinder {
         Ok(exists.into_iter().map(|exists| exists == Some(true)).collect())
     }
 
-    /// The first range of consecutive pages whose objects a writer must write, because they do not
-    /// exist or failed when they were last read (see [`readable`](Self::readable)), starting at or
-    /// after `from`, which must be the start of an object; the empty range at the end of the prompt
-    /// if no object is missing. Checks the objects in order, because `find` may skip over a missing
-    /// object.
+    /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
+    /// must write, because they are not [`readable`](Self::readable). If no object is missing, this
+    /// is the empty range at the end of the prompt. `from` must be the start of an object. Checks
+    /// the objects in order, because `find` may skip over a missing object.
     pub(super) fn missing(
         &self,
         prompt: &Prompt<'_>,

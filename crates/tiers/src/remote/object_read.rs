@@ -9,7 +9,7 @@ use ritornello_format::Result;
 use std::ops::Range;
 use std::time::Instant;
 
-/// A read of `pages` of a prompt, which are a part of the object of `span`.
+/// A read of `pages` of a prompt, which are a part of the object that holds the pages `span`.
 pub(super) struct ObjectRead<'a> {
     pub(super) options: &'a RemoteOptions,
     pub(super) prompt: &'a Prompt<'a>,
@@ -17,7 +17,8 @@ pub(super) struct ObjectRead<'a> {
     pub(super) pages: Range<usize>,
 }
 
-/// The fetched bytes of an object: from its beginning, or its header and a separate range.
+/// The fetched bytes of an object: one range from its beginning, or its header and a separate range
+/// of pages.
 pub(super) struct FetchedObject {
     head: Vec<u8>,
     body: Option<(u64, Vec<u8>)>,
@@ -34,8 +35,8 @@ impl ObjectRead<'_> {
         self.pages.start - self.span.start..self.pages.end - self.span.start
     }
 
-    /// Fetches the header of the object and the bytes of the pages; in one request if header and
-    /// bytes are adjacent.
+    /// Fetches the header of the object and the bytes of the pages, in one request if they are
+    /// adjacent.
     pub(super) fn start(
         &self,
         executor: &CallExecutor,
@@ -61,9 +62,9 @@ impl ObjectRead<'_> {
                 return Ok(None);
             };
             let (Some(head), Some(body)) = (head?, body?) else { return Ok(None) };
-            // The offsets were computed for pages without compression; compressed pages start at
-            // smaller offsets. The header's page length and count must equal the prompt's, or a
-            // forged header could cause fetches of any length.
+            // The fetched range begins at the uncompressed offset of the pages; compressed pages
+            // begin earlier. The page length and page count of the header must equal the prompt's:
+            // otherwise a forged header could cause fetches of any length.
             let verify = keys.as_deref().map(|keys| (keys, &scope));
             let actual = Contents::read(&head, form, verify).ok().filter(|contents| {
                 contents.header.page_bytes == page_bytes && contents.header.keys.len() == pages_in

@@ -1,10 +1,10 @@
 //! The objects that hold a prompt's pages, and their names.
 //!
-//! Pages are packed by their position in the prompt, so that all writers pack alike. A *group* is a
-//! power of two of consecutive pages, as many as fit into an object of [`OBJECT_BYTES`]; each full
-//! group is one object. The remaining pages are packed in halves of a group, quarters and so on,
-//! largest first. When a prompt grows and a group becomes full, the object of this group repeats
-//! the pages that the smaller objects hold.
+//! Pages are packed by their position in the prompt, so all writers make the same objects. A
+//! *group* is a power of two of consecutive pages, as many as fit into an object of
+//! [`OBJECT_BYTES`]; each full group is one object. The remaining pages are packed in halves of a
+//! group, quarters and so on, largest first. When a prompt grows and a group becomes full, the
+//! object of this group repeats the pages that the smaller objects hold.
 //!
 //! The name of an object consists of its scope, the hash of its *last* page, which commits to all
 //! pages before it, and its number of pages: writers of the same pages, and only they, write the
@@ -19,7 +19,7 @@ pub(super) const OBJECT_BYTES: u64 = 8 << 20;
 /// Maximum objects, and approximate maximum bytes, that one call reads or writes concurrently.
 const CONCURRENT_OBJECTS: u64 = 4;
 const CONCURRENT_BYTES: u64 = 256 << 20;
-/// Pages that fit into a run header with keys of 64 bytes.
+/// Maximum pages of an object, as a run header with keys of 64 bytes can hold.
 pub(super) const PAGES_MAX: u64 = 128;
 
 /// The form of an object, which is part of its name: a reader of one form finds no object of the
@@ -68,22 +68,22 @@ impl Prompt<'_> {
     }
 }
 
-/// Pages of a full object with pages of this length, a power of two; full objects begin at
-/// multiples of it.
+/// Returns the pages of a full object whose pages have this length. The number is a power of two,
+/// and full objects begin at its multiples.
 pub(crate) fn group_pages(page_bytes: u64) -> usize {
     let fitting = (OBJECT_BYTES / page_bytes.max(1)).clamp(1, PAGES_MAX);
     1 << fitting.ilog2()
 }
 
-/// Objects that one call reads or writes concurrently: fewer if they are long, because all of them
-/// are in memory.
+/// Returns the number of objects that one call reads or writes concurrently. The number falls with
+/// their length, because all of them are in memory.
 pub(super) fn concurrent_objects(page_bytes: u64) -> usize {
     let object_bytes = (page_bytes * group_pages(page_bytes) as u64).max(1);
     (CONCURRENT_BYTES / object_bytes).clamp(1, CONCURRENT_OBJECTS) as usize
 }
 
-/// Pages of the objects that one call reads or writes concurrently. A caller that proceeds in steps
-/// of this length needs no more memory than the call does.
+/// Returns the number of pages in the objects that one call reads or writes concurrently. A caller
+/// that reads in steps of this length needs no more memory than such a call.
 pub(crate) fn step_pages(page_bytes: u64) -> usize {
     concurrent_objects(page_bytes) * group_pages(page_bytes)
 }

@@ -69,9 +69,9 @@ impl RemoteTier {
         Self { executor, finder, options, counts: Counters::default() }
     }
 
-    /// Returns the number of leading pages on the remote: a hint, because a read may still fail.
-    /// Sends at most 12 queries for 256 pages, besides one for each object that was found and then
-    /// could not be read; and none for objects whose existence is cached.
+    /// Returns the number of leading pages on the remote. This is a hint, because a read may still
+    /// fail. Sends at most 12 queries for 256 pages, and one more for each object that was found
+    /// and then could not be read. Sends no query for an object whose existence is cached.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
@@ -123,7 +123,7 @@ impl RemoteTier {
             let at = (pages.start - range.start) * page;
             let out = &mut out[at..at + pages.len() * page];
             let fetched = answer.and_then(PendingCall::wait).ok().flatten();
-            // The next object is fetched while the current object is verified.
+            // Fetch the next object while the current object is verified.
             pending.extend(left.next());
             let (whole, rejection) =
                 fetched.map_or((0, None), |fetched| read.unpack(&fetched, out));
@@ -131,7 +131,7 @@ impl RemoteTier {
             let (name, now) = (read.name(), Instant::now());
             if whole == pages.len() {
                 // A partial read does not clear a rejection, because the rejected bytes may be
-                // outside the range read.
+                // outside the range that was read.
                 if *pages == read.span && self.finder.existence.is_rejected(&name) {
                     self.finder.existence.mark_verified(&name, now);
                 }
@@ -157,9 +157,10 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects not written until `deadline` are dropped and counted, and so are
-    /// objects after them whose write has not begun: no lookup would reach these. Returns the
-    /// number of pages of `have` that the remote now has, up to the first missing object.
+    /// object is skipped. Objects that are not written until `deadline` are dropped and counted.
+    /// Later objects whose write has not begun are dropped too, because no lookup would reach them.
+    /// Returns the number of pages of `have` that the remote now has, up to the first missing
+    /// object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths.
@@ -189,7 +190,6 @@ impl RemoteTier {
         let concurrent = packing::concurrent_objects(prompt.page_bytes);
         let mut pending: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(concurrent);
         let mut left = missing.into_iter();
-        // The first missing page.
         let mut first_missing = end;
         loop {
             let next = left.next();
@@ -216,10 +216,10 @@ impl RemoteTier {
         Ok(spans.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
-    /// The first range of consecutive pages whose objects are missing, starting at or after `from`,
-    /// which must be the start of an object; the empty range at the end of the prompt if no object
-    /// is missing. For writers: the call checks the objects in order, whereas a probe may skip over
-    /// a missing object.
+    /// Returns, for writers, the first range of consecutive pages, at or after `from`, whose
+    /// objects are missing. If no object is missing, this is the empty range at the end of the
+    /// prompt. `from` must be the start of an object. Checks the objects in order, whereas a probe
+    /// may skip over a missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.

@@ -3,8 +3,8 @@
 //! The seal encloses the run header. Before the header it holds the id of its key and an
 //! authenticator of the header; after the header, an authenticator of each page's stored bytes, so
 //! that a page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes,
-//! with keys derived from the file's key for the scope and the purpose. The id of a scope commits
-//! to the tenant's salt.
+//! with keys derived from the file's key for the scope and the purpose. A scope's id commits to the
+//! salt of its tenant, so the keys differ by tenant.
 //!
 //! A reader with a key verifies the header's authenticator before it parses the header, and a
 //! page's before it decompresses or copies the page.
@@ -70,7 +70,7 @@ impl Sealer {
             .blob(at.key)
             .u32(at.page as u32)
             .u32(at.pages as u32)
-            // Slice 0 of 1: a page of an object is one slice.
+            // An object stores a page as one slice: slice 0 of 1.
             .u16(0)
             .u16(1)
             .u64(at.page_bytes)

@@ -1,7 +1,7 @@
 //! Evictable ends of prompts on one tier, least recently used first.
 //!
-//! A walk updates the age of a node but not its position in the queue; eviction compares the age
-//! with the age under which the node was queued, and requeues the node if they differ.
+//! A walk updates the age of a node, but not its position in the queue. Eviction compares the
+//! node's age with the age under which it was queued, and requeues the node if they differ.
 
 use super::node::Id;
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! Index of nodes by the hash of their first page.
 //!
-//! Open addressing over 8-byte words: a lookup reads one cache line here and one of the node. The
-//! index grows into a second array, to which every insertion moves a few entries, so that no single
-//! insertion moves them all.
+//! The index uses open addressing over 8-byte words: a lookup mostly reads one cache line of the
+//! index and one of the node. The index grows into a second array, to which every insertion moves a
+//! few entries, so that no single insertion moves them all.
 
 use super::node::Id;
 use ritornello_format::PageHash;
@@ -25,8 +25,8 @@ pub(super) struct HeadIndex {
     len: usize,
 }
 
-/// A power of two of slots. A used slot holds 32 bits of a hash and the node's id plus one; probing
-/// starts at the slot that these bits select.
+/// A power of two of slots. A used slot holds 32 bits of a hash, and the node's id plus one.
+/// Probing starts at the slot that the 32 bits select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
 
@@ -68,8 +68,8 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Empties a slot, and moves up the later entries that a probe would no longer reach across the
-    /// gap.
+    /// Empties a slot, and moves later entries forward that a probe could no longer reach because
+    /// of the empty slot.
     fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
@@ -170,7 +170,8 @@ mod tests {
         for step in 0..60_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let number = (random >> 33) % 6000;
-            // First more insertions than removals, then the reverse.
+            // The first half of the steps inserts more than it removes, the second half removes
+            // more.
             let adds = (random >> 20) % 4 < if step < 40_000 { 3 } else { 1 };
             let id = Id(number as u32);
             if adds && map.insert(number, id).is_none() {

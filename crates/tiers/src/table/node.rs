@@ -26,7 +26,7 @@ pub enum Residence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Id(pub(super) u32);
 
-/// Fields that a walk reads come first and share one cache line.
+/// The fields that a walk reads come first, and share one cache line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Node {
@@ -83,8 +83,8 @@ impl Node {
 
     pub(super) fn touch(&self, now: u64) {
         self.age.store(now, Relaxed);
-        // Load and store, not an atomic addition: two concurrent walks may then count as a single
-        // hit, but an atomic addition would double the cost of each walk.
+        // A load and a store replace an atomic addition, which would double the cost of each walk.
+        // Two concurrent walks may therefore count as a single hit.
         self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
     }
 
@@ -104,9 +104,9 @@ impl Node {
             && self.children_on[tier] == 0
     }
 
-    /// Number of leading pages equal to `pages`, given that the first page is equal. Compares the
-    /// last page of the shorter list, which commits to all pages before it; if the last page
-    /// differs, bisects.
+    /// Returns the number of leading pages that equal the node's pages, of which the first is known
+    /// to be equal. Compares the last page of the shorter list, which commits to all pages before
+    /// it, and bisects if it differs.
     pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
         let both = self.pages.len().min(rest);
         if both <= 1 || self.pages[both - 1] == at(both - 1) {

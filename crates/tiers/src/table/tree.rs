@@ -38,9 +38,10 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<TableSpan> = None;
-        // Most nodes have as many pages as their parent. `usual` is the length of the last node: a
-        // branch on it lets the processor speculatively fetch the next node while the current node
-        // is still being loaded. An index computed from the current node would have to wait for it.
+        // `usual` is the length of the previous node, and most nodes have this length. With a
+        // branch on it, the processor can guess the position of the next node, and fetch it while
+        // the current node is still being loaded. A position computed from the current node would
+        // wait for this load.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };
@@ -109,8 +110,9 @@ impl Tree {
         claimed
     }
 
-    /// Ends a claim: with `Some`, the pages are on the tier now, in `slots` if the list is not
-    /// empty; with `None`, they are not. Returns the slots of pages that were not claimed.
+    /// Ends a claim. With `Some(slots)` the pages are on the tier now, in these slots if the list
+    /// is not empty. With `None` the pages were not transferred. Returns the slots of pages that
+    /// were not claimed.
     pub(super) fn finish_claim(
         &mut self,
         tier: Tier,
@@ -195,8 +197,8 @@ impl Tree {
         });
     }
 
-    /// Evicts up to `most` pages from the least recently used end. With `now`, entries that were
-    /// used since they were queued are evicted as well.
+    /// Evicts up to `most` pages, least recently used first. With `now` it also evicts entries that
+    /// were used since they were queued.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> EvictionStep {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
@@ -334,7 +336,7 @@ impl Tree {
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
-            // A node that was merged into another has no pages.
+            // A node that was merged into its parent has no pages.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
                     self.remove(left);
@@ -383,7 +385,7 @@ impl Tree {
         self.heads.remove(self.node(id).head, id);
         self.heads.remove(front.head, before);
         self.heads.add(front.head, id);
-        // The grandparent's child is now this node instead of its parent.
+        // The grandparent's child is now this node instead of the merged parent.
         if let Some(parent) = front.parent {
             self.nodes.at_mut(parent).child_xor ^= before.0 ^ id.0;
         }
