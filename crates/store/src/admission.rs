@@ -10,12 +10,12 @@
 //!   list: a list of hashes of recently refused pages, without their bytes. On chat traffic most
 //!   pages are never requested again, and second sight writes a fifth of what write-through writes
 //!   for three quarters of its hits.
-//! * A **write budget** is a token bucket: it fills at the budgeted rate and holds an hour's worth.
-//!   An admitted put is charged. An empty bucket admits nothing, so that over any span of time no
-//!   more is written than the budget, one bucket and one page: the last admitted page may be longer
-//!   than the rest of the bucket.
-//! * **Auto** writes through without a budget. With one it writes through while the bucket is more
-//!   than a quarter full, and requires a second sight otherwise.
+//! * A **write budget** is a token bucket: it fills at the budgeted rate and holds at most the
+//!   budget of an hour. An admitted put is charged, and an empty bucket admits nothing. Over any
+//!   span of time, writes are therefore at most the budget, one bucket and one page, because the
+//!   last admitted page may be longer than the rest of the bucket.
+//! * **Auto** writes through without a budget. With a budget it writes through while the bucket is
+//!   more than a quarter full, and requires a second sight otherwise.
 //!
 //! Neither the ghost list nor the bucket is persistent: after a restart the list is empty and the
 //! bucket half full.
@@ -114,7 +114,7 @@ impl WriteBudget {
     }
 }
 
-/// Why pages were not admitted.
+/// The reason why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionRefusal {
     /// First put of the pages within the reach of the ghost list.
@@ -132,8 +132,8 @@ pub struct AdmissionDecision {
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// Decides on admission. The times that its calls take are measured from any fixed moment, and must
-/// not decrease (if they do, the bucket does not fill).
+/// Decides on admission. Its methods take the time since a fixed moment, which must not decrease;
+/// if it does, the bucket does not fill.
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -144,8 +144,9 @@ pub struct Admission {
 #[derive(Debug)]
 struct Bucket {
     budget: WriteBudget,
-    /// Bytes that may be written now. May be negative by less than a page: the last admitted page
-    /// may be longer than the remaining level, so that no page is too long for a small budget.
+    /// Bytes that may be written now. The level may be negative by less than a page: the last
+    /// admitted page may be longer than the remaining level, so that even a small budget admits
+    /// long pages.
     level: f64,
     filled: Duration,
 }
@@ -162,8 +163,8 @@ impl Bucket {
     }
 }
 
-/// Two sets of hashes. When the younger set is full, it replaces the older set. The list thus holds
-/// the pages added last, at least half of its maximum number, without recording their order.
+/// Two sets of hashes. When the younger set is full, it replaces the older set. Without recording
+/// an order, the list thus holds the pages added last, at least half of its maximum number.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,
@@ -232,7 +233,7 @@ impl Admission {
                         bucket.level -= page_bytes as f64;
                     }
                 }
-                // Remembers the page for a second put. With a budget of zero no put is ever
+                // Remember the page for a second put. With a budget of zero no put is ever
                 // admitted, so no page is remembered.
                 Some(_) if !self.is_closed() && !self.ghost.knows(page) => {
                     self.ghost.remember(page)
@@ -353,7 +354,7 @@ mod tests {
         let mut admission = Admission::new(AdmissionMode::Auto, Some(budget), 10_000);
         assert_eq!(admission.available_bytes(), Some(500), "a restart does not fill the bucket");
         assert_eq!(admission.policy(), AdmissionMode::WriteThrough);
-        // A bucket of 1000 bytes: only pages seen twice may use its last quarter.
+        // The bucket holds 1000 bytes: only pages seen twice may use its last quarter.
         let once = admission.decide(pages(100..1100), 1, HOUR);
         assert_eq!(
             once,

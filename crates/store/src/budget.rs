@@ -19,8 +19,8 @@ const REGISTRY_MAX: u64 = 32 << 20;
 const INDEX_SHARE: u64 = 32;
 /// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
-/// Growth stops when the file system would have less than this left, or less than 2 % of its size
-/// if that is smaller.
+/// A store does not grow if this would leave less free space in the file system than `FLOOR`, or
+/// than 2 % of its size if this is less.
 const FLOOR: u64 = 1 << 30;
 
 /// The budget of a store, in allocated bytes.
@@ -88,8 +88,8 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // Each step makes the smallest directories (above the budget: the largest) equal to the
-        // next, so there are hardly more steps than directories.
+        // Each step makes the smallest directories equal to the next larger (above the budget: the
+        // largest equal to the next smaller), so there are hardly more steps than directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

@@ -19,8 +19,8 @@ struct State {
     error: Option<Error>,
 }
 
-/// The turn of one part to commit. Dropping it uncommitted prevents the commits of this part and of
-/// all later parts.
+/// The turn of one part to commit. If it is dropped before the commit, neither this part nor a
+/// later part is committed.
 pub(crate) struct CommitTurn<'a> {
     turns: &'a CommitOrder,
     number: usize,

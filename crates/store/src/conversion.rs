@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By default the index may use 1/`MEMORY_SHARE` of the memory that the process may use.
+/// By default the index may use 1/`MEMORY_SHARE` of the memory available to the process.
 const MEMORY_SHARE: u64 = 4;
 
 /// The result of [`convert_index`].
@@ -53,7 +53,7 @@ pub struct Conversion {
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
 /// if the runs do not fit the new index; file-system errors. After an error the store keeps its old
-/// index, unless the error came when the manifest was already being replaced.
+/// index, unless the manifest was being replaced when the error occurred.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -88,8 +88,8 @@ pub(crate) fn convert(
     }
     let (index, budget) =
         (directory.index(), Budget::divide(manifest.capacity, manifest.segment_bytes)?);
-    // Both copies of the manifest name the index in use before files of other indexes are removed:
-    // an interrupted conversion may have changed one copy only.
+    // An interrupted conversion may have changed a single copy of the manifest. Both copies must
+    // name the index in use before files of other indexes are removed.
     directory.write_manifest(manifest)?;
     remove_leftovers(medium.as_ref(), directory, from)?;
     let mut done = Conversion {
@@ -100,8 +100,8 @@ pub(crate) fn convert(
     if from == to {
         return Ok(done);
     }
-    // The segments are synced first: a former owner may have died before its data was durable, and
-    // the new index, which names that data, will be durable.
+    // Sync the segments first: the new index will be durable and name their data, and a former
+    // owner may have died before this data was durable.
     let found = directory.volume_states(manifest);
     if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
@@ -123,7 +123,7 @@ pub(crate) fn convert(
     })();
     let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
     if let Err(error) = made {
-        // If this fails, the next owner removes the files.
+        // If the removal fails, the next owner removes the files.
         let _ = backend(to).remove(medium.as_ref(), &index);
         return Err(error.with("from", from.word()).with("to", to.word()));
     }
@@ -206,7 +206,8 @@ pub(crate) fn remove_leftovers(
     Ok(())
 }
 
-/// Opens the index in `dir`. Unless `clean`, its files may be in the page cache only.
+/// Opens the index in `dir`. `clean` says that the last owner closed the store; otherwise the files
+/// may be in the page cache only.
 pub(crate) fn open_index(
     medium: &Arc<dyn Medium>,
     dir: &Path,
@@ -227,7 +228,7 @@ pub(crate) fn open_index(
             Arc::new(RunIndex::open(Arc::clone(medium), dir, options)?)
         }
         IndexKind::Memory => Arc::new(MemoryIndex::new()),
-        // RocksDB does its own I/O, not through the medium.
+        // RocksDB does its I/O without the medium.
         #[cfg(feature = "lsm")]
         IndexKind::Lsm => {
             let options = ritornello_index::LsmOptions::within(budget.index_bytes);

@@ -46,8 +46,8 @@ const OURS: [&str; 15] = [
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
-/// The copy is written before `MANIFEST`, so the copy is never older: an owner that opens by the
-/// copy does not reuse an epoch.
+/// The copy is written before `MANIFEST`, so it is never older, and an owner that reads the copy
+/// does not use an epoch a second time.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
 /// Name of the policy file in the store's directory.
@@ -87,8 +87,8 @@ impl Directory {
             decoded.map_err(|error| error.with("file", name))
         };
         let bytes = self.read_in(&self.path, MANIFEST);
-        // Without file handles or memory the state of the manifest is unknown, and the copy may
-        // hold a change that never took effect.
+        // If file handles or memory ran out, the manifest may be intact, and the copy may hold a
+        // change that never took effect.
         let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
         if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
             return decode(MANIFEST, bytes);
@@ -160,8 +160,8 @@ impl Directory {
         Ok(copy)
     }
 
-    /// Creates the manifest of a new store, or returns the stored one. Logs where `options` differ
-    /// from the stored manifest, which prevails: the owner of a store decides.
+    /// Creates the manifest of a new store, or returns the stored one. Logs the differences between
+    /// `options` and the stored manifest, which prevails.
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the options do not suffice to create a store.
@@ -192,8 +192,8 @@ impl Directory {
         Ok(stored)
     }
 
-    /// Describes the `options` that do not apply, one sentence each, for a process that does not
-    /// own the store.
+    /// Describes, for a process that does not own the store, the `options` that do not apply, with
+    /// one sentence for each.
     fn differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
         let mut differences = self.lasting_differences(options, stored)?;
         if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
@@ -214,7 +214,8 @@ impl Directory {
         Ok(differences)
     }
 
-    /// Like [`Self::differences`], for an owner, which applies another capacity or index.
+    /// Like [`Self::differences`], for an owner. Omits capacity and index, because an owner applies
+    /// them.
     fn lasting_differences(&self, options: &Options, stored: &Manifest) -> Result<Vec<String>> {
         let mut differences = Vec::new();
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
@@ -238,8 +239,9 @@ impl Directory {
         Ok(differences)
     }
 
-    /// The manifest of a new store. An interrupted creation starts anew under the same identity,
-    /// because directories may carry it already; `begun` supplies what `options` leave out.
+    /// The manifest of a new store. An interrupted creation starts again under the same identity,
+    /// because directories may be marked with it. `begun`, the manifest of the interrupted
+    /// creation, supplies what `options` leave out.
     fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
         let begun = begun.as_ref();
         let capacity = options.capacity.or(begun.map(|begun| begun.capacity)).ok_or_else(|| {
@@ -272,8 +274,8 @@ impl Directory {
         Ok(manifest)
     }
 
-    /// Checks that those volumes of a store that are on tmpfs have room for their shares of `bytes`
-    /// more.
+    /// Checks that the volumes of a store on tmpfs have room for their shares of `bytes` further
+    /// bytes.
     pub(crate) fn check_memory(&self, manifest: &Manifest, bytes: u64) -> Result<()> {
         let dirs = manifest.directories(&self.path);
         let share = bytes / (dirs.len() as u64).max(1);
@@ -432,9 +434,9 @@ impl Directory {
     }
 
     /// Replaces the reservation log by `records`. Returns the renamed file for appending: opening
-    /// it again by its name could fail and leave the caller with a file that no next owner reads.
-    /// The directory is not synced, because a failed sync would have the same effect, and a power
-    /// loss ends the clients too.
+    /// it again by its name could fail, and the caller would then append to a file that no next
+    /// owner reads. The directory is not synced, because a failed sync would have the same effect,
+    /// and because a power loss ends the clients too.
     ///
     /// # Errors
     /// File-system errors, with advice: the old log remains in place.
@@ -500,7 +502,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Returns the error of a failed change that the next opening may nevertheless find.
+    /// Returns the error of a change that failed, but which the next opening may find.
     pub(crate) fn uncertain_error(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \

@@ -5,9 +5,9 @@ use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, is_supported
 use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
-/// Minimum length of a slice, unless its page is shorter: shorter slices compress no worse, but
-/// each slice takes space in the run header; longer slices leave the processor's cache between two
-/// passes.
+/// Minimum length of a slice, unless its page is shorter. Shorter slices compress as well, but each
+/// slice takes space in the run header. Longer slices would not stay in the processor's cache
+/// between two passes.
 const SLICE_BYTES_MIN: u64 = 128 << 10;
 
 /// Encodes the pages of one scope.
@@ -27,12 +27,12 @@ struct Pairs {
 /// Maximum slices of a page in a scope with a codec: a run header has space for the slices of at
 /// least two pages.
 const SLICES_MAX: u64 = 512;
-/// Maximum slices of an unencoded page: with more, a run header has no space for 64 pages, and long
-/// puts become several runs.
+/// Maximum slices of an unencoded page. With more slices a run header would hold fewer than 64
+/// pages, and a long put would become several runs.
 const RAW_SLICES_MAX: u64 = 16;
 
-/// Slices of an unencoded page: at least as long as other slices, and in whole units if possible,
-/// so that they can be read directly into place.
+/// Returns the number of slices of an unencoded page. The slices are at least as long as other
+/// slices and, if possible, whole units, so that they can be read directly into place.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn slices_are_whole_layers_of_128_kib() {
-        // A layer is 64 KiB: 2 x 16 tokens x 8 heads x 128 x 2 bytes.
+        // A layer is 64 KiB: 2 matrices of 16 tokens, 8 heads, and 128 numbers of 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
         assert_eq!(slices(&scope("page_first", 61, 8, None)), 1, "a prime has no halves");

@@ -56,7 +56,8 @@ impl Store {
             })
             .collect();
         let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
-        // A section is complete when all pages have it, which cannot happen if pages are missing.
+        // A section is complete when all pages have it, so no section can be complete if pages are
+        // missing.
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });
@@ -89,8 +90,8 @@ impl Store {
     }
 
     /// Reports pages that failed verification, or could not be read, to the owner. The owner reads
-    /// each page itself, and removes it if this fails too. In a chained scope one page per run is
-    /// reported, because all pages after it are removed with it.
+    /// each page itself, and removes the page if it fails again. In a chained scope one page per
+    /// run is reported, because all pages after it are removed with it.
     fn report(
         &self,
         scope: ScopeRef,

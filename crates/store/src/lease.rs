@@ -8,17 +8,17 @@
 //! A reader that is slower than its lease may read the bytes of another run. The checksums detect
 //! this, so leases are needed for hits, not for correctness.
 //!
-//! No client holds more leases, or more pins, than are left for other clients (the dynamic
-//! threshold of Choudhury and Hahne, 1998): a single client has at most half of the leases, and a
-//! later client still gets some.
+//! The leases and pins of a client may not exceed the leases and pins that are still free (the
+//! dynamic threshold of Choudhury and Hahne, 1998). A single client thus has at most half of them,
+//! and a later client still gets some.
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
-//! grant that adds to the client's units, they are at most the units of the store on which no
-//! client has a counted lease. A run counts once per client that leases it, independent of the
-//! number of its leases, and once in the store's total, independent of the number of clients.
-//! Requests that share a prefix therefore share its units, and a lease on runs that another client
-//! has leased does not reduce the shares of other clients. Leases of reads and of puts in progress
-//! do not count: they end with their I/O, and the I/O in flight is bounded.
+//! grant, the client's units are at most the units of the store on which no client has a counted
+//! lease. A run counts once per client that leases it, independent of the number of its leases, and
+//! once in the store's total, independent of the number of clients. Requests that share a prefix
+//! therefore share its units, and a lease on runs that another client has leased does not reduce
+//! the shares of other clients. Leases of reads and of puts in progress do not count: they end with
+//! their I/O, and the I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -43,7 +43,7 @@ pub trait Clock: Send + Debug {
     fn now(&self) -> Duration;
 }
 
-/// `CLOCK_BOOTTIME`: continues while the machine sleeps, and cannot be set.
+/// The clock `CLOCK_BOOTTIME`, which continues while the machine sleeps, and cannot be set.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootClock;
 
@@ -123,9 +123,8 @@ impl LeaseTable {
     /// Creates an empty table with another clock.
     #[must_use]
     pub fn with_clock(clock: Box<dyn Clock>) -> Self {
-        // Numbers start at the nanoseconds since boot, so that they differ from the numbers of
-        // earlier owners since boot: no owner grants a lease per nanosecond. Zero is the null
-        // lease.
+        // Numbers start at the nanoseconds since boot. They differ from the numbers of earlier
+        // owners, because no owner grants a lease every nanosecond. Zero is the null lease.
         let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
         Self {
             clock,

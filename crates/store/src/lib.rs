@@ -8,10 +8,10 @@
 //! process has a [`Store`], which moves payload between the caller's memory and the segment files,
 //! and calls a catalog, in its own process or in another.
 //!
-//! **Promises.** A get returns the bytes that were put under the key (an approximation with the
-//! lossy codecs `int8` and `int4`), or a miss with a reason. A call waits until the caller's
-//! deadline, and for space at most a minute without one. The files of a store stay within its
-//! budget; ARCHITECTURE.md lists the exceptions.
+//! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason; with
+//! the lossy codecs `int8` and `int4` it returns an approximation. A call waits until the caller's
+//! deadline; without a deadline it waits for space for at most a minute. The files of a store stay
+//! within its budget; ARCHITECTURE.md lists the exceptions.
 //!
 //! **May not know** sockets, processes, inference engines.
 

@@ -9,8 +9,8 @@ use std::path::Path;
 /// Control groups of version 1 express "no limit" as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Bytes of memory that this process may use: the machine's, or the limit of the tightest control
-/// group above this process if that is less.
+/// Returns the bytes of memory that this process may use: the machine's memory, or the tightest
+/// limit of the control groups that hold this process, if this is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
@@ -28,8 +28,8 @@ pub struct ControlGroup {
     pub cached: u64,
 }
 
-/// The control group with the tightest limit above this process (version 2, then 1); `None` without
-/// a limit.
+/// Returns the control group with the tightest limit among the groups that hold this process, of
+/// version 2 or else of version 1. `None` without a limit.
 #[must_use]
 pub fn control_group() -> Option<ControlGroup> {
     tightest(Path::new("/sys/fs/cgroup"))
@@ -42,7 +42,8 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
-            // Regular files only: pages of a file system in memory count as anonymous.
+            // Both counters are of regular files: pages of a file system in memory count as
+            // anonymous.
             let is_file = ["active_file", "inactive_file"].contains(&name);
             is_file.then(|| bytes.trim().parse::<u64>().ok())?
         };
@@ -80,7 +81,7 @@ struct Source {
     advice: &'static str,
 }
 
-/// The memory sources of a store on a file system in memory with this room.
+/// Returns the limits on the memory of a store in a file system in memory with this room.
 fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),

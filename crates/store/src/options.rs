@@ -22,11 +22,11 @@ const INDEX_MEMORY_MIN: u64 = 16 << 20;
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// When it is visible. The put survives a crash of the owner's process or a power loss after a
-    /// sync has covered it: within about `sync_interval`, or when `flush` returns.
+    /// When its pages are visible. They survive a crash of the owner's process and a power loss
+    /// once a sync has covered them: after about `sync_interval`, or when `flush` returns.
     #[default]
     Cache,
-    /// When it survives power loss.
+    /// When its pages survive a power loss.
     Durable,
 }
 
@@ -162,8 +162,8 @@ pub struct Options {
     pub segment_bytes: Option<u64>,
     /// Maximum time between a commit and its durability in `cache` mode.
     pub sync_interval: Duration,
-    /// Whether background threads sync and maintain the store. Without them the caller does, with
-    /// [`StoreCore::run_once`](crate::StoreCore::run_once): for deterministic tests.
+    /// Whether background threads sync and maintain the store. Without them, as in deterministic
+    /// tests, the caller does so with [`StoreCore::run_once`](crate::StoreCore::run_once).
     pub background_threads: bool,
     /// The eviction policy.
     pub eviction: PolicyKind,

@@ -9,11 +9,12 @@ use ritornello_volume::transfer::{Control, PackedPages, Packing};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Payload of the first part; nothing is written while it is encoded.
+/// Payload of the first part. It is shorter than later parts, because no part is written while it
+/// is encoded.
 const FIRST_BYTES: u64 = 8 << 20;
-/// Payload of a later part, each of which becomes at least one run.
+/// Payload of a later part. Each part becomes at least one run.
 const PART_BYTES: u64 = 16 << 20;
-/// Maximum time that a put waits, once, for staging memory.
+/// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
 const STARVED: Duration = Duration::from_millis(100);
 
 /// Consecutive pages of a put, encoded if they are missing and encoding shortens them.
@@ -105,7 +106,7 @@ impl<'a> Iterator for Parts<'a> {
                 break;
             } else {
                 let packing = match self.pack(self.at, None) {
-                    // After this part is written, its memory is free again.
+                    // The memory of this part is free again after the part is written.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
                     Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,

@@ -46,8 +46,9 @@ impl ClientCall {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StorePolicy {
-    /// Keys may come from a hash for which collisions can be made. A user with control over prompts
-    /// may then have the pages of one prompt found for another, as long as the store keeps them.
+    /// Keys may come from a hash for which collisions can be constructed. With chosen prompts a
+    /// user can then make requests load the pages of a different prompt, as long as the store keeps
+    /// these pages.
     pub allow_weak_hashes: bool,
     /// Requests may set the retention of their pages. Retained pages may take half of the store,
     /// which other pages then cannot use.

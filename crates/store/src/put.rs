@@ -22,8 +22,8 @@ struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
     keys: &'a [&'a [u8]],
-    /// Leading pages without bytes, which were stored when the put began. The put acknowledges them
-    /// only if the owner still reports them as present.
+    /// Number of leading pages whose bytes the put lacks, because they were stored when the put
+    /// began. The put acknowledges them only if the owner still reports them as present.
     without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
@@ -59,9 +59,9 @@ impl Store {
         Ok(outcome.timed(started.elapsed()))
     }
 
-    /// Acknowledges stored pages as a put of them does, without their bytes: in `durable` mode they
-    /// are durable on return, and the next `flush` covers them. Returns the number of leading pages
-    /// stored.
+    /// Acknowledges stored pages without their bytes, as a put of these pages would. In `durable`
+    /// mode they are durable when the call returns; otherwise the next `flush` covers them. Returns
+    /// the number of leading pages stored.
     ///
     /// # Errors
     /// Like `put_batch`.
@@ -108,8 +108,8 @@ impl Put<'_> {
     /// Encodes and writes the missing pages; a part is encoded while the previous part is written.
     fn encode(&self, encoder: &Encoder, source: &dyn PageSource) -> Result<PutProgress> {
         let mut present = self.store.catalog.exists(self.scope, self.keys)?;
-        // The leading `without_bytes` pages have no bytes to encode. The reservation of their part
-        // shows whether they are stored.
+        // The first `without_bytes` pages have no bytes to encode, so they count as present here.
+        // The reservation of their part shows whether they are stored.
         present[..self.without_bytes].fill(true);
         if !present.contains(&false) {
             return self.write(0, self.keys.len(), source);
@@ -133,7 +133,7 @@ impl Put<'_> {
         let mut all = turns.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;
-            // If the owner died before the flush, its commits may be lost.
+            // If the owner died before the flush, commits of earlier parts may be lost.
             all.stored = all.stored.min(self.store.catalog.probe(self.scope, self.keys)?);
         }
         if all.stored < self.keys.len() && all.reason.is_empty() {
@@ -153,7 +153,7 @@ impl Put<'_> {
             };
             let keys = part.keys.len();
             let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
-            // Frees the part's memory for the next part before waiting for a turn or a sync.
+            // Free the memory of this part for the next part before waiting for a turn or a sync.
             drop(part);
             if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
@@ -235,12 +235,12 @@ impl Put<'_> {
     }
 }
 
-/// A reservation that is neither committed nor aborted. If this value is dropped (after an error or
-/// a panic), this process no longer writes to the reserved space, and the drop aborts the
-/// reservation at the current owner.
+/// A reservation that is neither committed nor aborted. If this value is dropped, for example after
+/// an error or a panic, this process writes no longer to the reserved space, and the drop aborts
+/// the reservation at the current owner.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// Has no runs if no page was missing, or every missing page was refused.
+    /// The reservation. It has no runs if no page was missing, or every missing page was refused.
     reserved: Reserved,
     /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,

@@ -25,8 +25,8 @@ pub(crate) struct RegistryFile {
 }
 
 impl RegistryFile {
-    /// Opens the file that holds `stored`. Replaces the file if it has appended records: a former
-    /// owner's records may have been read from the page cache without being on disk.
+    /// Opens the file that holds `stored`. Replaces the file if it has appended records, because
+    /// these may have been read from the page cache without being on the disk.
     ///
     /// # Errors
     /// As of [`Directory::write_registry`].
@@ -57,12 +57,12 @@ impl RegistryFile {
             return self.replace(changed);
         };
         if let Err(error) = file.write_at(record, self.length) {
-            // After the partial record is cut off, the next record may follow.
+            // The partial record is cut off, so that the next record can follow.
             self.file = file.set_len(self.length).is_ok().then_some(file);
             return Err(self.directory.refused(error).with("file", SCOPES));
         }
-        // A second sync of the same file may succeed without writing the bytes that the first sync
-        // lost, so no record is appended after an error.
+        // After an error append no further record: a second sync of the file may succeed without
+        // writing the bytes that the first sync lost.
         file.sync_data().map_err(|error| self.directory.refused(error).with("file", SCOPES))?;
         self.file = Some(file);
         self.length += added;
@@ -101,8 +101,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// If the file has records, replaces it by a file with a head only. `registry` is what the file
-    /// says already. Earlier versions can read a head, but no records.
+    /// Replaces the file by a file with a head only, if it has records, because earlier versions
+    /// can read no records. `registry` holds the contents of the file.
     ///
     /// # Errors
     /// File-system errors: the contents are unchanged.

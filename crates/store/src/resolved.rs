@@ -7,15 +7,15 @@ use ritornello_format::Scope;
 /// Maximum scopes cached: enough for a few models, split over heads and stages.
 const KNOWN: usize = 128;
 
-/// Scopes and their references, newest last. Lookups compare descriptions, which is cheaper than
-/// hashing, and an equal description needs no further check.
+/// Scopes and their references, newest last. A lookup compares descriptions: this is cheaper than
+/// hashing, and equal descriptions need no further check.
 #[derive(Debug, Default)]
 pub(crate) struct Resolved(RwLock<Vec<(ScopeRef, Scope)>>);
 
 impl Resolved {
-    /// Passes the references of `scopes` to `each`, `None` for an unknown scope. The scopes of one
-    /// model are usually requested in the order of their resolution, so each search starts after
-    /// the previous hit.
+    /// Passes the reference of each of `scopes` to `each`, or `None` for an unknown scope. Each
+    /// search starts after the previous hit, because the scopes of a model are usually requested in
+    /// the order of their resolution.
     pub(crate) fn find(&self, scopes: &[&Scope], mut each: impl FnMut(Option<ScopeRef>)) {
         let known = self.0.read();
         let mut next = 0;

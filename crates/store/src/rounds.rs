@@ -1,8 +1,8 @@
 //! Group commit: callers that need durability share sync rounds, which run one at a time.
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
-//! running waits for the next round, which the first waiting caller leads for all. If a round
-//! fails, and not with `Retry`, all later rounds are refused: after a failed sync the kernel may
+//! running waits for the next round, which the first waiting caller runs for all. If a round fails
+//! with any error but `Retry`, all later rounds are refused: after a failed sync the kernel may
 //! report success for pages that it dropped (Rebello et al., "Can Applications Recover from fsync
 //! Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving with at most three
 //! preemptions.
@@ -60,8 +60,8 @@ impl Rounds {
         if progress.ended {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
-        // This round covers the requests made so far. The changes of a later request may not have
-        // been written in time for it.
+        // This round covers the requests made so far. The changes of a later request may be written
+        // too late for it.
         let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
         progress.covered = covers;

@@ -68,10 +68,10 @@ pub struct CatalogStats {
     pub pages: u64,
     /// Bytes of memory of the index.
     pub index_memory_bytes: u64,
-    /// Memory ceiling of the index, and the part of it in use, in percent: puts are skipped at 100.
-    /// Zero for no ceiling.
+    /// Memory ceiling of the index in bytes, zero for no ceiling. Puts are skipped when the index
+    /// has reached it.
     pub index_memory_max_bytes: u64,
-    /// See `index_memory_max_bytes`.
+    /// The part of the memory ceiling in use, in percent; zero without a ceiling.
     pub index_memory_percent: u32,
     /// Memory and disk space that the index `lsm` would take instead; `None` if the index is `lsm`.
     pub index_as_lsm: Option<LsmEstimate>,
@@ -438,8 +438,9 @@ impl LsmEstimate {
     const PAGE: u64 = 72;
     const RUN: u64 = 150;
 
-    /// Computed from the lengths of entries, and a log as long as the memtables. `ritornello bench
-    /// index --backends lsm --entries 100000,1000000` measured 90 and 86 percent of it.
+    /// Computes the estimate from the lengths of entries, and a log as long as the memtables.
+    /// `ritornello bench index --backends lsm --entries 100000,1000000` measured 90 and 86 percent
+    /// of the estimate.
     #[must_use]
     pub fn of(runs: u64, pages: u64, index_bytes: u64) -> Self {
         let memtables = (index_bytes / 16).clamp(64 << 10, 64 << 20);

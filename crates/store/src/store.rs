@@ -30,16 +30,16 @@ pub struct PutOptions {
     /// Key of the page before the first, if known.
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
-    /// zero for no retention. At most a year ahead; applies to whole runs. If the scope retains
-    /// more than its limit (`retained_bytes`, by default a quarter of its quota or of the store),
-    /// or all scopes retain more than half of the store, the retention that ends first is released.
-    /// An end before the current end changes nothing. Deleting pages and dropping scopes end
-    /// retention.
+    /// zero for no retention. Retention lasts at most a year, and applies to whole runs. If the
+    /// scope retains more than its limit (`retained_bytes`, by default a quarter of its quota or of
+    /// the store), or all scopes retain more than half of the store, the retention that ends first
+    /// is released. An end before the current end changes nothing. Deleting pages and dropping
+    /// scopes end retention.
     pub retain_until: u64,
 }
 
 impl PutOptions {
-    /// No retention; the pages follow `parent`.
+    /// Options without retention, for pages that follow `parent`.
     #[must_use]
     pub fn after(parent: Option<&[u8]>) -> Self {
         Self { parent: parent.map(Into::into), retain_until: 0 }
@@ -95,9 +95,9 @@ impl Store {
         }
     }
 
-    /// Lists keys of a scope in batches, oldest run first: whole runs after `after` (zero, or
-    /// `last` of the previous batch) until the batch has `limit` keys. Pages added or removed
-    /// concurrently may or may not be included.
+    /// Lists keys of a scope in batches of whole runs, oldest run first, until a batch has `limit`
+    /// keys. `after` is zero for the first batch, then `last` of the previous batch. Pages added or
+    /// removed concurrently may or may not be included.
     ///
     /// # Errors
     /// Like `probe`.
@@ -298,8 +298,8 @@ impl Store {
             .with("pages", pages))
     }
 
-    /// If `answer` is an error because the owner does not respond, counts it, and returns `miss` of
-    /// the error's reason instead.
+    /// If `answer` is the error of an owner that does not respond, counts it, and returns the
+    /// result of `miss` for the error's reason instead.
     pub(crate) fn or_miss<T>(
         &self,
         answer: Result<T>,
@@ -325,16 +325,17 @@ impl Store {
         Ok(known.unwrap_or(unknown))
     }
 
-    /// Calls `ask`, which resolves scopes and makes a call. `Retry` may mean that another process
-    /// dropped a scope, or that the owner changed during a put: invalidates the references and
-    /// retries, at most [`ATTEMPTS`] times within [`RETRY_FOR`].
+    /// Calls `ask`, which resolves scopes and makes a call. If `ask` fails with `Retry`, another
+    /// process may have dropped a scope, or the owner may have changed during a put. The scopes'
+    /// references are then invalidated, and `ask` is called again, at most [`ATTEMPTS`] times
+    /// within [`RETRY_FOR`].
     pub(crate) fn retry_stale<T>(
         &self,
         scopes: &[&Scope],
         mut ask: impl FnMut() -> Result<T>,
     ) -> Result<T> {
         self.check_process()?;
-        // The clock is read at the first failure only, because reading it costs as much as a probe.
+        // Read the clock at the first failure only, because reading it costs as much as a probe.
         let (mut refused, mut attempts) = (None, 0);
         loop {
             match ask() {

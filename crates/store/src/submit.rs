@@ -32,9 +32,9 @@ impl Store {
 
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
     /// the first page without memory and all later pages are skipped. Leading pages that are
-    /// already stored are not copied: the ticket acknowledges them if the owner still has them when
-    /// the put runs. Otherwise the put ends before the first page that was evicted, with reason
-    /// `not_found`.
+    /// already stored are not copied. If the owner still has them when the put runs, the ticket
+    /// acknowledges them. Otherwise the put ends before the first page that was evicted, with
+    /// reason `not_found`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -49,9 +49,9 @@ impl Store {
         self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`. If the put does not store all copied pages, calls `left` before the
-    /// ticket is done: with the position of the first page that was not stored, and the copies of
-    /// this page and of all pages after it.
+    /// Like `submit_put_copy`. If the put does not store all copied pages, it calls `left` before
+    /// the ticket is done. `left` gets the position of the first page that was not stored, and the
+    /// copies of this page and of all pages after it.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -98,8 +98,8 @@ impl Store {
     }
 
     /// Runs `work` in the queue of gets, with a ticket like a get's. `pages` must be the number of
-    /// `keys`. `work` may also read from other stores. The control passed to `work` reports when
-    /// the ticket is cancelled.
+    /// `keys`. `work` may also read from other stores. The control that `work` gets reports a
+    /// cancellation of the ticket.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -170,7 +170,7 @@ fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => {
-            // A closed store is not a failure; the outcome has the reason.
+            // A closed store is not a failure to log; the outcome has the reason.
             if error.kind() != ErrorKind::Closed {
                 tracing::warn!(%error, "a ticket failed");
             }

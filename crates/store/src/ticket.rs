@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each thread keeps its own I/O in flight, so few threads saturate a
-/// disk. But a page may be stored as several objects. Their gets run at the same time, because a
-/// layer needs its part of every object.
+/// Threads that work on tickets. Each thread keeps several I/O operations in flight, so few threads
+/// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
+/// time, because a layer needs its part of every object.
 const IO_THREADS: usize = 8;
 /// Threads reserved for gets, because reads come first.
 const IO_THREADS_FOR_GETS: usize = 5;
@@ -64,8 +64,8 @@ impl CompletionQueue {
         signal(&self.event);
     }
 
-    /// Takes the completions since the last call. The caller reads the eventfd first, so that it
-    /// does not miss a later completion.
+    /// Takes the completions since the last call. The caller must read the eventfd before this
+    /// call, so that it does not miss a later completion.
     #[must_use]
     pub fn take(&self) -> Vec<u64> {
         std::mem::take(&mut *self.completed.lock())
@@ -79,8 +79,8 @@ fn event() -> Result<OwnedFd> {
     })
 }
 
-/// Adds one to the eventfd's counter. Fails only if the counter is full, and then the eventfd is
-/// readable anyway.
+/// Adds one to the eventfd's counter. The write fails only if the counter is full, and the eventfd
+/// is then readable already.
 fn signal(event: &OwnedFd) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
@@ -163,8 +163,8 @@ impl Ticket {
             sections.end();
         }
         signal(&self.shared.event);
-        // The listener is read after the outcome is set, so that `notify` serves a queue registered
-        // concurrently.
+        // Read the listener after the outcome is set, so that `notify` serves a queue that is
+        // registered concurrently.
         if let Some((queue, name)) = self.shared.listener.lock().take() {
             queue.push(name);
         }
@@ -195,8 +195,9 @@ struct Queues {
     closing: bool,
 }
 
-/// The threads that work on tickets, gets before puts. Not a `ThreadPool`: gets and puts share the
-/// threads and not their queues, and closing waits for running tickets and reports waiting ones.
+/// The threads that work on tickets, gets before puts. A `ThreadPool` does not suffice: gets and
+/// puts share threads but have separate queues, and closing waits for running tickets and reports
+/// waiting tickets.
 pub(crate) struct IoThreads {
     shared: Arc<ForkSafeLock<Queues>>,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
@@ -251,7 +252,7 @@ impl IoThreads {
         let threads = std::mem::take(&mut *self.threads.lock());
         let me = std::thread::current().id();
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
-            // A panic of that thread was reported where it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }

@@ -12,8 +12,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A run header of the store is searched for in the first `SEARCH_BYTES` of each of
-/// [`SEARCH_SEGMENTS`] segments.
+/// The search for a run header covers the first `SEARCH_BYTES` of each of [`SEARCH_SEGMENTS`]
+/// segments.
 const SEARCH_BYTES: usize = 8 << 20;
 const SEARCH_SEGMENTS: usize = 8;
 
@@ -109,8 +109,8 @@ impl Directory {
         self.find_volume(dir, marker, needs_marker(volume)).absence().is_none()
     }
 
-    /// Whether `dir` holds the `expected` volume. If `needs_marker`, its segments are not taken as
-    /// evidence.
+    /// Returns the state of the `expected` volume, given the contents of `dir`. With
+    /// `needs_marker`, segments in `dir` do not prove that it is this volume.
     pub(crate) fn find_volume(
         &self,
         dir: PathBuf,
@@ -134,7 +134,8 @@ impl Directory {
                  name the directory to `ritornello paths add`"
                     .to_owned(),
             ),
-            // The marker is damaged, or this is a store of an earlier build.
+            // The marker is damaged, or an earlier build made the store: the segments tell the
+            // store.
             _ => match self.store_of_segments(&dir) {
                 Ok(Some(store)) if store == expected.store => VolumeState::Unmarked(dir),
                 Ok(Some(_)) => {
@@ -196,8 +197,9 @@ impl Directory {
                 continue;
             }
             let dir = path.join(&volume.dir);
-            // A mount point, or a link to one, exists even if nothing is mounted. A missing
-            // directory inside the main directory was therefore removed.
+            // A mount point, or a link to a mount point, exists even if no file system is mounted.
+            // A missing directory inside the main directory was therefore removed, and can be
+            // created again.
             let named = self.medium.list(&path).is_ok_and(|names| {
                 names.iter().any(|name| name.as_os_str() == volume.dir.as_str())
             });
@@ -235,8 +237,8 @@ impl Directory {
         self.replace_in(dir, VolumeMarker::FILE, &marker.encode())
     }
 
-    /// Whether `dir` carries a marker of this store. If the manifest does not name the directory,
-    /// its addition or removal was interrupted.
+    /// Whether `dir` carries a marker of this store. If so, and the manifest does not name the
+    /// directory, an addition or removal of the directory was interrupted.
     pub(crate) fn is_marked_by(&self, dir: &Path, store: [u8; 16]) -> bool {
         let found = self.marker_in(dir).ok().flatten();
         found.is_some_and(|found| found.is_ok_and(|found| found.store == store))
@@ -307,9 +309,10 @@ impl Directory {
     }
 }
 
-/// Whether a volume that carried a marker is recognised by its marker only, not by its segments: a
-/// build without markers may have written segments into the mount point while nothing was mounted.
-/// A directory inside the main directory is not a mount point.
+/// Returns whether a volume is recognised by its marker only, and not by its segments. This holds
+/// for volumes that carried a marker, because a build without markers may have written segments
+/// into the mount point while no disk was mounted. A directory inside the main directory is not a
+/// mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }

@@ -112,7 +112,7 @@ impl PrefillModel {
 
     fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Divide the numbers by the tokens, so that long steps do not outweigh short steps.
+        // Divide the numbers by the tokens: a long step must not outweigh a short step.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);

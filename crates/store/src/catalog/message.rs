@@ -1,4 +1,4 @@
-//! Requests and responses. The order of variants and fields is the wire format: what is added comes
+//! Requests and responses. The order of variants and fields is the wire format: additions come
 //! last.
 
 use super::keys::{Keys, as_bytes, as_optional_bytes};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::time::Duration;
 
-/// A request; the method of [`Catalog`](super::Catalog) with its name describes it.
+/// A request. The method of [`Catalog`](super::Catalog) with the same name describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the fields are the parameters of the methods")]
 pub enum Request<'a> {
@@ -147,7 +147,7 @@ pub enum Response {
     Done,
     /// Answers `Stats`.
     Stats(Box<CatalogStats>),
-    /// The call failed; only on a socket.
+    /// The call failed. This response exists on sockets only.
     Failed(WireError),
 }
 

@@ -61,8 +61,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Scope(scope) => scope)
     }
 
-    /// Changes the settings of a scope, durably; fields not given return to the default. A quota
-    /// below the scope's size evicts immediately. References go stale if the codec changes.
+    /// Changes the settings of a scope, durably; fields that are not given return to the default. A
+    /// quota below the scope's size evicts immediately. References go stale if the codec changes.
     ///
     /// # Errors
     /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
@@ -77,10 +77,10 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Count(pages) => pages)
     }
 
-    /// Like `probe`, with a lease for `ttl`; counts as a use of the pages. With several scopes: the
-    /// leading pages present in all of them. In a single unchained scope the lease covers every
-    /// page present. The lease ends before the first page that exceeds the client's share of the
-    /// store.
+    /// Like `probe`, with a lease for `ttl` on the pages. The call counts as a use of the pages.
+    /// With several scopes, it leases the leading pages that are present in all of them. In a
+    /// single unchained scope the lease covers every page present. The lease ends before the first
+    /// page that exceeds the client's share of the store.
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
@@ -185,8 +185,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::Scopes { from }), Response::Scopes(scopes) => scopes)
     }
 
-    /// Lists keys of whole runs with a generation above `after`, until there are `limit` keys.
-    /// Reads run headers, and skips runs whose header cannot be read.
+    /// Lists the keys of whole runs whose generation is above `after`, until the list has `limit`
+    /// keys. Reads run headers, and skips runs whose header cannot be read.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         let request = Request::Keys { scope, after, limit };
         expect!(self.call(&request), Response::Keys(keys) => keys)

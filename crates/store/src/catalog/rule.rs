@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The rule of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallRule {
-    /// The longest wait of the owner.
+    /// The event that the owner may wait for before it answers.
     pub wait: CallWait,
     /// The part of the request in the life of a reservation.
     pub reservation: Reservation,
@@ -26,7 +26,7 @@ pub struct CallRule {
     pub permission: Option<ClientCall>,
 }
 
-/// The longest wait of an owner before it answers.
+/// The event that an owner may wait for before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallWait {
     /// Waits for nothing.
@@ -43,8 +43,8 @@ pub enum Reservation {
     /// Concerns no reservation.
     Unrelated,
     /// Begins a reservation. If the request is repeated, an earlier owner or connection may have
-    /// granted it too: that space stays withheld under the client name of that connection, until
-    /// the lock of this name is released.
+    /// granted space for it too. This space stays withheld under the client name of that
+    /// connection, until the lock of the name is released.
     Begins,
     /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
     /// died, the pages are not stored and may be put again.
@@ -74,8 +74,8 @@ pub enum Unanswered {
     /// reopens the store, no call is needed: leases and reservations end with the core that granted
     /// them.
     Later(LaterCall),
-    /// In the process that reopens or leaves the store: the statistics of the failed core.
-    /// Elsewhere, as `Error`.
+    /// In the process that reopens or leaves the store, the statistics of the failed core. In other
+    /// processes, the same as `Error`.
     LastFigures,
 }
 
@@ -84,7 +84,7 @@ pub enum Unanswered {
 pub enum LaterCall {
     /// Releases a lease, which expires otherwise.
     Release(LeaseNumber),
-    /// Aborts a reservation, whose space cannot be reused before.
+    /// Aborts a reservation, whose space is withheld until then.
     Abort(u64),
 }
 
@@ -101,9 +101,9 @@ impl LaterCall {
 
 impl CallRule {
     /// The rule of a request that any owner can answer, and that changes nothing durable that a
-    /// caller relies on. Most such requests are answered from memory. Three may wait for a disk,
-    /// and have no longer time limit for it: `Keys` reads run headers, `ReportDamage` reads the
-    /// page, and `Resolve` with `create` syncs the scope registry.
+    /// caller relies on. The owner answers most of them from memory. Three may wait for a disk
+    /// within the same time limit: `Keys` reads run headers, `ReportDamage` reads the page, and
+    /// `Resolve` with `create` syncs the scope registry.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,

@@ -23,8 +23,8 @@ pub struct ScopeRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
-/// Maximum pages leased by one call for several scopes, counted in every scope: such a call delays
-/// all other calls.
+/// Maximum pages leased by one call for several scopes, counted in every scope. The limit exists
+/// because such a call delays all other calls.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The longest reusable prefix, readable until its lease is released or expires.
@@ -118,10 +118,10 @@ pub struct Reserved {
     pub id: u64,
     /// The store's identity, for the run headers.
     pub store: [u8; 16],
-    /// Runs in key order. A key in no run is already stored, or its page is the first refused page
-    /// or after it.
+    /// Runs in key order. A key that is in no run is stored already, or is refused, or follows a
+    /// refused key.
     pub runs: Vec<ReservedRun>,
-    /// Leading pages in the store at the time of the call.
+    /// Leading pages that were stored when the call was made.
     pub present: usize,
     /// Why some pages got no space, if any.
     pub refused: Option<Refusal>,
@@ -134,7 +134,7 @@ pub struct Reserved {
 pub struct Committed {
     /// Leading pages of the put that are stored.
     pub stored: usize,
-    /// Set if the index refused written runs. Not set for runs that are invisible for another
+    /// The reason why the index refused written runs. `None` if runs are invisible for another
     /// reason: another put has stored their pages, or the pages that they follow were removed.
     pub refused: Option<Refusal>,
 }
@@ -151,7 +151,7 @@ pub enum Refusal {
     Metadata,
     /// The scope's quota is used up by pages that may not be evicted.
     Quota,
-    /// First put of the pages, while admission requires a second.
+    /// The pages were put for the first time, and admission requires a second put.
     Admission,
     /// The write budget is used up.
     WriteBudget,

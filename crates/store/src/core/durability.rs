@@ -44,8 +44,8 @@ impl StoreCore {
         self.options.durability == Durability::Durable
     }
 
-    /// In `durable` mode, waits until a put is durable. Does not wait for a part of a put whose
-    /// caller flushes after the last part (`flushed_later`).
+    /// In `durable` mode, waits until a put is durable. With `flushed_later` it does not wait,
+    /// because the caller flushes after the last part of the put.
     pub(super) fn await_durable_put(&self, flushed_later: bool) -> Result<()> {
         if self.durable_puts() && !flushed_later { self.make_durable() } else { Ok(()) }
     }
@@ -53,8 +53,8 @@ impl StoreCore {
     /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
-        // The limbo is taken before the index closes the batch of records that this round writes,
-        // so that the batch includes the records which free this space.
+        // Take the limbo before the index closes the batch of records that this round writes: the
+        // batch then includes the records that free this space.
         let space = self.state.lock().space.begin_round();
         let synced = self.index.sync_after(&|| self.sync_dirty());
         let reusable = self.state.lock().space.end_round(space, synced.is_ok());

@@ -8,8 +8,8 @@ use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
 impl StoreCore {
-    /// Evicts, leaves first, until about `units` outside sealed segments are freed, and passes the
-    /// lock on between steps. Returns whether any page was evicted.
+    /// Evicts pages, leaves first, until about `units` units outside sealed segments are freed.
+    /// Lets waiting threads take the lock between steps. Returns whether any page was evicted.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
         while left > 0 {
@@ -22,7 +22,7 @@ impl StoreCore {
                 break;
             }
             any = true;
-            // Space in sealed segments does not count, because no put can use it.
+            // Do not count space in sealed segments, because no put can use it.
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
             let sealed = state.space.sealed_limbo_units() - leaving;
             left = left.saturating_sub(gone.saturating_sub(sealed));

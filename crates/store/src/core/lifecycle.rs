@@ -1,4 +1,4 @@
-//! The life of a core: open, perhaps poisoned by a failed write or sync, closed.
+//! The life of a core: it is open, may be poisoned by a failed write or sync, and is closed.
 //!
 //! A poisoned store refuses changes and still serves lookups and reads, and its owner reopens it
 //! when the disks accept writes.
@@ -17,7 +17,7 @@ const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the core answers, and whether it takes changes.
 pub(crate) struct Lifecycle {
-    /// Sync rounds, which a failed write poisons.
+    /// The sync rounds. A failed write poisons them.
     rounds: Arc<Rounds>,
     closed: AtomicBool,
     pub(super) opened: OpenReport,
@@ -117,7 +117,8 @@ impl StoreCore {
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
-            // Another file system may have been mounted over the directory.
+            // Do not write into a volume without its marker: another file system may have been
+            // mounted over the volume's directory.
             let is_present = !volume.is_retired() && !absent.contains(&number);
             if is_present && volume.marked && directory.has_marker(&dir, marker) {
                 directory.write_marker(&dir, marker)?;
@@ -147,8 +148,8 @@ impl StoreCore {
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_change) = self.shape.change_by(until) else { return Ok(()) };
-        // A call made before the close may still lead a round. If the round fails, the end is not
-        // clean.
+        // A call that began before the close may still run a round. If this round fails, the end is
+        // not clean.
         match self.lifecycle.rounds.end(until) {
             Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
             ended => ended?,
@@ -165,7 +166,7 @@ impl StoreCore {
     /// closed, so no new reservation is made.
     fn is_at_rest(&self) -> bool {
         let state = self.state.lock();
-        // An absent segment has not been drained.
+        // An absent segment was not drained.
         state.space.withheld_units() == 0
             && state.absence.is_empty()
             && !state.reservations.has_open_of(ClientId::LOCAL)

@@ -7,7 +7,8 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum wait for a capacity change, which then continues in the background.
+/// Maximum time that a call waits for a capacity change; the change then continues in the
+/// background.
 const CAPACITY_CHANGE_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The catalog of one client, in the owner's process.
@@ -42,7 +43,7 @@ impl Catalog for LocalCatalog {
     fn call(&self, request: &Request<'_>) -> Result<Response> {
         let (core, client) = (&self.core, self.client);
         let done = |()| Response::Done;
-        // A poisoned store may take the same change after it is reopened.
+        // A poisoned store may accept the same change after it is reopened.
         let retryable = |error: Error| core.lifecycle.retryable(error);
         match *request {
             Request::Resolve { ref scope, create } => {

@@ -54,7 +54,7 @@ pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// The core of a store. The caller holds the lock of the store's directory for as long as the core
 /// lives.
 pub struct StoreCore {
-    /// The index is dropped before the medium, which `shape` holds: RocksDB uses the path of
+    /// This field must be dropped before `shape`, which holds the medium: RocksDB uses the path of
     /// [`Medium::host_path`](ritornello_medium::Medium::host_path) until it is closed.
     index: Arc<dyn PrefixIndex>,
     segments: Arc<Segments>,

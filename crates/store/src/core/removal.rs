@@ -46,11 +46,11 @@ impl StoreCore {
     /// scope.
     fn drop_scopes(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<()> {
         let gone = self.scopes.drop_selected(which)?;
-        // Waits for commits that found a scope live: they insert their runs under this lock. Later
-        // commits find the scope dropped.
+        // Taking the lock waits for commits that found a scope live, because they insert their runs
+        // under this lock. Later commits find the scope dropped.
         drop(self.state.lock());
         for slot in gone {
-            // Marks a removal as pending: until it is applied, `state` counts runs that the index
+            // Count the removal as pending: until it is applied, `state` counts runs that the index
             // has dropped.
             self.state.lock().removals.dropping += 1;
             let removed = self.index.drop_scope(slot);
@@ -94,8 +94,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Locates a page, if it is still in the run with this generation. If not, a report does not
-    /// concern the stored page: for example, the reader's lease had expired, so that the reader
+    /// Locates a page, if it is still in the run with this generation. If it is not, the report
+    /// does not concern the stored page: for example, the reader's lease expired, and the reader
     /// read the bytes of another run.
     fn placed(
         &self,

@@ -1,8 +1,9 @@
 //! Reservations: the space of puts in progress.
 //!
-//! A client's reservation is logged before its extents are granted: the I/O of a client that died
-//! may still be in flight, and a new owner must not reuse that space before the process is proven
-//! dead and the segment is drained. The log needs no sync: a power loss ends the clients, too.
+//! A client's reservation is logged before its extents are granted: a new owner must not reuse the
+//! space before the client's process is proven dead and the segment is drained, because writes of a
+//! dead client may still be in flight. The log needs no sync, because a power loss ends the clients
+//! too.
 
 use super::StoreCore;
 use crate::catalog::{LeaseNumber, ScopeRef};
@@ -51,8 +52,8 @@ pub(crate) struct PlannedRun {
     pub(crate) pages: u32,
     /// The page before the run's first page, if known.
     pub(crate) parent: Option<PageHash>,
-    /// Whether the parent existed, or was part of the same put, when the run was planned. Otherwise
-    /// the run may be committed before the parent.
+    /// Whether the parent existed, or was part of the same put, when the run was planned. If false,
+    /// the run may be committed before its parent.
     pub(crate) parent_present: bool,
 }
 
@@ -65,8 +66,8 @@ pub(crate) struct Withheld {
     pub(crate) absent: Vec<Extent>,
 }
 
-/// Open reservations, reservations withheld for disconnected clients and for clients of former
-/// owners, and the connected clients.
+/// The open reservations, the connected clients, and the reservations that are withheld for
+/// disconnected clients and for clients of former owners.
 #[derive(Debug)]
 pub(crate) struct Reservations {
     open: HashMap<u64, Reservation>,
@@ -126,8 +127,8 @@ impl Reservations {
     }
 
     /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
-    /// aborted by a client with the name that made it, and by the owner, which may have been that
-    /// client at the time.
+    /// aborted by a client with the name under which it was made, and by the owner, whose process
+    /// may have been this client.
     pub(super) fn check_client(&self, client: ClientId, id: u64) -> Result<()> {
         let theirs = match self.open.get(&id) {
             Some(reservation) => reservation.client == client,
@@ -143,8 +144,9 @@ impl Reservations {
             .with("reservation", id))
     }
 
-    /// Returns whether `client` may reserve `more` of `total` units: at most as many units as
-    /// remain for other clients, because space reserved by a hung process is lost to them.
+    /// Returns whether `client` may reserve `more` of `total` units: the client's reservations may
+    /// take at most the units that then remain unreserved, because other clients cannot use space
+    /// that a hung process has reserved.
     pub(super) fn allow(&self, client: ClientId, more: u64, total: u64) -> bool {
         let own = self.open.values().filter(|reservation| reservation.client == client);
         let own: u64 = own.map(Reservation::units).sum();
@@ -184,7 +186,8 @@ impl Reservations {
         self.withheld.iter().map(|(id, withheld)| (*id, withheld.client.clone())).collect()
     }
 
-    /// Adds the withheld extents of a returned segment for which `mark` succeeds.
+    /// Moves the withheld extents of a returned segment, as far as `mark` succeeds for them, from
+    /// the absent to the present extents.
     pub(super) fn restore_segment(&mut self, id: SegmentId, mut mark: impl FnMut(&Extent) -> bool) {
         for withheld in self.withheld.values_mut() {
             let (back, absent): (Vec<_>, Vec<_>) =
@@ -208,7 +211,7 @@ impl StoreCore {
     }
 
     /// Frees the space of a reservation that will not be written: immediately, or after a drain if
-    /// its client died.
+    /// the client died.
     pub(super) fn abandon(&self, id: u64, by: Abandoned) {
         let (extents, logged) = {
             let mut state = self.state.lock();
@@ -223,9 +226,8 @@ impl StoreCore {
                 return;
             }
         };
-        // The end is logged before the space is freed. If the order were reversed, a crash after
-        // the freeing could leave a log that still withholds this space after another put has
-        // received it.
+        // Log the end before the space is freed. In the other order, after a crash, the log could
+        // withhold space that another put has received since.
         if logged {
             self.reservation_log.lock().note_ended(id);
         }
@@ -291,8 +293,8 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// Logs the end of a reservation. Best effort: a missing record only withholds the space for
-    /// longer.
+    /// Logs the end of a reservation. An error is ignored, because a missing record only withholds
+    /// the space for longer.
     pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;
@@ -303,8 +305,8 @@ impl ReservationLog {
         }
     }
 
-    /// Rewrites a log that consists mostly of ended reservations. (The two records of a reservation
-    /// take about a hundred bytes.)
+    /// Rewrites a log that consists mostly of ended reservations. The two records of a reservation
+    /// take about a hundred bytes.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {

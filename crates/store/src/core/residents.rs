@@ -11,8 +11,8 @@ use ritornello_format::{PageHash, Place, ScopeSlot};
 use ritornello_index::{PrefixIndex, Removed, RunId};
 use std::collections::HashMap;
 
-/// Maximum runs remembered while the page that they follow is not committed. A run above the limit
-/// is linked by the next put that covers its first page and the page that it follows.
+/// Maximum runs remembered until the page that they follow is committed. Further runs are linked by
+/// the next put that covers both the run's first page and the page before it.
 const WAITING_MAX: usize = 4096;
 
 /// The stored runs, and the order of their eviction.
@@ -58,8 +58,8 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Tells the eviction policy which pages were read or put. The policy simulates other policies
-    /// on these pages. It identifies a page by the low half of its hash.
+    /// Tells the eviction policy which pages were read or put. The policy, which knows a page by
+    /// the low half of its hash, simulates other policies on these pages.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,
@@ -82,8 +82,8 @@ impl Residents {
         }
     }
 
-    /// Chooses victims that hold about `units`: among the runs of the store, or of the scope in
-    /// `slot`. A scope without a quota has no victims.
+    /// Chooses victims that hold about `units` units, among the runs of the store, or of the scope
+    /// in `slot` if it is given. A scope without a quota has no victims.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,
@@ -101,8 +101,8 @@ impl Residents {
         eviction.map_or_else(Vec::new, |eviction| eviction.victims(units, &held))
     }
 
-    /// Removes a victim that the index does not know from the policy that chose it, which would
-    /// choose it again.
+    /// Removes a victim, which the index does not know, from the policy that chose it, because the
+    /// policy would choose it again.
     pub(super) fn forget_victim(&mut self, slot: Option<ScopeSlot>, run: RunId) {
         let eviction = match slot {
             None => Some(&mut self.eviction),

@@ -10,16 +10,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A unique number is an upper half, from the manifest, and a lower half of 32 bits, counted. When
-/// fewer than this are left in the lower half, the next upper half is taken. A call that cannot
-/// take the next upper half before its deadline fails only if less than half of the margin is left.
-/// That half is for concurrent calls, which take further numbers after their check.
+/// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
+/// counted. When fewer than `MARGIN` numbers are left in the lower half, a call takes the next
+/// upper half. If it cannot do so before its deadline, it fails only if less than half of the
+/// margin is left: the second half is for concurrent calls, which take numbers after their check.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.
 pub(crate) struct Shape {
     directory: Directory,
-    /// Poisoned by a failed change that may be on disk.
+    /// The sync rounds, which are poisoned if a change fails that may be on the disk.
     rounds: Arc<Rounds>,
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,
@@ -177,7 +177,7 @@ mod tests {
         core.shape.next_number.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
         core.shape.ensure_numbers(Instant::now()).unwrap();
         assert_eq!(core.shape.unique_number(), first(upper as u32 + 1));
-        // An unclean end: the new upper half is in the manifest nevertheless.
+        // The end is unclean, but the new upper half is in the manifest.
         drop(core);
         let next = open(None);
         assert_eq!(next.shape.unique_number(), first(upper as u32 + 2));

@@ -16,7 +16,7 @@ use ritornello_index::{Removed, RunId};
 use std::collections::BTreeSet;
 
 /// State that must change together: finding a run, pinning it and freeing its space exclude one
-/// another. Never locked across I/O, and not taken by a probe.
+/// another. Its lock is never held across I/O, and a probe does not take it.
 pub(crate) struct State {
     pub(super) space: StoreSpace,
     pub(super) residents: Residents,
@@ -43,7 +43,7 @@ pub(crate) struct PendingRemovals {
 pub(super) struct Unsynced {
     /// Segments with writes.
     pub(super) segments: BTreeSet<SegmentId>,
-    /// Whether pages were used.
+    /// Whether uses of pages were recorded.
     pub(super) uses: bool,
 }
 
@@ -56,8 +56,8 @@ impl Unsynced {
 
 impl State {
     /// Applies removals from the index. Extents go into limbo, or are deferred while their run is
-    /// leased. Returns the number of removed pages, and the extents of `damaged_run`. Its bytes
-    /// failed verification, so these extents are not freed: the caller quarantines them.
+    /// leased. Returns the number of removed pages, and the extents of `damaged_run`, whose bytes
+    /// failed verification. These extents are not freed: the caller quarantines them.
     pub(super) fn apply_removals(
         &mut self,
         removed: Vec<Removed>,
@@ -67,7 +67,7 @@ impl State {
         for gone in removed {
             pages += u64::from(gone.pages);
             self.residents.remove(&gone);
-            // No space in an absent segment is ever freed.
+            // The space of an absent segment is never freed.
             let extents = self.space.only_present(gone.extents);
             if damaged_run == Some(gone.run) {
                 damaged_extents.extend(extents);
@@ -102,8 +102,8 @@ impl StateLock {
         self.state.lock()
     }
 
-    /// Calls `step` under the lock until it returns false, and passes the lock to waiting threads
-    /// in between.
+    /// Calls `step` under the lock until it returns false, and lets waiting threads take the lock
+    /// between two calls.
     pub(super) fn in_steps(&self, mut step: impl FnMut(&mut State) -> bool) {
         loop {
             let mut state = self.state.lock();
@@ -115,9 +115,9 @@ impl StateLock {
         }
     }
 
-    /// Applies removals from the index, as [`State::apply_removals`] does, and passes the lock on
-    /// between steps of [`STEP_RUNS`] removals. Keeps the given order, in which a run comes before
-    /// the run that it follows.
+    /// Applies removals from the index, as [`State::apply_removals`] does, and lets waiting threads
+    /// take the lock after every [`STEP_RUNS`] removals. Keeps the given order, in which a run
+    /// comes before the run that it follows.
     pub(super) fn apply_removals(
         &self,
         state: &mut MutexGuard<'_, State>,

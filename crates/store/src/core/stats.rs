@@ -119,8 +119,8 @@ impl StoreCore {
         })
     }
 
-    /// Computes the health of the space: visits all runs, and holds no lock for longer than one
-    /// run.
+    /// Computes the health of the space. Visits all runs, and holds no lock for longer than one run
+    /// takes.
     fn health(&self) -> SpaceHealth {
         let mut health = SpaceHealth::default();
         let (mut runs, mut extents) = (0u64, 0u64);

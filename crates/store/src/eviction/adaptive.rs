@@ -34,10 +34,11 @@ const INDEX_BYTES_PER_PAGE: u64 = 34;
 const MEMORY_FLOOR: u64 = 4 << 20;
 /// Memory of a page in one shadow, including ghosts and the slack of growing tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
-/// Length of the recent past, in requested pages, as a multiple of the pages that the store holds.
+/// Number of recently requested pages over which hits are counted, as a multiple of the pages that
+/// the store holds.
 const WINDOW: f64 = 64.0;
-/// A candidate takes over if its recent hits exceed the followed candidate's by more than a share
-/// of `MARGIN` of the requested pages, plus [`SIGMAS`] standard errors.
+/// A candidate takes over if its recent hits exceed the hits of the followed candidate by more than
+/// `MARGIN` of the requested pages plus [`SIGMAS`] standard errors.
 const MARGIN: f64 = 0.005;
 /// Standard errors in the condition of [`MARGIN`]. Whole sequences hit or miss together, so the
 /// standard error of the difference of two candidates is computed from their differences in each
@@ -50,8 +51,9 @@ const DECIDE_EVERY: u64 = 64;
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over a sample of the keys,
 /// with the same fraction of the capacity. Sampling turns a sequence into a shorter sequence in the
-/// same order, so a prefix stays a prefix. Waldspurger et al., "Cache Modeling and Optimization
-/// using Miniature Simulations", ATC '17, and "Efficient MRC Construction with SHARDS", FAST '15.
+/// same order, so a prefix stays a prefix. Sources: Waldspurger et al., "Cache Modeling and
+/// Optimization using Miniature Simulations", ATC '17, and "Efficient MRC Construction with
+/// SHARDS", FAST '15.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     tree: Tree,
@@ -61,8 +63,8 @@ pub(super) struct Adaptive {
     switches: u64,
     /// Sampled pages requested since the last decision.
     undecided: u64,
-    /// For any two shadows, the sum of the squared differences of their hits, over the requested
-    /// sequences. Decays as hits do.
+    /// For each two shadows, the sum over the requested sequences of the squared difference of
+    /// their hits. Decays like the hits.
     apart: [[f64; CANDIDATES_MAX]; CANDIDATES_MAX],
 }
 
@@ -71,8 +73,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy with runs cut in chunks of about `chunk_units` units; a shorter remainder
-    /// is evicted too.
+    /// Creates the policy. It cuts runs in chunks of about `chunk_units` units, and evicts a
+    /// shorter remainder with the last chunk.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),

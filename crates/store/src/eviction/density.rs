@@ -7,13 +7,14 @@ use super::pieces::{List, Piece, Pieces};
 /// Learns, for each kind of page, the distribution of the time between two uses, and evicts the
 /// pages with the fewest expected hits per unit of time.
 ///
-/// A page of age `a` is worth the best rate of hits that waiting can bring: the maximum over `t` of
-/// P(used within `t`) / E(time until the use, at most `t`), both given that the page was not used
-/// up to `a`. Pages that recur at long intervals are therefore kept in part rather than lost as a
-/// whole, and pages past their expected time are evicted. After Beckmann, Chen and Cidon, "LHD:
-/// Improving Cache Hit Rate by Maximizing Hit Density", NSDI '18, with the stopping time of
-/// Gittins' index ("Bandit Processes and Dynamic Allocation Indices", 1979) in place of the cache's
-/// own evictions, and with ghosts that show which pages were evicted too early.
+/// The worth of a page of age `a` is the best rate of hits that waiting for its use can bring: the
+/// maximum over `t` of P(used within `t`) / E(time until the use, at most `t`), where both are
+/// conditional on no use up to `a`. The policy therefore keeps a part of the pages that recur at
+/// long intervals, and evicts pages past their expected time of use. The policy follows Beckmann,
+/// Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI '18, with the
+/// stopping time of Gittins' index ("Bandit Processes and Dynamic Allocation Indices", 1979)
+/// instead of the cache's evictions, and with ghosts, which show the pages that were evicted too
+/// early.
 ///
 /// Age is counted in steps; a step is the use or put of a sixteenth of the capacity. Pages of one
 /// kind and age are in a list by last use.
@@ -44,17 +45,17 @@ const STEPS: u64 = 16;
 const REVIEW: u32 = 4;
 /// Factor by which counts decay at each review.
 const FADE: f32 = 0.985;
-/// Kinds of pages: put and not used yet; the same, but put as the only pages that follow used
-/// pages; used once; used more often; and put again soon after an eviction.
+/// Kinds of pages: put and not used since; put as the only pages after used pages, and not used
+/// since; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Bits of a ghost's note that hold its kind.
 const KIND_BITS: u32 = 3;
-/// For each kind, the prior probability of use in a step is this number divided by (4 + age).
-/// Without a known time scale, the probability of reuse falls in proportion to 1/age.
+/// For each kind, the prior probability of use in a step is this number divided by (4 + age): if
+/// the time scale is unknown, the probability of reuse falls as 1/age.
 const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
-/// Weight of the prior, as a fraction of the capacity. It is high, because sequences are used as a
-/// whole: many uses of pages are few independent observations.
+/// Weight of the prior, as a fraction of the capacity. It is high because all pages of a sequence
+/// are used together, so that the uses of a sequence's pages are one observation.
 const EXPECTED: f32 = 0.4;
 /// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
 const REMEMBERED: u64 = 2;
@@ -68,8 +69,8 @@ struct Kind {
     filled: u128,
     /// Pieces older than all pieces in `ages`.
     old: List,
-    /// Units that entered this kind, in total and by step, modulo [`AGES`]; and units that were
-    /// used again, by age. The counts decay.
+    /// Units that entered this kind in total and by step modulo [`AGES`], and units that were used
+    /// again by age. All counts decay.
     began: f32,
     begins: Box<[f32; AGES]>,
     used: Box<[f32; AGES]>,
@@ -95,14 +96,14 @@ impl Kind {
         self.ages.get(at).unwrap_or(&self.old).oldest()
     }
 
-    /// Returns the list of pieces last used at `stamp`, for the insertion of a piece: marks the
-    /// list as filled.
+    /// Returns the list of pieces last used at `stamp`, and marks it as filled, because the caller
+    /// inserts a piece.
     fn filling(&mut self, now: u32, stamp: u32) -> &mut List {
         self.filled |= 1 << (stamp as usize % AGES);
         self.list(now, stamp)
     }
 
-    /// The ages that may have pieces, as bits. The bit of the oldest age is always set.
+    /// Returns the ages that may have pieces as bits. The bit of the oldest age is always set.
     fn ages_filled(&self, now: u32) -> u128 {
         // Pieces of age `a` are in the list with index `(now - a) % AGES`.
         let ages = self.filled.reverse_bits().rotate_left((now + 1) % AGES as u32);
@@ -120,12 +121,13 @@ impl Kind {
     /// Computes the worth by age from the observations and from the prior, which weighs as much as
     /// `expected` units; then lets the observations decay.
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
-        // The chance of use at each age, after Kaplan and Meier: recent entries count only for the
-        // ages that they have reached.
+        // Estimate the chance of use at each age as Kaplan and Meier do: an entry counts for the
+        // ages that it has reached.
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
-            // Entries of exactly this age are half through it.
+            // Count half of the entries of exactly this age, because they are on average in the
+            // middle of it.
             let half = self.begins[(now as usize - age) % AGES] / 2.0;
             let believed = expected * prior / (4 + age) as f32;
             let waited = (reached - half).max(0.0) * left;
@@ -150,8 +152,8 @@ struct Wait {
     on: f32,
 }
 
-/// Computes, for every age, the best rate of uses per step that waiting can bring; `hazards[age]`
-/// is, of the pages that reach `age` unused, the share used within the step of this age.
+/// Computes, for every age, the best rate of uses per step that waiting can bring. `hazards[age]`
+/// is the share of the pages unused before `age` that are used within this step.
 ///
 /// Iterates from the last step backwards. An interval grows while growth raises its rate, so the
 /// intervals on the stack have falling rates (as in pooling adjacent violators), and the work is
@@ -160,7 +162,7 @@ fn assess(hazards: &[f32; AGES], worth: &mut [f32; AGES]) {
     let mut stack = [Wait::default(); AGES];
     let mut depth = 0;
     for (hazard, worth) in hazards.iter().zip(worth).rev() {
-        // Pages used within this step wait for half of it on average.
+        // A page that is used within this step is used in the middle of it on average.
         let mut wait = Wait { hits: *hazard, steps: 1.0 - hazard / 2.0, on: 1.0 - hazard };
         while let Some(next) = stack[..depth].last()
             && next.hits * wait.steps > wait.hits * next.steps
@@ -206,14 +208,14 @@ impl Density {
         }
     }
 
-    /// Advances the time from which ages are counted by `units` that were put or used.
+    /// Advances the policy's clock by `units` units that were put or used.
     fn pass(&mut self, pieces: &mut Pieces, units: u64) {
         if self.capacity == 0 {
             return;
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // Bounds the loop: after [`AGES`] steps all pieces are in the lists `old`.
+        // This limit bounds the loop below: after [`AGES`] steps all pieces are in the lists `old`.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;
@@ -310,8 +312,8 @@ impl EvictionPolicy for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // Another policy's clock may have been ahead. A listed piece must not be ahead of this
-        // clock: the list that belongs to its stamp would change as the clock advances, without the
+        // The clock of the previous policy may have been ahead. The stamp of a listed piece must
+        // not be ahead of this clock: while the clock advances, its list would change without the
         // piece being moved.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;

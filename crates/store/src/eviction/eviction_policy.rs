@@ -11,7 +11,7 @@ pub(super) enum Arrival {
         /// Whether the policy remembered an eviction of the piece's first page: see
         /// [`EvictionPolicy::recall`].
         known: bool,
-        /// Whether the pages before the piece were used, and no other piece follows them: a
+        /// Whether the pages before the piece were used, and no other piece follows them, as when a
         /// conversation continues.
         continues: bool,
     },
@@ -20,9 +20,9 @@ pub(super) enum Arrival {
     Inherited,
 }
 
-/// The part in which eviction policies differ: it lists pieces and chooses the next victim. The
-/// tree decides which pieces may be evicted. It unlinks a victim that may not be evicted, and lists
-/// it again later ([`EvictionPolicy::relist`]).
+/// The part in which eviction policies differ: lists pieces and chooses the next victim. The tree,
+/// which calls the policy, decides which pieces may be evicted. It unlinks a victim that must stay,
+/// and lists it again later ([`EvictionPolicy::relist`]).
 ///
 /// Every operation takes amortised constant time.
 pub(super) trait EvictionPolicy: Send + Debug {
@@ -34,8 +34,8 @@ pub(super) trait EvictionPolicy: Send + Debug {
         let _ = (units, keys);
     }
 
-    /// Removes `key` from the remembered evictions. Returns whether it was among them. `units`:
-    /// length of the page's piece.
+    /// Removes `key` from the remembered evictions. Returns whether `key` was among them. `units`
+    /// is the length of the page's piece.
     fn recall(&mut self, key: u64, units: u64) -> bool {
         let _ = (key, units);
         false
@@ -74,7 +74,7 @@ pub(super) trait EvictionPolicy: Send + Debug {
         false
     }
 
-    /// A listed piece that the policy would evict among the last.
+    /// Returns a listed piece that the policy would evict among the last.
     fn warmest(&self) -> Option<u32>;
 
     /// Memory besides the pieces, in bytes.

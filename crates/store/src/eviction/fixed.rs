@@ -17,7 +17,8 @@ impl FixedPolicy {
         Self::with_chunk(policy, CHUNK_UNITS)
     }
 
-    /// Cuts runs in chunks of about `chunk_units` units; a shorter remainder is evicted too.
+    /// Creates the state. It cuts runs in chunks of about `chunk_units` units, and evicts a shorter
+    /// remainder with the last chunk.
     pub(super) fn with_chunk(policy: Box<dyn EvictionPolicy>, chunk_units: u32) -> Self {
         Self { name: policy.name(), tree: Tree::new(policy, chunk_units) }
     }

@@ -5,8 +5,8 @@ use super::pieces::{List, Piece, Pieces};
 
 /// Evicts the least recently used piece.
 ///
-/// A use of a sequence touches its pieces leaf first, so a piece is evicted before its ancestors
-/// unless these were put or linked later.
+/// A use of a sequence touches its pieces leaf first, so a piece is evicted before its ancestors,
+/// unless the ancestors were put or linked later.
 #[derive(Debug)]
 pub(super) struct Lru(List);
 

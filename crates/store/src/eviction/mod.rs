@@ -39,7 +39,8 @@ pub struct Resident {
     /// another id: the low half of the page's hash. Policies that remember evicted pages use this
     /// key.
     pub key: u64,
-    /// The page that the run follows, if known: the parent run, and the page's index in the parent.
+    /// The page that the run follows, if it is known: the run of this page, and the page's index in
+    /// that run.
     pub parent: Option<(RunId, u32)>,
     /// Number of pages.
     pub pages: u32,
@@ -140,8 +141,8 @@ pub trait Eviction: Send + Debug {
     fn hit(&mut self, path: &[Used]);
 
     /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
-    /// `after`, or starting at the root if `after` is `None`. Used by policies that measure
-    /// themselves; called once for each page that was read or had to be put.
+    /// `after`, or starting at the root if `after` is `None`. Policies that measure themselves use
+    /// these calls. The store reports each page once, when it is read or must be put.
     fn demanded(
         &mut self,
         demand: Demand,
@@ -163,13 +164,13 @@ pub trait Eviction: Send + Debug {
     fn remove(&mut self, run: RunId);
 
     /// Chooses runs to cut until `units` units become free, or no run can be cut. Protected runs
-    /// stay complete, and so do the pages they follow.
+    /// stay complete, as do the pages that they follow.
     ///
-    /// The work does not grow with the number of runs, except for skipping protected runs when they
-    /// become victims; the next call does not skip them again.
+    /// The work does not grow with the number of runs. It grows with the number of protected runs
+    /// that become victims and are skipped, but the next call does not skip them again.
     ///
-    /// The store cuts the victims in the given order, and the policy relies on it: a victim is not
-    /// chosen again. If the index does not know a victim, the store calls [`Eviction::remove`] for
+    /// The policy relies on the store to cut the victims in the given order, and does not choose a
+    /// victim again. If the index does not know a victim, the store calls [`Eviction::remove`] for
     /// it.
     fn victims(&mut self, units: u64, context: &dyn EvictionContext) -> Vec<Victim>;
 

@@ -80,7 +80,7 @@ fn shared_prompt_outlives_its_tails() {
     lru.admit(&resident(1, None, 10));
     lru.admit(&resident(2, Some((1, 2)), 5));
     lru.hit(&[used(1, 10), used(2, 5)]);
-    // Run 2 is evicted before run 1, its parent, though one request used both.
+    // Run 2 is evicted before run 1, its parent, although one request used both.
     assert_eq!(names(&lru.victims(20, UNPROTECTED)), [(2, 0)]);
     lru.admit(&resident(3, Some((1, 2)), 5));
     assert_eq!(names(&lru.victims(1000, &|run: RunId| run == RunId(3))), [(1, 3)]);
@@ -104,15 +104,16 @@ fn parent_is_evicted_after_its_last_child() {
 
 #[test]
 fn used_head_outlives_unused_tail() {
-    // Uses do not reorder the queue of 2Q, and `density`, which `adaptive` follows first, has seen
-    // too few uses yet.
+    // The test omits 2Q, whose queue uses do not reorder, and `density`, which `adaptive` follows
+    // first, because it has seen too few uses yet.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
         policy.admit(&resident(2, None, 40));
         policy.hit(&[used(1, 10)]);
         policy.hit(&[used(1, 10)]);
-        // Requests fewer units than the 70 unused pages have, so no policy may choose a used page.
+        // Request fewer units than the 70 unused pages have, so that no policy may choose a used
+        // page.
         let victims = policy.victims(4 * 60, UNPROTECTED);
         let kept: u32 =
             victims.iter().filter(|v| v.run == RunId(1)).map(|v| v.keep_pages).min().unwrap_or(40);
@@ -198,7 +199,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..150)
 }
 
-/// A model of the index: if a page is removed, so are the runs that follow it.
+/// A model of the index: with a page it removes the runs that follow the page.
 #[derive(Default)]
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,
@@ -226,7 +227,7 @@ impl Index {
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)
     }
 
-    /// Touches the last page first.
+    /// Touches the pages, the last page first.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
         self.policy.retain(|(other, page)| *other != run || *page >= pages);

@@ -7,8 +7,8 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The run of a removed piece that other pieces still follow.
 const NO_RUN: RunId = RunId(u64::MAX);
 
-/// Consecutive pages of a run that were used alike. Only the last page may have children: pieces
-/// that follow it.
+/// Consecutive pages of a run that were used alike. Other pieces, its children, may follow its last
+/// page only.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     /// The run.
@@ -22,7 +22,7 @@ pub(super) struct Piece {
     /// Length of a page in units.
     pub(super) page_units: u32,
     /// Number of pages that were cut off the end as victims, and whose removal the store has not
-    /// reported yet. Not zero only in the last piece of a run.
+    /// reported yet. Only the last piece of a run may have such pages.
     pub(super) owed: u32,
     /// Number of pieces that follow the last page.
     pub(super) children: u32,
@@ -32,7 +32,7 @@ pub(super) struct Piece {
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,
-    /// The policy's list.
+    /// The number of the policy's list that holds the piece.
     pub(super) queue: u8,
     /// Number of uses since the piece was admitted.
     pub(super) uses: u8,
@@ -133,7 +133,7 @@ impl Pieces {
         self.used += 1;
         if self.vacant == NONE {
             self.slots.push(piece);
-            // Four billion pieces do not fit into memory.
+            // Memory does not hold four billion pieces.
             return (self.slots.len() - 1) as u32;
         }
         let slot = self.vacant;
@@ -179,8 +179,7 @@ impl std::ops::IndexMut<u32> for Pieces {
     }
 }
 
-/// A list of a policy, in which each policy keeps its own order. Every operation takes constant
-/// time.
+/// A list of pieces in the order of a policy. Every operation takes constant time.
 ///
 /// Invariant: its pieces form one chain from `oldest` to `newest` in both directions, and `units`
 /// is their sum.

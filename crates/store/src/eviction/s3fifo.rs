@@ -4,10 +4,10 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// New pages enter a small queue, a tenth of the space, and move to the main queue only if they
-/// were used in the small queue. Pages that are put again soon after their eviction from the small
-/// queue enter the main queue. A page that reaches the end of the main queue passes through it once
-/// more for each use, at most three times.
+/// New pages enter a small queue, which has a tenth of the space. A page that was used there moves
+/// to the main queue. Pages that are put again soon after their eviction from the small queue enter
+/// the main queue. A page that reaches the end of the main queue passes through it once more for
+/// each use, at most three times.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A request that reads pages twice counts as
@@ -23,8 +23,8 @@ pub(super) struct S3Fifo {
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Maximum uses that count. A piece's `stamp` is the number of times that it may still pass through
-/// the main queue.
+/// Maximum uses that count. The `stamp` of a piece is the number of times that the piece may still
+/// pass through the main queue.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {

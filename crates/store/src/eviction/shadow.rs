@@ -7,7 +7,8 @@ use ritornello_index::RunId;
 
 /// Maximum candidates.
 pub(super) const CANDIDATES_MAX: usize = 8;
-/// Recent sequences whose ends are remembered, so that their continuations are recognised.
+/// Number of recent sequences whose ends are remembered, so that sequences that continue them are
+/// recognised.
 const ENDS: usize = 1024;
 
 /// The pages before a page.
@@ -53,7 +54,7 @@ impl Sample {
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Makes a sequence the current one, after the page `after`.
+    /// Makes the sequence that follows the page `after` the current sequence.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },
@@ -81,7 +82,7 @@ impl Sample {
     }
 
     /// Remembers the end of the current sequence, and which shadows had all its pages. Does nothing
-    /// for an empty sequence at a root.
+    /// for an empty sequence that follows no page.
     pub(super) fn note_end(&mut self, alive: &[bool]) {
         let Some(end) = self.end else { return };
         let mut prefix = self.prefix;
@@ -156,9 +157,9 @@ impl Shadow {
         self.tree.memory_bytes() + self.path.capacity() * size_of::<Used>()
     }
 
-    /// Reads the leading stored pages of a sequence and puts the missing pages. `alive`: whether
-    /// the shadow had all pages before the sequence, without which none is a hit. Multiplies the
-    /// recent counts by `kept` first. Returns the number of hits.
+    /// Multiplies the recent counts by `kept`. Then reads the leading stored pages of a sequence,
+    /// and puts the missing pages. `alive` says whether the shadow had all pages before the
+    /// sequence; if not, no page is a hit. Returns the number of hits.
     pub(super) fn demand(
         &mut self,
         before: Option<u64>,
@@ -183,8 +184,8 @@ impl Shadow {
         }
         let mut request = 0;
         for key in &keys[there..] {
-            // The page may be stored from a request in which it followed another page: it is then
-            // put again, after its present parent.
+            // An earlier request, in which the page followed a different page, may have stored it:
+            // put it again, after its current parent.
             self.tree.remove(RunId(*key));
             request += 1;
         }
@@ -192,7 +193,7 @@ impl Shadow {
         if excess > 0 {
             self.tree.victims(excess, &Protected(parent));
         }
-        // As in the store, pages that do not fit are refused.
+        // Refuse pages that do not fit, as the store does.
         let room = usize::try_from(self.capacity.saturating_sub(self.tree.pages()));
         let fit = (keys.len() - there).min(room.unwrap_or(usize::MAX));
         let mut parent = parent;

@@ -14,16 +14,15 @@ mod capacity;
 mod protected;
 mod victims;
 
-/// Length in units (16 MiB) of the chunks in which runs are cut, approximately: smaller chunks
+/// Approximate length, in units, of the chunks in which runs are cut: 16 MiB. Smaller chunks
 /// fragment the free space, larger chunks evict more than needed. At 95 % full, runs of mixed
 /// shapes take 1.3 to 1.8 extents with this length, 1.5 to 1.9 with a quarter of it
 /// (`ritornello_volume::space`, test `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
-/// one, and the space of a short piece holds no complete run: with uses that end anywhere, runs
-/// take 2.1 to 2.5 extents if splits are unrestricted, and 1.0 to 1.5 with this limit (test
-/// `runs_take_few_extents`). The price is that unused pages, up to this length, are kept with the
-/// used pages before them.
+/// one, and the space of a short piece holds no complete run. If uses end anywhere, runs take 2.1
+/// to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`). With
+/// the limit, unused pages up to this length are kept with the used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
 /// Uses split runs only while there are fewer pieces than two per run, plus this number.
 const SPLITS_SPARE: usize = 1024;
@@ -32,14 +31,15 @@ const MOVED_PER_CALL: usize = 32;
 
 /// Pieces of runs as a tree, with the policy that orders them.
 ///
-/// A run is one piece at first. It is split where another run follows one of its middle pages:
-/// children then always follow a piece's last page, and a piece without children may be evicted. It
-/// is also split near the end of a use that ends in its middle, so that only the pages before count
-/// as used. Pieces that are used together again are merged.
+/// A run is one piece at first. It is split after a page that another run follows, so that children
+/// always follow the last page of a piece, and a piece without children may be evicted. It is also
+/// split near the end of a use that covers a part of it, so that later pages do not count as used.
+/// Pieces that are used together again are merged.
 ///
 /// [`Tree::follow`] switches to a different policy. Each later admission, use and eviction moves a
-/// few pieces, the warmest first; each becomes the oldest in the new policy. Victims are chosen
-/// among the pieces that have not moved. The order of use is thus kept, and no call takes long.
+/// few pieces to it, so that no call takes long. The warmest pieces move first, and each becomes
+/// the oldest piece of the new policy, which keeps the order of use. Victims are chosen among the
+/// pieces that have not moved.
 ///
 /// Invariants: between calls, a piece that is not listed has children or is protected; a listed
 /// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
@@ -49,7 +49,8 @@ const MOVED_PER_CALL: usize = 32;
 pub(super) struct Tree {
     pieces: Pieces,
     last: HashMap<RunId, u32, Folding>,
-    /// Runs admitted before their parents, by parent: at opening, runs are admitted by last use.
+    /// Runs that were admitted before their parents, by parent. This happens at opening, where runs
+    /// are admitted in the order of their last use.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
     previous_policy: Option<Box<dyn EvictionPolicy>>,
@@ -202,7 +203,7 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // All runs of a long put count as known if its first run is known.
+            // If the first run of a long put is known, its later runs count as known too.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -286,7 +287,7 @@ impl Tree {
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
-        // For every policy, more than two uses equal two uses.
+        // No policy distinguishes two uses from more uses.
         let standing = |piece: &Piece| {
             (piece.queue, piece.stamp, piece.uses.min(2), piece.policy_generation())
         };

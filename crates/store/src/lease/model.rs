@@ -178,7 +178,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..100)
 }
 
-/// A lease in the model: number, runs, deadline in seconds, client, whether it counts.
+/// A lease in the model: its number, runs, deadline in seconds and client, and whether it counts
+/// towards the client's share.
 type Known = (u64, Vec<u64>, u64, u64, bool);
 
 /// Units of the modelled store.
@@ -188,14 +189,14 @@ fn units_of(run: u64) -> u64 {
     1 + run % 8
 }
 
-/// Units of runs with counted leases, of one client or of all.
+/// Returns the units of the runs with counted leases, of one client or, for `None`, of all clients.
 fn counted_units(leases: &[Known], client: Option<u64>) -> u64 {
     let counted = leases.iter().filter(|known| known.4 && client.is_none_or(|c| c == known.3));
     let runs: BTreeSet<u64> = counted.flat_map(|known| known.1.iter().copied()).collect();
     runs.into_iter().map(units_of).sum()
 }
 
-/// Maximum leading runs of a counted lease of `client`.
+/// Returns the number of leading runs that a counted lease of `client` may cover.
 fn within_share(leases: &[Known], runs: &[u64], client: u64) -> usize {
     let fits = |count: &usize| {
         let mut leases = leases.to_vec();

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) enum Cause {
     /// Some extents of the run are in absent space.
     Absent,
-    /// An ancestor of the run is hidden.
+    /// The run follows a hidden run, directly or through other runs.
     Behind,
 }
 
-/// The runs hidden from lookups. The lock on `runs` is the last in the lock order, and is held only
+/// The runs hidden from lookups. The lock on `runs` is the last in the lock order. It is held only
 /// while this map is read or replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Hidden {
@@ -33,7 +33,7 @@ impl Hidden {
         if !absent.is_empty() {
             let mut seen: HashSet<RunId> = HashSet::new();
             for &run in parents.keys() {
-                // `run` and its ancestors, up to the first whose visibility is known.
+                // Collect `run` and its ancestors, up to the first whose visibility is known.
                 let mut way = Vec::new();
                 let mut at = Some(run);
                 while let Some(run) = at.filter(|run| !runs.contains_key(run) && seen.insert(*run))
@@ -81,8 +81,8 @@ impl Hidden {
 }
 
 impl StoreCore {
-    /// Removes from a walk's `steps` the parts in hidden runs, and in a chained scope all parts
-    /// after them, because a reader cannot use these.
+    /// Removes from the `steps` of a walk the parts in hidden runs and, in a chained scope, all
+    /// parts after the first of them, because a reader cannot use them.
     pub(crate) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
         if self.hidden.is_empty() {
             return steps;

@@ -26,7 +26,8 @@ pub(crate) struct Absence {
     volumes: BTreeMap<u8, String>,
     /// Absent segments of present volumes.
     segments: BTreeMap<SegmentId, String>,
-    /// Segments of absent volumes that the index names: the budget counts them.
+    /// Segments of absent volumes, as far as the index names them. They count towards the store's
+    /// capacity.
     known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
 
@@ -89,7 +90,7 @@ impl Absence {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
 
-    /// Records the segments of a hidden run, so that the budget counts them.
+    /// Records the segments of a hidden run, so that they count towards the store's capacity.
     pub(crate) fn note(&mut self, extents: &[Extent]) {
         for segment in extents.iter().map(|extent| extent.segment) {
             if self.volumes.contains_key(&segment.volume()) {
@@ -98,7 +99,8 @@ impl Absence {
         }
     }
 
-    /// Lower bound of the absent segments of volume `number`.
+    /// Returns the number of segments of volume `number` that are known to be absent; it may have
+    /// more.
     pub(crate) fn segments_of(&self, number: u8) -> u32 {
         let known = self.known.get(&number).map_or(0, BTreeSet::len);
         let single = self.segments.keys().filter(|id| id.volume() == number).count();
@@ -128,8 +130,8 @@ impl Absence {
         }
     }
 
-    /// Replaces an absent volume that has returned by its segments, each absent until it is
-    /// restored.
+    /// Replaces an absent volume, which has returned, by its segments. Each segment stays absent
+    /// until it is restored.
     fn list(&mut self, number: u8, segments: &[SegmentId]) {
         self.volumes.remove(&number);
         self.known.remove(&number);

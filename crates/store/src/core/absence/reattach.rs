@@ -81,7 +81,7 @@ impl StoreCore {
             pages_dropped = dropped,
             "absent space has returned"
         );
-        // Free space in the restored segments is reused after this round and a drain.
+        // This round, and a drain, make the free space of the restored segments reusable.
         self.make_durable()
     }
 
@@ -90,7 +90,7 @@ impl StoreCore {
         let absent = self.state.lock().absence.volumes();
         let manifest = self.shape.manifest();
         let found = self.shape.directory().volume_states(&manifest);
-        // Markers are repaired before a segment is opened: without its marker a volume cannot be
+        // Repair the markers before any segment is opened: a volume without its marker cannot be
         // used.
         self.shape.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
@@ -103,7 +103,7 @@ impl StoreCore {
             match attached {
                 Ok(segments) => here.push((number, segments)),
                 Err(why) => {
-                    // The volume may have been retired concurrently.
+                    // Another thread may have retired the volume since.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
                         *reason = why;
                     }
@@ -125,8 +125,8 @@ impl StoreCore {
         }
         self.segments.attach(number, candidate)?;
         let listed = self.segments.list_durably(number)?;
-        // The marker is checked after the list and its sync, because an empty mount point lists no
-        // files.
+        // Check the marker after listing and syncing the directory, because an empty mount point
+        // lists no files.
         if !self.is_volume_present(number) {
             return Err(Error::retry("it became absent again"));
         }
@@ -149,10 +149,9 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // The lock is held until all extents are marked, so that no put is placed in the
-            // segment before. Pending removals are applied first: the segment returns with the
-            // extents of removed runs as free space, so a removal applied later would free them a
-            // second time.
+            // Hold the lock until all extents are marked, so that no put is placed in the segment
+            // before. Apply pending removals first: the segment returns with the extents of removed
+            // runs as free space, so a removal that is applied later would free them a second time.
             let mut state = self.state.lock_without_removals();
             state.absence.segments.remove(&id);
             if !state.space.restore_segment(id) {
@@ -210,8 +209,8 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run of which a segment was removed or an extent is in `unmarked`, and all runs
-    /// after it. Returns the number of pages removed.
+    /// Removes a run if one of its segments was removed or one of its extents is in `unmarked`, and
+    /// all runs after it. Returns the number of pages removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
         for Removed { extents, .. } in &mut removed {
@@ -226,7 +225,7 @@ impl StoreCore {
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
-        // Excludes `reattach_absent`, because both replace the hidden runs.
+        // Exclude `reattach_absent`, because both functions replace the hidden runs.
         let _change = self.shape.change();
         let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);

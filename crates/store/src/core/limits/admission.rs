@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 use std::time::Instant;
 
-/// The ghost list (see [`crate::admission`]) remembers as many pages as fill the store if each has
-/// this length.
+/// Length of a page from which the size of the ghost list (see [`crate::admission`]) is computed:
+/// the list remembers the number of such pages that fill the store.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 
-/// Admission, under its own lock, which is never taken together with another lock.
+/// Admission, under a lock that is never held together with another lock.
 pub(crate) struct PutAdmission {
     mode: AdmissionMode,
     started: Instant,
@@ -100,7 +100,7 @@ impl StoreCore {
     }
 
     /// Counts refused pages by reason, and refunds the charge for pages that will not be written.
-    /// `last` is the reason why some admitted pages are in none of `runs`.
+    /// `last` is the reason why admitted pages are missing in `runs`, if any are.
     pub(crate) fn count_refused(
         &self,
         admitted: &Admitted,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Shortest interval between log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(3600);
-/// Evicts 1/`EVICTED_SHARE` of the index per pass.
+/// A pass evicts 1/`EVICTED_SHARE` of the index.
 const EVICTED_SHARE: u64 = 16;
 
 /// Refusals of the index at its memory ceiling.
@@ -61,7 +61,7 @@ impl StoreCore {
         if !std::mem::take(&mut state.index_memory.is_full) {
             return;
         }
-        // Pages and run records take the memory; a page takes a quarter of a record.
+        // Pages and run records take the memory; a page takes a quarter of the memory of a record.
         let weight = || {
             let index = self.index.stats();
             index.pages + 4 * index.runs

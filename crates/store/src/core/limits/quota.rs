@@ -17,7 +17,7 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
 use ritornello_index::RunId;
 use std::time::Instant;
 
-/// Builds of scopes' own policies, one at a time.
+/// Builds the eviction policies of scopes with quotas, one at a time.
 #[derive(Default)]
 pub(crate) struct QuotaBuilds {
     /// Taken before the state's lock.
@@ -52,8 +52,8 @@ impl StoreCore {
     ) -> std::result::Result<(), Refusal> {
         let mut state = self.state.lock();
         loop {
-            // The promise is made even without a quota, so that a quota set before the write counts
-            // these units.
+            // Promise the units even without a quota, so that a quota set before the write counts
+            // them.
             let most =
                 self.scopes.settings(slot).quota_bytes.map_or(u64::MAX, |quota| quota / UNIT);
             let over = (state.units_of_scope(slot) + units).saturating_sub(most);
@@ -78,7 +78,7 @@ impl StoreCore {
         let _build = builds.one_at_a_time.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction = self.state.lock().residents.usage.take_eviction(slot);
-            // Dropping a large policy takes time, so it happens outside the lock.
+            // Drop the policy outside the lock, because a large policy takes time to drop.
             drop(eviction);
             builds.ended.notify_all();
             return;
@@ -90,8 +90,8 @@ impl StoreCore {
         });
     }
 
-    /// Builds a scope's own policy unless it exists: first from the index, then from the events
-    /// recorded since the build began.
+    /// Builds the policy of a scope unless it exists, from the index and from the events recorded
+    /// since the build began.
     fn build_scope_eviction(&self, slot: ScopeSlot) {
         if !self.state.lock().residents.usage.begin_build(slot) {
             return;
@@ -110,8 +110,8 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // While removals are applied in steps, the index already lacks runs that the policy has
-            // not been told to remove.
+            // While removals are applied in steps, the index lacks runs whose removal was not
+            // reported to the policy yet.
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

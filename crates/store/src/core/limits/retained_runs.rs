@@ -8,7 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
-/// End, reversed order of arrival, and run: the smallest is released first.
+/// The end of a retention, its reversed order of arrival, and its run. The smallest value is
+/// released first.
 type End = (u64, Reverse<u64>, RunId);
 
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +112,7 @@ impl Retention {
         }
     }
 
-    /// Subtracts the tail that a run lost.
+    /// Subtracts the units of the tail that a run lost.
     pub(crate) fn shrink(&mut self, run: RunId, gone: u64) {
         let Some(held) = self.runs.get_mut(&run) else { return };
         let gone = gone.min(held.units);
@@ -122,7 +123,7 @@ impl Retention {
         }
     }
 
-    /// Releases runs whose end is not after `now`, at most [`STEP_RUNS`].
+    /// Releases runs whose retention ends at `now` or before, at most [`STEP_RUNS`].
     pub(super) fn expire(&mut self, now: u64) -> Vec<RunId> {
         let ended = self.ends.iter().take_while(|(end, ..)| *end <= now).take(STEP_RUNS);
         let ended: Vec<RunId> = ended.map(|(_, _, run)| *run).collect();
@@ -170,8 +171,8 @@ mod tests {
     fn earliest_end_is_released_first_leaves_before_roots() {
         let (a, b) = (ScopeSlot(1), ScopeSlot(2));
         let mut retention = Retention::new(StoreClock::starting_at(0, || 0));
-        // A root and two leaves that end together, a run that ends later, and a run of a different
-        // scope.
+        // Retain a root and two leaves that end together, a run that ends later, and a run of a
+        // different scope.
         for (run, slot, end) in [(1, a, 50), (2, a, 50), (3, a, 50), (4, a, 90), (5, b, 40)] {
             retention.retain(RunId(run), slot, 10, end);
         }

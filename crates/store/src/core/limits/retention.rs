@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 /// By default a scope retains at most 1/`DEFAULT_SHARE` of its quota, or of the store.
 const DEFAULT_SHARE: u64 = 4;
-/// All scopes together retain at most 1/`STORE_SHARE` of the store, independent of their settings,
-/// so that retention alone cannot leave eviction without victims.
+/// All scopes together retain at most 1/`STORE_SHARE` of the store, independently of their
+/// settings, so that eviction finds victims among the other pages.
 const STORE_SHARE: u64 = 2;
 /// Interval of durable clock records while runs are retained.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
@@ -61,15 +61,14 @@ impl StoreCore {
     }
 
     /// Extends the retention of a newly linked child's ancestors to the end of the child's
-    /// retention. Returns whether further runs were retained; the caller then trims.
+    /// retention. Returns whether further runs were retained: the caller then trims the retention.
     #[must_use]
     pub(crate) fn retain_parents(&self, state: &mut State, slot: ScopeSlot, child: RunId) -> bool {
         let Some(held) = state.residents.retention.get(child) else { return false };
         let parent = self.index.run(child).and_then(|view| view.parent);
         let grew = self.retain_path(state, slot, parent.map(|(parent, _)| parent), held.end);
         if grew {
-            // The ancestors were just added, so the child is added again to follow them in the
-            // order.
+            // Add the child again: its ancestors were just added, and must precede it in the order.
             state.residents.retention.retain(child, slot, held.units, held.end);
         }
         grew
@@ -86,7 +85,7 @@ impl StoreCore {
         end: u64,
     ) -> bool {
         let mut path = Vec::new();
-        // Terminates even if parents form a ring.
+        // The set of seen runs ends the loop even if parents form a ring.
         let mut seen = HashSet::new();
         let mut next = run;
         while let Some(run) = next.filter(|run| seen.insert(*run))
@@ -126,8 +125,8 @@ impl StoreCore {
         });
     }
 
-    /// Releases ended retentions, records the clock, and releases retentions above the limit of a
-    /// store that has shrunk.
+    /// Releases retentions that have ended, records the clock, and releases retentions above the
+    /// limit, which a smaller capacity may have lowered.
     pub(crate) fn maintain_retention(&self) {
         let now = self.state.lock().residents.retention.clock.now();
         self.state.in_steps(|state| {
@@ -143,8 +142,8 @@ impl StoreCore {
                 retention.noted = Some(Instant::now());
                 self.unretain(retention, &released);
             }
-            // Inserts are refused while much of the journal is unsynced, so further releases wait
-            // for a sync.
+            // The index refuses inserts while much of its journal is unsynced, so further releases
+            // wait for a sync.
             !released.is_empty() && self.index.stats().pending_bytes < PENDING_BYTES_MAX
         });
     }

@@ -6,8 +6,8 @@ use std::time::Instant;
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
 
 /// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
-/// before. If the system clock is set back, the store's clock continues by elapsed time; if it is
-/// set forward, the store's clock follows and ends retentions early.
+/// before. If the system clock is set back, the store's clock continues by the elapsed time. If the
+/// system clock is set forward, the store's clock follows, and retentions end early.
 #[derive(Debug)]
 pub(crate) struct StoreClock {
     wall: fn() -> u64,
@@ -33,8 +33,9 @@ impl StoreClock {
         self.latest
     }
 
-    /// Converts `until` of the system clock to this clock by its distance from now, which is
-    /// correct even if the two clocks differ. `None` if it has passed.
+    /// Converts `until`, a time of the system clock, to this clock. The result has the same
+    /// distance from now, which is correct even if the clocks differ. Returns `None` if the time
+    /// has passed.
     pub(super) fn end(&mut self, until: u64) -> Option<u64> {
         let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
         Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
@@ -51,7 +52,6 @@ mod tests {
     #[test]
     fn clock_never_decreases() {
         let set = |seconds| WALL.store(seconds, Ordering::Relaxed);
-        // Real time passes during a test.
         let near = |time: u64, expected: u64| (expected..expected + 100).contains(&time);
         let is_near = |time: Option<u64>, expected| time.is_some_and(|time| near(time, expected));
         set(1000);
@@ -64,7 +64,7 @@ mod tests {
         set(500);
         assert!(near(clock.now(), 2000), "set back");
         assert!(is_near(clock.end(1100), 2600), "an end keeps its distance from now");
-        // A restart with a system clock at zero.
+        // The machine restarts with a system clock at zero.
         set(0);
         let mut clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));
         assert!(near(clock.now(), 2000) && is_near(clock.end(600), 2600));

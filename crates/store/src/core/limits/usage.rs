@@ -19,13 +19,14 @@ struct Holding {
     promised: u64,
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
-    /// While the policy is being built: runs added, linked, used or shortened since the build
-    /// began. The build applies them last, in this order.
+    /// Runs that were added, linked, used or shortened since the build of the policy began; `None`
+    /// without a build. The build applies these events last, in order.
     pending: Option<Vec<RunId>>,
 }
 
 impl Holding {
-    /// Returns whether the policy applies an event of `run` now; otherwise records it for later.
+    /// Returns whether an event of `run` can be applied to the policy now; otherwise records the
+    /// run for the end of the build.
     fn applies_now(&mut self, run: RunId) -> bool {
         match &mut self.pending {
             Some(pending) => pending.push(run),
@@ -73,7 +74,7 @@ impl Usage {
         }
     }
 
-    /// Subtracts removed pages. Does nothing for a moved run, which takes the same units as before.
+    /// Subtracts removed pages. Does nothing for a moved run, whose units stay the same.
     pub(crate) fn remove(&mut self, gone: &Removed) {
         if gone.pages == 0 && !gone.whole {
             return;
@@ -135,8 +136,8 @@ impl Usage {
         self.scopes.entry(slot).or_default().promised += units;
     }
 
-    /// Ends a promise made by `make_quota_space`: a reservation now counts the units, or none was
-    /// opened.
+    /// Ends a promise of `make_quota_space`, because a reservation counts the units now, or because
+    /// no reservation was opened.
     pub(crate) fn release_promise(&mut self, slot: ScopeSlot, units: u64) {
         if let Some(holding) = self.scopes.get_mut(&slot) {
             holding.promised = holding.promised.saturating_sub(units);

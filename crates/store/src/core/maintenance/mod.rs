@@ -38,8 +38,8 @@ impl Maintenance {
         self.periodic.wake();
     }
 
-    /// Stops the threads and joins them. Does not wait for a running drain, which ends when its
-    /// device has completed the writes.
+    /// Stops the threads and joins them. Does not wait for a running drain, which ends when the
+    /// device has completed earlier writes.
     pub(super) fn stop(&self) {
         self.space.stop();
         self.periodic.stop();
@@ -70,8 +70,8 @@ impl BackgroundThread {
         self.wakeup.wake_one();
     }
 
-    /// Sleeps until woken, at most `long`. Returns whether the thread must end. May wake
-    /// spuriously.
+    /// Sleeps until woken, for at most `long`; may wake without a reason. Returns whether the
+    /// thread must end.
     fn sleep(&self, long: Duration) -> bool {
         let mut wakeup = self.wakeup.lock();
         if !wakeup.woken && !wakeup.stopping {
@@ -89,7 +89,7 @@ impl BackgroundThread {
         if let Some(thread) = thread
             && thread.thread().id() != std::thread::current().id()
         {
-            // A panic of that thread was reported where it happened.
+            // A panic of the thread was reported when it happened.
             let _ = thread.join();
         }
     }

@@ -51,7 +51,7 @@ impl StoreCore {
         let pressing = state.space.is_limbo_large();
         let busy = !state.unsynced.segments.is_empty() || state.space.has_limbo_waiting();
         let touched = state.unsynced.uses && last_sync.elapsed() >= RECENCY_INTERVAL;
-        // If other changes need a sync, that sync makes the uses durable too.
+        // A sync for other changes makes the uses durable too.
         state.unsynced.uses &= !(busy || touched);
         drop(state);
         for (id, name) in names {
@@ -70,8 +70,8 @@ impl StoreCore {
         let (pending, most) = (index.pending_bytes, pending_max(index.memory_bytes_max));
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
         if touched || ((busy || pending > 0) && (pressing || due)) {
-            // A failed sync poisons the store, and the next change returns the error. If instead
-            // earlier rounds did not end in time, a later pass syncs.
+            // The error needs no handling here: a failed sync poisons the store, so that the next
+            // change returns the error; if earlier rounds did not end in time, a later pass syncs.
             let _ = self.make_durable();
             *last_sync = Instant::now();
         }
@@ -82,8 +82,8 @@ impl StoreCore {
     }
 }
 
-/// Unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of the index's memory
-/// ceiling, if it has one and that is less.
+/// Returns the unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of the
+/// index's memory ceiling if this is less.
 fn pending_max(ceiling: u64) -> u64 {
     if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }

@@ -6,7 +6,7 @@ use ritornello_format::UNIT;
 use ritornello_index::RunId;
 use std::time::{Duration, Instant};
 
-/// Slow-down factor while the store is in use.
+/// Factor by which scrubbing slows down while the store is in use.
 const YIELD: u32 = 8;
 /// Pause when no run can be scrubbed, scrubbing is off, or the store is poisoned.
 const NOTHING: Duration = Duration::from_secs(60);
@@ -19,8 +19,8 @@ pub(crate) struct Scrub {
     /// Remaining runs of this pass, by descending generation: the next run is last.
     left: Vec<(u64, RunId)>,
     due: Instant,
-    /// A counter that grows with uses and puts, as last observed, and when it was first observed at
-    /// this value.
+    /// The last observed value of a counter that grows with uses and puts, and the time when this
+    /// value was first observed.
     seen: (u64, Instant),
 }
 
@@ -32,9 +32,9 @@ impl Default for Scrub {
 }
 
 impl StoreCore {
-    /// Verifies the next run, if it is due. A pass goes through all runs in the order of their
-    /// puts, so the run verified longest ago comes first. The first pass after a restart begins at
-    /// a run that depends on the owner epoch. Returns how long to wait until the next call.
+    /// Verifies the next run, if it is due. A pass visits all runs in the order of their puts. The
+    /// first pass after a restart begins at a run that depends on the owner epoch. Returns the time
+    /// until the next call.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {

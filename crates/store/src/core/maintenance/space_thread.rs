@@ -94,7 +94,7 @@ fn run(core: &Weak<StoreCore>, thread: &BackgroundThread) {
             match core.maintain_space(&core.maintenance.space.control()) {
                 Ok(false) => {}
                 Ok(true) => pause = pause.min(RETRY_PAUSE),
-                // The store is poisoned: the owner reopens it, and logs that.
+                // The store is poisoned. The owner logs this when it reopens the store.
                 Err(_) if core.lifecycle.is_poisoned() => {}
                 Err(error) => {
                     let again =

@@ -101,8 +101,8 @@ impl StoreCore {
             }
             progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
-        // A parent usually has a lower generation than its children, so in this order it is already
-        // salvaged when the children are linked to it.
+        // A parent usually has a lower generation than its children, so in this order a parent is
+        // salvaged before the children that are linked to it.
         lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
         for run in lost {
             report.pages_salvaged += self.salvage_run(run);
@@ -127,7 +127,7 @@ impl StoreCore {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
-            // The run may have been removed or moved since the page was read: it is then skipped.
+            // Skip the run if it was removed or moved since the page was read.
             let stays = |now: ritornello_format::Place| now.header() == view.place.header();
             if self.index.locate(scope.slot, hash) != Some((run, page))
                 || !self.index.place(run).is_some_and(stays)
@@ -149,8 +149,8 @@ impl StoreCore {
     }
 
     /// Returns the pages of a run that fail verification, with the reason; all pages if the header
-    /// fails. A page that could not be read counts only with [`Unreadable::Drop`], and only if the
-    /// disk fails to read it, not if memory, file descriptors or time ran out.
+    /// fails. With [`Unreadable::Drop`] these include pages that the disk fails to read, but not
+    /// pages that were not read for lack of memory, file descriptors or time.
     fn bad_pages(
         &self,
         scope: ScopeRef,
@@ -246,7 +246,7 @@ impl StoreCore {
             Ok(run) => {
                 let resident = resident(run, found, &hashes, &place);
                 state.residents.admit(scope.slot, &resident, good as u64, place.units());
-                // The run's writer may not have synced it.
+                // The process that wrote the run may not have synced it.
                 state.unsynced.note(&place.extents);
                 good as u64
             }

@@ -70,8 +70,8 @@ impl StoreCore {
         let mut manifest = directory.manifest_to_resize(options)?;
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
         if manifest.owner_epoch == 0 {
-            // The store's identity is durable before any directory is marked with it, so that the
-            // next opening continues an interrupted creation.
+            // Make the store's identity durable before any directory is marked with it, so that the
+            // next opening can continue an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
         let being_made = manifest.owner_epoch == 0;
@@ -97,8 +97,8 @@ impl StoreCore {
         manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        // Removes what an interrupted conversion left, and only now, when both copies of the
-        // manifest name the index in use.
+        // Remove the files that an interrupted conversion left. This must not happen earlier: only
+        // now do both copies of the manifest name the index in use.
         if let Err(error) = remove_leftovers(medium.as_ref(), &directory, kind) {
             tracing::warn!(%error, "the files left by a conversion could not be removed");
         }
@@ -146,7 +146,7 @@ impl StoreCore {
         let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > EMPTY_SCOPES_MAX {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-            // Settings of an empty scope must apply when its pages return.
+            // Keep an empty scope with settings: they must apply when its pages return.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
             scopes.drop_selected(|slot| !used.contains(&slot) && !set(slot))?;
         }
@@ -158,10 +158,10 @@ impl StoreCore {
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
         let mut space = StoreSpace::new(space);
         withhold_reserved(&mut space, &absence, &mut withheld, &alive);
-        // The number of segments in each volume, on which the shares depend, is known only now.
+        // The shares depend on the number of segments in each volume, which is known only now.
         space.share_out(&absence, &manifest, &budget);
         if !clean {
-            // The last owner's own reservations are in no log.
+            // The log does not have the reservations of the last owner's process.
             space.withhold_free();
         }
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
@@ -201,8 +201,7 @@ impl StoreCore {
         if options.background_threads {
             core.start_periodic()?;
         }
-        // The capacity is applied before the maintenance thread starts, because that thread moves
-        // runs.
+        // Apply the capacity before the maintenance thread starts, because this thread moves runs.
         core.apply_capacity()?;
         if options.background_threads {
             core.start_maintenance()?;
@@ -211,8 +210,9 @@ impl StoreCore {
     }
 }
 
-/// Withholds the space of logged reservations: of living clients until they abort or die, of dead
-/// clients until it is drained, because their last writes may still be in flight.
+/// Withholds the space of logged reservations. The space of a living client is withheld until the
+/// client aborts or dies, the space of a dead client until it is drained, because its last writes
+/// may still be in flight.
 fn withhold_reserved(
     space: &mut StoreSpace,
     absence: &Absence,
@@ -222,8 +222,8 @@ fn withhold_reserved(
     for held in withheld.values_mut() {
         let logged = std::mem::take(&mut held.extents);
         (held.absent, held.extents) = logged.into_iter().partition(|e| absence.covers(e.segment));
-        // Each extent is marked separately: if one extent conflicts with a committed run, the
-        // other extents are still withheld.
+        // Mark each extent separately: if an extent conflicts with a committed run, all other
+        // extents are still withheld.
         held.extents.retain(|extent| space.mark(std::slice::from_ref(extent)));
     }
     withheld.retain(|_, held| {

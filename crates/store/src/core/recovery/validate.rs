@@ -39,8 +39,8 @@ pub(crate) fn find_segments(
         }
         let listed = segments.list_durably(number).map_err(|error| error.to_string());
         let listed = match listed {
-            // The marker is checked after the list and its sync, because an empty mount point lists
-            // no files.
+            // Check the marker after listing and syncing the directory, because an empty mount
+            // point lists no files.
             Ok(_) if !is_present(number) => Err("it became absent during the opening".to_owned()),
             listed => listed,
         };
@@ -86,14 +86,15 @@ pub(crate) fn validate_runs(
     let mut kept: Vec<RecoveredRun> = Vec::new();
     let mut rejected: Vec<(RunId, &'static str)> = Vec::new();
     let segment_units = (manifest.segment_bytes / UNIT) as u32;
-    // Rejected runs are collected, because the index cannot change while it is visited.
+    // Collect the rejected runs, because the index cannot change while it is visited.
     index.for_each(&mut |run, view| match rejection(&view, scopes, segment_units) {
         Some(reason) => rejected.push((run, reason)),
         None => {
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
-            // An extent is outside the segments, or belongs to a run visited before.
+            // The mark fails if an extent is outside the segments, or belongs to a run visited
+            // before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
                 rejected.push((run, "space"));
                 return;
@@ -114,7 +115,7 @@ pub(crate) fn validate_runs(
             });
         }
     });
-    // Runs after a removed run are removed with it, which frees their space.
+    // A run after a removed run is removed with it, which frees its space.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in rejected {
@@ -147,12 +148,12 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
 
 /// Adds the recovered runs to `residents`.
 pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
-    // Admission counts as a use, so the least recently used run is admitted first.
+    // Admission counts as a use, so admit the least recently used run first.
     kept.sort_by_key(|kept| kept.recency);
     for kept in &kept {
         residents.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // Runs are retained in the order of their puts, so that a root precedes its descendants.
+    // Retain the runs in the order of their puts, so that a root precedes its descendants.
     kept.retain(|kept| kept.retain_until > 0);
     kept.sort_by_key(|kept| kept.generation);
     for kept in kept {

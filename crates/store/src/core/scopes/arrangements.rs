@@ -5,11 +5,11 @@ use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// If the number of registered scopes that differ from a new scope only in arrangement reaches this
-/// number, there is no warning: a caller may use a different size for every object, such as LMCache
-/// with a serde.
+/// There is no warning if at least this number of registered scopes differ from a new scope only in
+/// arrangement: the caller, such as LMCache with a serde, may use a different page size for every
+/// object.
 const REARRANGED_MAX: usize = 8;
-/// Maximum log lines per owner: requests choose salts, and each could cause a line.
+/// Maximum log lines per owner, because requests choose salts, and each salt could cause a line.
 const LINES_MAX: u32 = 64;
 
 /// The registered scopes, by a digest of everything but the arrangement.
@@ -45,7 +45,7 @@ impl Arrangements {
     }
 
     /// The newest scope that differs from `scope` only in the arrangement of its pages, and the
-    /// differences; `None` if there are none, or [`REARRANGED_MAX`] or more.
+    /// differences. `None` if no scope differs, or [`REARRANGED_MAX`] or more scopes differ.
     fn newest(
         &self,
         stored: &BTreeMap<ScopeSlot, Arc<Scope>>,

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 /// Maximum scopes examined under one hold of the core state's lock.
 const STEP_SCOPES: usize = 256;
-/// A full registry frees 1/`SLACK` of its limits, so that not every registration searches for empty
-/// scopes.
+/// A full registry drops empty scopes until 1/`SLACK` of its limits is free, so that not every
+/// registration searches for empty scopes.
 const SLACK: u64 = 64;
 
 /// Limits of the registry.
@@ -38,8 +38,8 @@ struct ChosenScopes {
 }
 
 impl Scopes {
-    /// Drops empty scopes until a record of `added` bytes fits, with some slack. Returns the number
-    /// of dropped scopes.
+    /// Drops empty scopes until a record of `added` bytes fits and 1/[`SLACK`] of the limits is
+    /// free. Returns the number of dropped scopes.
     ///
     /// # Errors
     /// `Miss` if too few scopes are empty; file-system errors. After an error, no scope is dropped.

@@ -20,14 +20,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum live scopes: epochs and salts create scopes on request.
+/// Maximum live scopes. The limit is needed because requests create scopes, by epochs and salts.
 pub(crate) const SCOPES_MAX: usize = 65_536;
 
 /// The scope table. `registry` is the state on disk, changed under its own lock because a change
 /// does I/O; `live` serves lookups.
 #[derive(Debug)]
 pub(crate) struct Scopes {
-    /// Sync rounds, poisoned by a failed change that may be on disk.
+    /// The sync rounds, which are poisoned if a change fails that may be on the disk.
     rounds: Arc<Rounds>,
     /// The codec of scopes without a codec setting.
     codec: Codec,
@@ -63,8 +63,8 @@ pub(crate) struct LiveScope {
 }
 
 impl LiveScope {
-    /// Records a use. Stores at most once between two registrations, so that lookups by many
-    /// threads rarely write to the shared cache line.
+    /// Records a use. Writes at most once between two registrations, so that lookups of many
+    /// threads rarely write to the same cache line.
     fn note_use(&self, now: u64) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -154,8 +154,7 @@ impl Scopes {
         let Registry { table, file, arrangements } = &mut *registry;
         arrangements.warn(&table.scopes, scope);
         let scope = Arc::new(scope.clone());
-        // The slot counts as used even if the registration fails, because the record may be on
-        // disk.
+        // Count the slot as used even if the registration fails, because the record may be on disk.
         table.next = next;
         table.scopes.insert(slot, Arc::clone(&scope));
         if let Err(error) = file.register(&record, table) {

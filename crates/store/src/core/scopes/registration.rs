@@ -27,9 +27,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Checks that a page and its run header take at most half of the store, so that a put can
-    /// replace a page that is being read, and half of the extents that a run may have, so that a
-    /// page finds room among shorter pages.
+    /// Checks that a page with its run header takes at most half of the store, so that a put can
+    /// replace a page that is being read. Checks that it takes at most half of the extents that a
+    /// run may have, so that it finds room among shorter pages.
     fn check_fits(&self, scope: &Scope) -> Result<()> {
         let page_bytes = scope.resolved_page_bytes()?;
         let budget = self.shape.budget();

@@ -6,11 +6,11 @@ use ritornello_index::RunId;
 use std::collections::VecDeque;
 
 /// Pieces that were protected when they became victims, beyond the number that one call skips
-/// (`EXAMINED_MAX` in `victims`). They are in no list of a policy.
+/// (`EXAMINED_MAX` in `victims`). No list of a policy holds them.
 ///
-/// The end of a protection is not reported, so each eviction re-examines some of these pieces, the
-/// longest-waiting first. A piece that is protected for a long time is thus skipped once, not by
-/// every call.
+/// The tree does not learn when a protection ends, so each eviction examines some of these pieces
+/// again, the longest-waiting first. A piece that is protected for a long time is thus skipped once
+/// instead of by every call.
 #[derive(Debug, Default)]
 pub(super) struct ProtectedPieces {
     queue: VecDeque<(u32, RunId)>,
@@ -41,7 +41,7 @@ impl ProtectedPieces {
             if piece.run != run || !piece.is_protected() {
                 continue;
             }
-            // A piece that was used or lost a child since it was added is listed already.
+            // A piece that was used, or that lost a child, since it was added is listed already.
             if !piece.is_listed() && context.is_protected(run) {
                 self.queue.push_back((slot, run));
                 continue;

@@ -49,8 +49,8 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // The skipped pieces return to their positions. (A piece that lost a child during this call
-        // was skipped twice.)
+        // List the skipped pieces at their former positions. A piece that lost a child during this
+        // call was skipped twice.
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
@@ -64,10 +64,10 @@ impl Tree {
         unprotected.into_iter().rev().for_each(|slot| self.relist(slot));
     }
 
-    /// Cuts about `units` units off the end of a piece without children; `units` is the rest of the
-    /// `requested` units of this eviction. If less than a chunk, or less than `requested`, would
-    /// remain of the piece, cuts it completely: the next call would take the remainder, and leave a
-    /// hole too short for a run of the requested length.
+    /// Cuts about `units` units off the end of a piece without children, where `units` is what is
+    /// left of the `requested` units of this eviction. Cuts the piece completely if less than a
+    /// chunk, or less than `requested`, would remain: the next call would take this remainder, and
+    /// leave a hole too short for a run of the requested length.
     fn cut(
         &mut self,
         slot: u32,
