@@ -20,7 +20,8 @@ fn percentile(samples: &mut [u64], of: f64) -> f64 {
     samples[((samples.len() - 1) as f64 * of) as usize] as f64 / 1000.0
 }
 
-/// Nanoseconds of probes of the chains that `pick` selects, including the hashing of keys.
+/// Returns the nanoseconds of each probe of the chains that `pick` selects, including the hashing
+/// of keys.
 fn probe(
     index: &dyn PrefixIndex,
     shape: &Shape,

@@ -4,7 +4,7 @@ use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};
 use std::collections::HashMap;
 
-/// Bytes after which the copy is synced, so that few changes wait in memory.
+/// Bytes after which the copy is synced, so that few changes wait in the memory of `to`.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// The result of [`copy`].
@@ -99,8 +99,9 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies the runs that still wait: their parent was dropped, or they are attached to each
-    /// other in a ring. Intact indexes have no rings, but a ring is copied unchanged.
+    /// Copies the runs that still wait, because their parent was dropped, or because they are
+    /// attached to each other in a ring. An intact index has no ring, but a ring is copied
+    /// unchanged.
     fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
@@ -129,8 +130,8 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Counts a run and the runs that wait for it as dropped. Its children that are visited later
-    /// wait until the end.
+    /// Counts a run, and the runs that wait for it, as dropped. Children of the run that are
+    /// visited later wait for [`Self::copy_waiting`].
     fn drop_behind(&mut self, run: RunId) {
         let mut gone = vec![run];
         while let Some(run) = gone.pop() {
@@ -142,7 +143,7 @@ impl Copier<'_> {
     /// Inserts a run. Returns whether `to` accepted it.
     fn insert(&mut self, run: RunId, view: &RunView, parent: Option<PageHash>) -> Result<bool> {
         let mut pages = view.pages.clone();
-        // Restore holes by inserting substitute pages and removing them.
+        // A removed page has no hash. Insert the run with substitute pages, and remove these again.
         let mut stand_ins = Vec::new();
         for (at, page) in pages.iter_mut().enumerate().filter(|(_, page)| **page == PageHash::NONE)
         {

@@ -44,10 +44,10 @@ pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
-/// Makes the page data of all runs durable that are in the index when it is called. An index calls
-/// it before it makes its own records durable, so that no durable record names data that a power
-/// loss can take. The index may call it several times, from any thread that syncs, and holds no
-/// lock during the call that a writer or a probe needs.
+/// Makes the data of the pages of all runs durable that are in the index when the function is
+/// called. An index calls it before it makes its own records durable, so that no durable record
+/// names data that a power loss can take. The index may call it several times, from any thread that
+/// syncs. During the call the index holds no lock that a writer or a probe needs.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The name of a run. Unique while the index is open, and not reused in that time. The name may
@@ -155,20 +155,20 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// index is poisoned. In each case nothing is changed.
     fn insert(&self, run: &NewRun<'_>) -> Result<RunId>;
 
-    /// Records that, in a chained scope, page `child`, the first of a run without a known parent,
-    /// follows page `parent`. Does nothing if either does not exist, or `child` is attached
-    /// already.
+    /// Records in a chained scope that page `child` follows page `parent`; `child` must be the
+    /// first page of a run without a known parent. Does nothing if either page does not exist, or
+    /// `child` is attached already.
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
     /// Cuts run `run` after `keep` pages. In chained scopes this also removes all descendants of
-    /// the removed pages; each run or tail of a run is one `Removed`. If no live page is left
-    /// before the cut, the whole run is removed. Returns nothing if the run does not exist, or if
-    /// the cut is at or after its end.
+    /// the removed pages; for each run that loses pages there is one `Removed`. If no live page is
+    /// left before the cut, the whole run is removed. Returns nothing if the run does not exist, or
+    /// if the cut is at or after its end.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
     /// Removes single pages. In chained scopes this cuts the run at each page. In other scopes a
-    /// page leaves a hole: the page's own extents are returned, and with the last page also the
-    /// extents of the header.
+    /// removed page leaves a hole, and its extents are returned; when the last page of a run is
+    /// removed, the extents of the header are returned too.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
@@ -229,8 +229,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Visits all runs, in no order, without delaying writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
-    /// Makes all changes before the call durable. The call itself makes no run durable before
-    /// `sync_data` was called with the run in the index: concurrent changes wait for the next sync.
+    /// Makes all changes before the call durable. The call makes a run durable only if the run was
+    /// in the index when `sync_data` was called: concurrent changes wait for the next sync.
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
@@ -238,8 +238,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Reduces the size of the files, if necessary. Does I/O and takes long, but delays no other
-    /// call: meant for a background thread. Without this call, [`PrefixIndex::sync_after`] of the
-    /// backend `run` does the work once it cannot be postponed.
+    /// call: meant for a background thread. If this method is never called, the backend `run` does
+    /// the work in [`PrefixIndex::sync_after`], once it cannot be postponed.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::sync_after`].
@@ -270,8 +270,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         true
     }
 
-    /// Sets the maximum bytes of files in the worst case. If the index exceeds it already, inserts
-    /// are refused until pages are removed and [`PrefixIndex::maintain_after`] is called.
+    /// Sets the maximum bytes of the index's files in the worst case. If the files exceed it
+    /// already, inserts are refused until pages are removed and [`PrefixIndex::maintain_after`] is
+    /// called.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

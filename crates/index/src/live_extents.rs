@@ -12,8 +12,8 @@ impl RunView {
     }
 }
 
-/// The extents of the live pages starting at page `from`, and of the header if `from` is zero.
-/// Adjacent extents are joined.
+/// Returns the extents of the pages from `from` that were not removed, and of the header if `from`
+/// is zero. Adjacent extents are joined.
 pub(crate) fn held(place: &Place, pages: &[PageHash], from: u32) -> Vec<Extent> {
     if place.extents.is_empty() {
         return Vec::new();

@@ -1,5 +1,5 @@
-//! The state of an index that adapts its structure, as plain data that does not depend on cargo
-//! features. The backend `lsm` produces it.
+//! The state of an index that adapts its structure, as the backend `lsm` reports it. The types
+//! exist with and without the feature `lsm`.
 
 /// The two parameters of a fluid LSM-tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,13 +36,13 @@ pub struct TreeSize {
 /// Costs in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
-    /// Writing an entry again in a compaction: its share of reading, merging and writing.
+    /// The cost of an entry in a compaction: of reading, merging and writing it.
     pub rewrite: f64,
-    /// Checking the filter of one run for one key.
+    /// The cost of checking the filter of one run for one key.
     pub filter: f64,
-    /// Fetching the block that may hold a key, and searching it.
+    /// The cost of fetching the block that may hold a key, and of searching it.
     pub block: f64,
-    /// Positioning an iterator on one run.
+    /// The cost of positioning an iterator on one run.
     pub seek: f64,
     /// Share of filters that wrongly report a key.
     pub false_positive: f64,
@@ -55,7 +55,7 @@ pub enum Reason {
     First,
     /// The mix of operations changed.
     Shift,
-    /// The tree grew or shrank to at least twice or half its size since the last decision.
+    /// Since the last decision the tree has at least doubled or halved its size.
     Growth,
 }
 

@@ -1,8 +1,8 @@
 //! The keys of the tree.
 //!
 //! One tree holds all entries; the first byte of a key is its kind. Numbers are big-endian, so that
-//! the order of keys is the order of paths. All keys of a kind have the same length, so that keys
-//! are never prefixes of each other.
+//! keys sort by their numbers, and the pages of a run are adjacent. All keys of a kind have the
+//! same length, so that no key is a prefix of another key.
 //!
 //! | key | value |
 //! |---|---|
@@ -19,11 +19,11 @@ use ritornello_format::{PageHash, ScopeSlot};
 /// Hashes per key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
-/// Exclusive limit of the run numbers assigned so far.
+/// All run numbers below this number are assigned.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
 /// The total numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";
-/// The latest clock.
+/// The latest time of the store's clock.
 pub(super) const CLOCK: [u8; 2] = *b"mc";
 
 pub(super) const RUNS: &[u8] = b"r";
@@ -43,7 +43,7 @@ pub(super) fn child(parent: RunId, child: RunId) -> [u8; 17] {
     join(b'c', [parent.0.to_be_bytes(), child.0.to_be_bytes()])
 }
 
-/// The prefix of the keys of all children of a run.
+/// Returns the prefix of the keys of all children of a run.
 pub(super) fn children(parent: RunId) -> [u8; 9] {
     join(b'c', [parent.0.to_be_bytes()])
 }

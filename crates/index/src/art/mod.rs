@@ -13,12 +13,12 @@
 //! | `write` | batches of changes, and removals |
 //! | `recovery` | opens and verifies the index |
 //!
-//! **Atomic changes.** A batch of Holt is one record of its log. A run exists once its record (`r`)
-//! does, which is written last; the chunks of a run that is too long for one batch are written
-//! before the record. The next open removes chunks without a record, which a crash can leave of a
-//! long run. If Holt fails in the middle of a batch, it may have applied a part: an insert then
-//! removes all its keys again before it returns the error. If that fails as well, or if a removal
-//! fails, the index is poisoned.
+//! **Atomic changes.** A batch of Holt is one record of its log. A run exists if its record (`r`)
+//! exists. The record is written last, after the chunks of a run that is too long for one batch. A
+//! crash can leave chunks without a record, which the next open removes. If Holt fails in the
+//! middle of a batch, it may have applied a part: an insert then removes all its keys again before
+//! it returns the error. If this removal fails as well, or if another removal fails, the index is
+//! poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
@@ -28,19 +28,20 @@
 //! * *Records cannot be held back until their data is durable.* The log gets an inserted run
 //!   immediately, so the run may exist without its pages after a power loss; their checksums make
 //!   them misses. The backend `run` withholds records until their data is durable.
-//! * *Damage is not detected.* Holt's frames have no checksums. So every value carries a checksum,
-//!   seeded with its key, except the position of a page, which is compared with the hashes of the
-//!   run; a damaged value is a miss. The open checks and counts all values that have a checksum.
-//!   Damage that only makes Holt miss a key shows in the count.
+//! * *Damage is not detected.* Holt's frames have no checksums. Every value therefore carries a
+//!   checksum seeded with its key. A position of a page has no checksum: it is compared with the
+//!   hashes of the run. A damaged value is a miss. The open checks and counts all values that have
+//!   a checksum. Damage that makes Holt lose keys, and leaves all other values intact, shows in the
+//!   numbers of runs and pages.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
 //!   process. Synced changes are safe.
 //! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
-//!   cache, and appends to the same files. Records of the log reach the frames with the next
-//!   checkpoint; entries that the list has lost are not written again. After a failed sync the
-//!   index is safe until the next power loss: remove it, or convert it.
-//!   [`crate::OpenOptions::clean`] has no effect.
+//!   cache, which may hold bytes that the disk lacks, and appends to the same files. It never
+//!   writes lost entries of the list again. After a failed sync the index is intact until the next
+//!   power loss: remove it, or convert the store to another index. [`crate::OpenOptions::clean`]
+//!   has no effect.
 //! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts keys and values, once.
 //! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
 //! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
@@ -73,7 +74,7 @@ pub struct ArtOptions {
     /// Every change is durable when the call returns. [`crate::PrefixIndex::sync`] then writes only
     /// the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
-    /// Check every run at open. Otherwise a damaged run is found when it is used, and its
+    /// Whether the open checks every run. If not, a damaged run is found when it is used, and its
     /// descendants stay.
     pub verify: bool,
 }
@@ -92,7 +93,7 @@ pub struct ArtIndex {
     options: ArtOptions,
     /// Serialises writers.
     numbers: Mutex<Numbers>,
-    /// Recency that is not in the tree yet.
+    /// Recency of runs that is not written to the tree yet.
     touched: Mutex<HashMap<RunId, u64>>,
     retained: Mutex<Retained>,
     gauges: Gauges,
@@ -157,7 +158,7 @@ impl ArtIndex {
         }
     }
 
-    /// Turns an error of a read into nothing, which is a miss.
+    /// Returns the value, or `None` for an error, which counts as a miss.
     fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
         result
             .inspect_err(|error| {

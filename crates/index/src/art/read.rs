@@ -53,8 +53,9 @@ impl ArtIndex {
         Ok((pages.len() == usize::from(record.pages)).then_some(pages))
     }
 
-    /// The run and page number that the tree names for a hash, and the run's record. The hash in
-    /// the run is not compared. `None` if the tree names no position, or a run that does not exist.
+    /// Returns the run and page number that the tree names for a hash, and the run's record. Does
+    /// not compare the hash in the run. Returns `None` if the tree names no position, or names a
+    /// run that does not exist.
     fn hint(&self, scope: ScopeSlot, hash: PageHash) -> Result<Option<(RunId, u16, Record)>> {
         if hash == PageHash::NONE {
             return Ok(None);
@@ -87,9 +88,9 @@ impl ArtIndex {
 
     /// Matches the keys starting at `at` with one run.
     ///
-    /// In a chained scope a hash commits to all pages before it. So if the run's last page matches
-    /// the key at its position, the whole run matches, and only its record is read. Otherwise pages
-    /// are compared one by one.
+    /// In a chained scope a hash commits to all pages before it. If the run's last page matches the
+    /// key at its position, the whole run therefore matches, and the run's record, which has the
+    /// last hash, suffices. Otherwise pages are compared one by one.
     pub(super) fn match_run(
         &self,
         scope: ScopeSlot,
@@ -143,8 +144,8 @@ impl ArtIndex {
         Ok((from < pages.len()).then(|| pages.split_off(from)))
     }
 
-    /// Walks along the keys, run by run. With `skip`, reads only the record of a run that matches
-    /// as a whole; otherwise reads the hashes of all runs, by range reads.
+    /// Walks along the keys, run by run. With `skip`, reads the record alone if a run matches as a
+    /// whole. Otherwise reads the hashes of every run, by range reads.
     pub(super) fn along(
         &self,
         scope: ScopeSlot,
@@ -187,7 +188,7 @@ impl ArtIndex {
         }))
     }
 
-    /// A batch of runs, starting at number `from`.
+    /// Returns a batch of runs whose numbers are `from` or higher.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
         const BATCH: usize = 1024;
         let start = key::run(RunId(from));

@@ -21,9 +21,8 @@ pub(super) struct Record {
     pub(super) pages: u16,
     /// Number of pages that exist. Less than `pages` if pages were removed from the middle.
     pub(super) live: u16,
-    /// Hash of the run's last page. If the scope is chained and the prompt's page at that position
-    /// has the same hash, the prompt contains the whole run, and a probe does not compare the run's
-    /// other pages.
+    /// Hash of the run's last page. In a chained scope, if the prompt has the same hash at this
+    /// position, the prompt contains the whole run, and a probe compares no other page of it.
     pub(super) last: PageHash,
     pub(super) recency: u64,
     pub(super) parent: Option<(RunId, u32)>,

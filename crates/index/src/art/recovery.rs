@@ -21,7 +21,8 @@ use std::sync::atomic::Ordering;
 
 /// Holt's log, in the index's directory.
 const LOG: &str = "journal.wal";
-/// Marks that the index was created: Holt takes files without a root for a new tree.
+/// Name of the file that marks the index as created. It is needed because Holt takes files without
+/// a root for a new tree.
 const MADE: &str = "made";
 
 /// Opens the index. If Holt cannot read its files, drops Holt's log; if that is not sufficient,
@@ -31,7 +32,7 @@ pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
     let mut recovered = ArtRecovered::default();
     loop {
         let attempt = || attempt(dir, options.clone(), recovered);
-        // Holt's frames have no checksums: a damaged frame may make Holt panic.
+        // A damaged frame may make Holt panic, because Holt's frames have no checksums.
         let error = match catch_unwind(AssertUnwindSafe(attempt)) {
             Ok(Ok(index)) => return Ok(index),
             Ok(Err(error)) if recovered.all_dropped || !tree::is_damage(&error) => {
@@ -176,8 +177,8 @@ impl ArtIndex {
             let Some((scope, run, first)) = key::parse_chunk(&key) else { continue };
             match runs.get_mut(&run).filter(|found| found.scope == scope && first < found.pages) {
                 Some(found) => {
-                    // Chunks come in order: after a missing or damaged chunk the run stays
-                    // incomplete.
+                    // Chunks come in the order of their pages: after a missing or damaged chunk the
+                    // run stays incomplete.
                     let chunk = record::decode_chunk(&key, &value).unwrap_or_default();
                     if first == found.pages_found {
                         found.pages_found += chunk.len();

@@ -9,11 +9,11 @@ pub(super) const OPS: usize = 1024;
 
 /// Bytes to which values are padded.
 ///
-/// A frame of Holt has 512 KiB and 10,240 slots, one per node. If the slots run out first, Holt
-/// cannot move a part of the frame to another frame, because the move takes a slot: all later
-/// inserts into the frame fail (`OutOfSlots`), after hundreds of milliseconds. So leaves must be
-/// long enough for the bytes to run out first. Keys have 9 to 21 bytes, a leaf adds 16, and there
-/// is one inner node per three leaves.
+/// A frame of Holt has 512 KiB and 10,240 slots, one per node. If a frame runs out of slots before
+/// bytes, Holt cannot move a part of it to another frame, because the move takes a slot: all later
+/// inserts into the frame fail (`OutOfSlots`), after hundreds of milliseconds. Padding therefore
+/// makes leaves so long that a frame runs out of bytes first. Keys have 9 to 21 bytes, a leaf adds
+/// 16, and there is one inner node for three leaves.
 const VALUE_BYTES_MIN: usize = 64;
 
 fn pad(value: &[u8]) -> Box<[u8]> {
@@ -82,11 +82,11 @@ impl Holt {
     /// Opens the tree in `dir`, or creates a tree.
     pub(super) fn open(dir: &Path, cache_bytes: u64, durable: bool) -> holt::Result<Self> {
         let mut config = TreeConfig::new(dir);
-        // Frames have 512 KiB; fewer than eight do not hold a path through the tree.
+        // A frame has 512 KiB. Fewer than eight frames cannot hold a path through the tree.
         config.buffer_pool_size = (cache_bytes >> 19).max(8) as usize;
         config.durability = Durability::Wal { sync: durable };
-        // Checkpoints are made by `sync` only: in the background, every dirty frame would be
-        // written twice per second.
+        // `sync` makes the checkpoints: Holt's background checkpoints would write every dirty frame
+        // twice per second.
         config.checkpoint = CheckpointConfig { enabled: false, ..CheckpointConfig::default() };
         Ok(Self {
             tree: Tree::open(config)?,
@@ -133,8 +133,8 @@ impl Holt {
         self.tree.is_prefix_empty(prefix).map(|empty| !empty).map_err(error)
     }
 
-    /// Applies a batch. The log gets all of it or nothing; after a failure, any part of it may have
-    /// been applied to the tree. Returns the bytes of its keys and values.
+    /// Applies a batch. The log gets the whole batch or no part of it. After a failure, a part of
+    /// the batch may have been applied to the tree. Returns the bytes of its keys and values.
     pub(super) fn apply(&self, batch: &Batch) -> Result<u64> {
         #[cfg(test)]
         let after = self.fail_after.lock().take();
@@ -154,7 +154,8 @@ impl Holt {
         applied.map(|_| batch.bytes()).map_err(error)
     }
 
-    /// Writes all dirty frames and truncates the log: Holt's only barrier.
+    /// Writes all dirty frames and truncates the log. Holt has no other call that makes changes
+    /// durable.
     pub(super) fn checkpoint(&self) -> Result<()> {
         self.tree.checkpoint().map_err(error)
     }
@@ -166,7 +167,8 @@ pub(super) fn is_damage(error: &Error) -> bool {
     use std::io::ErrorKind::{NotFound, WouldBlock};
     let cause = error.source().and_then(|source| source.downcast_ref::<holt::Error>());
     cause.is_some_and(|cause| match cause {
-        // Missing files, short reads, and errors that Holt raises; not errors of the kernel.
+        // Missing files, short reads and Holt's own errors count as damage, errors of the kernel do
+        // not.
         holt::Error::BlobStoreIo(cause) => {
             cause.kind() == NotFound || cause.raw_os_error().is_none() && cause.kind() != WouldBlock
         }

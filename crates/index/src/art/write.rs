@@ -17,13 +17,14 @@ const NUMBERS: u64 = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Numbers {
     pub(super) next: u64,
-    /// The tree records that all lower numbers are assigned.
+    /// The tree's record says that all lower numbers are assigned.
     pub(super) reserved: u64,
 }
 
 impl ArtIndex {
-    /// Returns the next run number. The limit that the tree records is always above this number, so
-    /// that no number is assigned again after a crash: the tree may still hold keys of its run.
+    /// Returns the next run number. The limit that the tree records is always above this number.
+    /// After a crash no number is therefore assigned again, which matters because the tree may
+    /// still hold keys of the earlier run.
     pub(super) fn number(&self, numbers: &mut Numbers) -> Result<RunId> {
         if numbers.next >= numbers.reserved {
             let reserved = numbers.next + NUMBERS;
@@ -57,7 +58,7 @@ impl ArtIndex {
     }
 
     /// Adds to the batch the total numbers of runs and pages that the index has after the batch.
-    /// Only these numbers can reveal that Holt no longer finds some runs or pages.
+    /// These numbers are the only means to find out that Holt has lost runs or pages.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
@@ -82,9 +83,9 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Cuts a run. Removes the descendants of the pages after the cut first, leaves before their
-    /// parents. No page is therefore ever without the pages before it. Stops if Holt fails; the
-    /// index is then poisoned.
+    /// Cuts a run. First removes the descendants of the pages after the cut, leaves before their
+    /// parents, so that no page is ever present without the pages before it. Stops if Holt fails;
+    /// the index is then poisoned.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());
@@ -112,9 +113,9 @@ impl ArtIndex {
                 if page < from {
                     continue;
                 }
-                // A run has one parent, so only the first run can occur again, and only if it is
-                // its own descendant. Only damage makes such a ring; the first run is then removed
-                // with all its children.
+                // Every run but the first is reached once, from its single parent. If the first run
+                // is reached again, it is its own descendant, which only damage can cause: it is
+                // then removed with all its children.
                 if child == run && removals[0].1 > 0 {
                     removals[0].1 = 0;
                     for (child, page) in self.children(run)? {
@@ -131,8 +132,9 @@ impl ArtIndex {
         Ok(removals)
     }
 
-    /// Removes or cuts the record first: then no page after the cut exists. If the process dies
-    /// before all batches are applied, the next open removes the keys that are left of these pages.
+    /// Removes or cuts the run's record first, after which no page after the cut exists. If the
+    /// process dies before all batches are applied, the next open removes the remaining keys of
+    /// these pages.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };

@@ -165,7 +165,7 @@ fn cleared_pages_may_return(index: &dyn Residency) {
 }
 
 fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
-    // Eight bytes are equal: the first, the last, and bytes that a table may use.
+    // The hashes are equal in eight bytes: the first, the last, or bytes that a table may use.
     let alike = |at: usize, number: u64| {
         let mut hash = PageHash([0x5a; 16]);
         hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());
@@ -205,7 +205,7 @@ fn chain_may_arrive_page_by_page(index: &dyn Residency) {
         done(index.put(SCOPE, A, Tier::Device, parent, &[*page]));
     }
     assert_eq!(prefixes(index, &chain)[0].1, 1500);
-    // The last page first, as an engine evicts; then every third.
+    // Remove the last page first, as an engine evicts, then every third page.
     for page in chain[1200..].iter().rev().chain(chain.iter().step_by(3)) {
         index.remove_block(SCOPE, A, *page);
     }

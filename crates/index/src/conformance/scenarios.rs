@@ -108,7 +108,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
         assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");
         off = trunk.clone();
     }
-    // A branch from the middle of a run, and a branch from a branch.
+    // Insert a branch from the middle of a run, and a branch from this branch.
     let branch = pages(2, 30);
     bench.insert(true, Some(trunk[4]), &branch[..7]);
     bench.insert(true, Some(branch[2]), &branch[7..9]);
@@ -117,7 +117,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     let twice: Vec<PageHash> =
         trunk[..5].iter().chain(&branch[..3]).chain(&branch[7..9]).copied().collect();
     assert_eq!(bench.prefix(&twice), 10);
-    // A probe that starts in the middle, without the pages before.
+    // A probe may start in the middle of a chain.
     assert_eq!(bench.prefix(&trunk[15..]), 25);
     assert_eq!(bench.prefix(&branch[9..]), 0);
     // Unchained pages match in any order.
@@ -139,7 +139,7 @@ pub(super) fn scopes_are_isolated(make: Make<'_>) {
     bench.insert(true, None, &keys);
     assert_eq!(bench.index.probe(B, &keys), 0);
     assert_eq!(bench.index.locate(B, keys[0]), None);
-    // Equal hashes, in another scope that is not chained.
+    // Pages with the same hashes may be inserted in another scope, which is not chained.
     assert!(bench.try_insert(B, false, None, &keys[2..5]).is_ok());
     assert_eq!(bench.index.probe(B, &&keys[2..]), 3);
     assert_eq!(bench.prefix(&keys), 6);
@@ -225,7 +225,7 @@ pub(super) fn ring_of_runs_is_removable(make: Make<'_>) {
         let ring = bench.insert(true, None, &a);
         bench.insert(true, Some(a[2]), &b);
         bench.insert(true, Some(a[0]), &c);
-        // Intact chains do not form rings.
+        // `link` makes no ring of intact chains.
         bench.index.link(A, b[1], a[0]);
         let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
         let expected = if keep < 3 { 12 } else { 1 };
@@ -261,16 +261,16 @@ pub(super) fn holes_free_their_own_space_once(make: Make<'_>) {
     assert_eq!(pages[2], PageHash::NONE);
     assert_eq!(bench.prefix(&keys), 2);
     assert_eq!(bench.index.exists(A, &keys), [true, true, false, false, true, false]);
-    // Another run can fill a hole.
+    // Another run may insert a page that was removed from this run.
     bench.insert(false, None, &keys[2..3]);
     assert_eq!(bench.prefix(&keys), 3);
-    // A cut returns only extents that are still held.
+    // A cut returns the extents that the run still holds, and no others.
     let (units, gone, _) = sum(&bench.index.truncate(run, 1));
     assert_eq!((units, gone), (super::units(&[place.page(1), place.page(4)].concat()), 2));
     let (units, gone, whole) = sum(&bench.index.remove(A, &[keys[0]]));
     assert_eq!((gone, whole), (1, BTreeSet::from([run])));
     assert_eq!(units, super::units(&[place.header(), place.page(0)].concat()));
-    // A cut that leaves only holes removes the run.
+    // A cut that leaves only removed pages removes the run.
     let run = bench.insert(false, None, &pages_of(5));
     bench.index.remove(A, &&pages_of(5)[..2]);
     let (_, gone, whole) = sum(&bench.index.truncate(run, 2));
@@ -304,7 +304,7 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
 
 pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
     let bench = Bench::new(make);
-    // Removing a run removes its descendants, and may free the memory of many records.
+    // Removing a run removes its descendants, and may free the memory of thousands of records.
     const RUNS: u64 = 5000;
     let mut parent = None;
     for number in 0..RUNS {
@@ -337,7 +337,7 @@ pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
 
 pub(super) fn hashes_that_share_bits_are_distinguished(make: Make<'_>) {
     let bench = Bench::new(make);
-    // Hashes that differ in one byte, in every position.
+    // The hashes differ in one byte; every position of the byte occurs.
     for position in 0..16 {
         let family: Vec<PageHash> = (1..=200u8)
             .map(|value| {
@@ -415,7 +415,7 @@ pub(super) fn sequences_of_any_length_are_found(make: Make<'_>) {
     let one = pages(1, 1);
     bench.insert(true, None, &one);
     let keys = pages(2, 100_000);
-    // The last run has one page, as in a sequence that grew by one.
+    // The last run has one page, as in a sequence that grew by one page.
     let cuts: [usize; 5] = [0, 1, 60_000, 99_999, 100_000];
     for ends in cuts.windows(2) {
         let parent = ends[0].checked_sub(1).map(|before| keys[before]);

@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Device and inode of each directory. Never reached in a forked child: see
+/// Device and inode of each directory. A forked child never takes this lock: see
 /// [`super::recovery::refuse_in_forked_child`].
 static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Operations per window. The mix of less than a few thousand operations is noise.
+/// Operations per window. With fewer than a few thousand operations the mix is mostly noise.
 const WINDOW: u64 = 4096;
 /// Windows over which the mix is averaged while it does not shift.
 const WINDOWS: usize = 16;
@@ -22,8 +22,8 @@ const WINDOWS: usize = 16;
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// Share of the current cost that a new setting must save. The model's error is about as large, and
-/// a transition costs merges.
+/// Share of the current cost that a new setting must save. The cost model's error is of about this
+/// size, and a transition costs merges.
 const GAIN: f64 = 0.1;
 /// Growth of the tree after which the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
@@ -141,8 +141,8 @@ impl Controller {
         sum(self.counts.now()) >= sum(state.began) + WINDOW
     }
 
-    /// Closes the window if it is full, and makes a decision if there is a reason. Returns the
-    /// decision.
+    /// Closes the window if it is full, and makes a decision if one of the [`Reason`]s holds.
+    /// Returns the decision.
     pub fn decide(&self, tree: TreeSize, prices: &Prices) -> Option<TuningDecision> {
         let mut state = self.state.lock();
         let now = self.counts.now();
@@ -188,8 +188,8 @@ impl Controller {
         Some(decision)
     }
 
-    /// The setting to apply next, if the target is not reached and `events`, the number of flushes
-    /// so far, has changed since the last step.
+    /// Returns the setting to apply next. `None` if the target is reached, or if `events`, the
+    /// number of flushes so far, has not changed since the last step.
     pub fn step(&self, events: u64) -> Option<Setting> {
         let mut state = self.state.lock();
         if state.applied == state.target || state.events == events {
@@ -240,7 +240,8 @@ impl Controller {
 impl State {
     fn reason(&self, tree: &TreeSize) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        // Entries that fit the memtable do not form a tree yet.
+        // Entries that fit the memtable do not form a tree yet, so growth counts from the
+        // memtable's size.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)

@@ -5,9 +5,9 @@
 //! leveling, `K = T - 1` is tiering. This model differs from the paper in four ways. Every level,
 //! also the last level, may have `K` runs, and the filters of all runs have the same number of bits
 //! per key, because RocksDB has no other options. Rewrites follow RocksDB's own rules. Reads pay
-//! for the mean number of runs, not for the maximum. Prices are nanoseconds, measured on the
-//! machine, as in CAMAL (Yu and others, SIGMOD 2024), not block transfers: most of an index is in
-//! memory, where visiting a run costs processor time, whether or not a block is read.
+//! for the mean number of runs instead of the maximum. Prices are measured nanoseconds, as in CAMAL
+//! (Yu and others, SIGMOD 2024), instead of block transfers: most of an index is in memory, where a
+//! visit of a run costs processor time even if no block is read.
 
 use crate::tuning::{Mix, Prices, Setting, TreeSize};
 
@@ -70,9 +70,9 @@ impl Mix {
     }
 }
 
-/// Mean number of sorted runs, as a share of levels times `K + 1`: levels fill up and empty, and
-/// the last level is seldom full. This constant and the next two are fitted to a replay of
-/// RocksDB's rules, which the tests repeat.
+/// Mean number of sorted runs, as a share of the number of levels times `K + 1`. The share is below
+/// 1 because levels fill up and empty, and the last level is seldom full. This constant and the
+/// next two are fitted to a replay of RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
 /// Mean rewrites of a run for each of the `(T - 1) / K` merges in which it can absorb smaller runs.
 const ABSORBED: f64 = 0.7;
@@ -124,7 +124,7 @@ impl Prices {
         let check = self.filter + self.false_positive * self.block;
         let write = self.rewrite * tree.rewrites(setting);
         let empty = runs * check;
-        // A key is in one run; on average, half of the other runs are checked before that run.
+        // One run has the key. On average, half of the other runs are checked before this run.
         let found = if runs > 0.0 { self.filter + self.block } else { 0.0 };
         let hit = (runs - 1.0).max(0.0) / 2.0 * check + found;
         let range = runs * self.seek;
@@ -170,8 +170,8 @@ mod tests {
     }
 
     /// Replays the rules that [`super::shape`] gives RocksDB, with flushes of one unit each.
-    /// Returns rewrites per unit and the mean number of runs, as replayed and as in the model, both
-    /// over the growth of the tree.
+    /// Returns the rewrites per unit and the mean number of runs over the growth of the tree, first
+    /// as replayed, then as the model predicts them.
     fn replay(setting: Setting, flushes: u32) -> [(f64, f64); 2] {
         let width = setting.runs as usize + 1;
         let widest = if setting.runs == 1 { usize::MAX } else { width };

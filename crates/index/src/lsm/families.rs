@@ -106,8 +106,7 @@ impl Families {
     /// The handle of a family.
     ///
     /// # Errors
-    /// Does not fail: every family was opened with the database. The type alone cannot express
-    /// that.
+    /// Never, because every family was opened with the database; the type cannot express this.
     pub(super) fn handle(&self, family: Family) -> Result<&ColumnFamily> {
         self.named(family.name())
     }
@@ -134,7 +133,7 @@ impl Families {
     /// Poisons the index after a failed read or write: it refuses writes, and reads continue where
     /// possible.
     pub(super) fn poison(&self, error: &rocksdb::Error) {
-        // A file-system error does not prove that the contents of the files are damaged.
+        // A file-system error does not prove damage of the files' contents.
         let refused = error.kind() == rocksdb::ErrorKind::IOError
             && !error.to_string().contains("No such file");
         if refused {

@@ -88,8 +88,8 @@ impl Gauges {
         (files, 0)
     }
 
-    /// Maximum bytes that the files may take if nothing more is inserted: memtables become tables,
-    /// and a compaction holds tables twice.
+    /// Returns the maximum bytes that the files may take without further inserts. Memtables become
+    /// tables, and a compaction holds its tables twice.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since

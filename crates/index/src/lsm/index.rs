@@ -120,8 +120,8 @@ impl PrefixIndex for LsmIndex {
 
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // Releases the writer's lock after each batch, so that inserts make progress. Runs that
-        // they add have names after `last`, and are not visited.
+        // Release the writer's lock after each batch, so that inserts make progress. Runs that they
+        // add have names after `last`, and are not removed.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {
@@ -212,8 +212,8 @@ impl PrefixIndex for LsmIndex {
             let record = self.db.record(run)?;
             let pages = self.db.hashes(run, &record, 0);
             let used = self.db.used(run)?;
-            // Every removal of pages changes the record in the same batch, and removals are never
-            // reverted. So if the record is unchanged, no page was removed between the reads.
+            // A removal of pages changes the record in the same batch, and is never reverted. If
+            // the record is unchanged, no page was therefore removed between the reads.
             if self.db.record(run)? == record {
                 return Some(self.view(run, record, pages, used));
             }
@@ -262,8 +262,8 @@ impl PrefixIndex for LsmIndex {
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView)) {
-        // One scan lists the names of runs. The state of each run is read only when the run is
-        // visited, and may be newer than the scan.
+        // One scan lists the names of the runs. A visit reads the state of its run, which may be
+        // newer than the scan.
         self.db.scan(Family::Run, &[], |key, _| {
             if let Some(run) = keys::read_run(key)
                 && let Some(view) = self.run(run)
@@ -293,8 +293,8 @@ impl PrefixIndex for LsmIndex {
         Ok(())
     }
 
-    /// Compacts if necessary, and tunes the structure of the tree. If this is never called, the
-    /// tree keeps the structure that it had when it was opened.
+    /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method the
+    /// tree keeps the structure that it had at open.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;

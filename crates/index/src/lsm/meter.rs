@@ -1,13 +1,13 @@
 //! Measures the cost of operations on this machine, in the running index.
 //!
-//! A sample of lookups and seeks is timed with RocksDB's own clock, which reports the time spent in
-//! tables and the number of filters checked; the cost of a filter is the slope of the time over the
+//! A sample of lookups and seeks is timed with RocksDB's counters, which report the time spent in
+//! tables and the number of filters checked. The cost of a filter is the slope of the time over the
 //! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
-//! rewrites that the model predicts for the bytes flushed in the same time. The model is therefore
-//! right on average about the setting in force, and its errors about compactions (entries that are
-//! moved and not rewritten) are part of the price. The prices of a filter and of a seek are scaled
-//! by the real number of runs over the predicted number, because the model multiplies them by the
-//! predicted number.
+//! number of rewrites that the model predicts for the bytes flushed in the same time. For the
+//! setting in force the predicted cost is therefore right on average, even where compactions move
+//! entries that the model counts as rewritten. The prices of a filter and of a seek are multiplied
+//! by the real number of runs and divided by the predicted number, because the model multiplies
+//! them by the predicted number.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -15,7 +15,7 @@ use crate::tuning::{Prices, Setting, TreeSize};
 use rocksdb::perf::{PerfContext, PerfMetric, PerfStatsLevel, set_perf_stats};
 use rocksdb::statistics::Ticker;
 
-/// One of `EVERY` lookups is timed. Timing a lookup takes about as long as checking a filter.
+/// One of `EVERY` lookups is timed, because timing takes about the time of checking a filter.
 const EVERY: u64 = 256;
 /// One of `EVERY_SEEK` seeks is timed.
 const EVERY_SEEK: u64 = 32;
@@ -49,8 +49,8 @@ pub(super) struct Meter {
 /// The bytes flushed so far.
 #[derive(Debug, Default)]
 struct Written {
-    /// The oldest log still needed when it was last read. Each flush, which covers all families,
-    /// advances it.
+    /// Number of the oldest log that RocksDB needs, when it was last read. Each flush covers all
+    /// families, and increases the number.
     log: Option<u64>,
     bytes: u64,
     entries: u64,
@@ -97,7 +97,7 @@ impl Slope {
     fn add(&mut self, number: f64, time: f64) {
         let time = if self.samples == 0 { time } else { time.min(OUTLIER * self.time) };
         self.samples += 1;
-        // The first few samples have equal weight.
+        // Give the first few samples equal weight.
         let weight = (1.0 / self.samples as f64).max(WEIGHT / 32.0);
         let blend = |mean: &mut f64, value: f64| *mean += weight * (value - *mean);
         blend(&mut self.number, number);
@@ -129,8 +129,8 @@ impl Meter {
             filter: Mutex::new(Slope::default()),
             block: Mean::new(GUESS.block),
             seek: Mean::new(GUESS.seek),
-            // Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970, with the
-            // optimal number of probes.
+            // Source: Bloom, "Space/time trade-offs in hash coding with allowable errors", 1970,
+            // with the optimal number of probes.
             false_positive: 0.6185_f64.powi(options.bloom_bits.into()),
             written: Mutex::new(Written::default()),
         }
@@ -168,9 +168,10 @@ impl Meter {
         result
     }
 
-    /// The number of flushes so far; several flushes since the last call count once. `log` is the
-    /// oldest log still needed, `entries` the number of entries written so far. `tree` returns the
-    /// tree for a memtable of a number of bytes, and the number of sorted runs.
+    /// Returns the number of flushes so far; several flushes since the last call count once. `log`
+    /// is the number of the oldest log that RocksDB needs, `entries` the number of entries written
+    /// so far. `tree` gets the bytes of a memtable, and returns the tree with such memtables, and
+    /// the number of sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,
@@ -228,7 +229,7 @@ impl Meter {
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
-    // The level names of the crate `rocksdb` are off by one: RocksDB takes this level for
+    // The crate `rocksdb` names the levels one number too low: with this name RocksDB gets
     // `kEnableTimeExceptForMutex`.
     set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();

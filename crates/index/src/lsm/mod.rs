@@ -24,22 +24,22 @@
 //! order of prefixes; `page` holds `scope | hash → run, page`; `run` holds the record of a run,
 //! `use` its recency and the end of its retention, `child` the runs attached to a page.
 //!
-//! **Durable form.** RocksDB's write-ahead log. A method returns when its batch is in the log's
-//! buffer. [`crate::PrefixIndex::sync_after`] first makes the data of the runs durable, then syncs
-//! the log; concurrent calls share one sync. A [`crate::RunId`] stays valid across opens, until a
-//! repair renumbers the runs.
+//! **Durable form.** Changes become durable in RocksDB's write-ahead log. A method returns when its
+//! batch is in the log's buffer. [`crate::PrefixIndex::sync_after`] first makes the data of the
+//! runs durable, then syncs the log; concurrent calls share one sync. A [`crate::RunId`] stays
+//! valid across opens, until a repair renumbers the runs.
 //!
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
-//! become durable before the data that it names: when full memtables are flushed, when the kernel
-//! writes the log, when an index that was not synced is opened again, and when it is appended
-//! during a sync whose `sync_data` has returned. After a power loss the run of an early batch may
-//! exist without its pages; their checksums make them misses. The backend `run` withholds records
-//! until their data is durable. This backend never makes a record durable itself without its data:
-//! neither by a sync, nor by [`crate::PrefixIndex::maintain_after`], nor when it is closed.
+//! become durable before the data that it names. This happens if RocksDB flushes full memtables, if
+//! the kernel writes the log, if an index that was not synced is opened again, or if the batch is
+//! appended during a sync whose `sync_data` has returned. After a power loss the run of an early
+//! batch may exist without its pages; their checksums make them misses. The backend `run` withholds
+//! records until their data is durable. No call of this backend makes a record durable before its
+//! data: neither a sync, nor [`crate::PrefixIndex::maintain_after`], nor closing.
 //!
-//! **After a failed sync** the kernel may have dropped dirty pages of its cache: their bytes still
-//! read back, but are not on the disk ([`crate::RunOptions::clean`]). Every open rewrites all data
-//! that may have been lost, so the failure does not have to be recorded:
+//! **After a failed sync** reads may return bytes that are not on the disk, because the kernel has
+//! dropped the dirty state of their pages ([`crate::RunOptions::clean`]). Every open rewrites all
+//! data that may have been lost, so the failure does not have to be recorded:
 //!
 //! * The log: its records are read into memtables, and flushed to new, synced tables before the
 //!   open returns (`avoid_flush_during_recovery` is off). No record is appended to the old log.

@@ -18,9 +18,9 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 /// The method by which a probe finds the longest prefix. Both methods have the same result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ProbeMethod {
-    /// Bisection over lookups of single hashes, and one read of the run found last, whose depth
-    /// proves that all pages before it are present. Without proof (in scopes that are not chained,
-    /// for runs with unknown parents) continues like [`ProbeMethod::Scan`].
+    /// Bisects over lookups of single hashes, and reads the run that was found last. Its depth can
+    /// prove that all pages before it are present. Without this proof, in scopes that are not
+    /// chained and for runs with unknown parents, continues like [`ProbeMethod::Scan`].
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
@@ -74,14 +74,14 @@ impl Default for LsmOptions {
     }
 }
 
-/// RocksDB increases smaller values.
+/// Minimum bytes of a memtable: RocksDB raises smaller values to this.
 const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
 /// Maximum bytes that a file preallocates.
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {
-    /// Options for a budget: a memtable of a sixteenth, a cache of an eighth, both at most the
-    /// defaults.
+    /// Returns options for a budget in bytes: a memtable of a sixteenth and a cache of an eighth of
+    /// the budget, both at most the defaults.
     #[must_use]
     pub fn within(budget: u64) -> Self {
         let default = Self::default();
@@ -122,7 +122,8 @@ impl LsmOptions {
         options
     }
 
-    /// Options of one family. `filtered`: it is searched for single keys, which often do not exist.
+    /// Returns the options of one family. `filtered` says that the family is searched for single
+    /// keys, which often do not exist.
     pub(super) fn family(&self, cache: &Cache, filtered: bool) -> Options {
         let mut blocks = BlockBasedOptions::default();
         blocks.set_block_cache(cache);
@@ -140,7 +141,8 @@ impl LsmOptions {
         options.set_compression_type(rocksdb::DBCompressionType::None);
         let memtable = self.memtable_bytes.max(MEMTABLE_BYTES_MIN);
         options.set_write_buffer_size(memtable as usize);
-        // There are many families and memtables may be small: one block of each must not fill them.
+        // The database has several families, and memtables may be small: one block for each family
+        // must not fill them.
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
         let empty = TreeSize { bytes: 0.0, memtable: memtable as f64 };

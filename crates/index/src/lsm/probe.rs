@@ -20,13 +20,13 @@ struct Found {
 pub(super) fn bisect(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<usize> {
     let Some(found) = last_found(db, scope, keys) else { return Some(0) };
     let record = db.record(found.run)?;
-    // All pages before the last page precede it in the index: the chain of its parents is known.
+    // The depth of the run proves that all pages before the last page are in the index.
     let proven = record.chained && record.depth + u64::from(found.page) + 1 >= found.pages as u64;
     proven.then_some(found.pages)
 }
 
-/// The leading pages by run, collected from the last page back along the parents. `None` if
-/// bisection cannot determine them.
+/// Returns the leading pages by run, collected backwards from the last page along the parents.
+/// `None` if bisection cannot determine them.
 pub(super) fn walk_back(
     db: &Families,
     scope: ScopeSlot,
@@ -53,8 +53,8 @@ pub(super) fn walk_back(
     }
 }
 
-/// The last page that is present while the next page is missing. If all pages before it are
-/// present, it ends the longest prefix.
+/// Finds a page that is present while the next page is missing. If all pages before it are present,
+/// it is the last page of the longest prefix.
 fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Found> {
     let find = |at: usize| {
         db.find(scope, keys.at(at)).map(|(run, page)| Found { pages: at + 1, run, page })
@@ -92,7 +92,7 @@ pub(super) fn scan(
         let (start, mut page) = (at, first);
         db.controller.ranged(1);
         db.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
-        // The iterator does not show runs inserted after it was made.
+        // The iterator does not see runs that were inserted after it was made.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);
             iterator.seek(keys::path(scope, run, first));

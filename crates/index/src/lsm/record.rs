@@ -12,9 +12,9 @@ pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) parent: Option<(RunId, u16)>,
-    /// Number of pages that are known to precede the run, by following parents. The number is
-    /// computed when the run is attached, and stays valid, because parents are not removed before
-    /// their children. It is too low for descendants of a run that was linked late.
+    /// Number of pages that are known to precede the run in its chain. It is computed when the run
+    /// is attached, and stays valid, because parents are not removed before their children. It is
+    /// too low for the descendants of a run that was linked after they were attached.
     pub(super) depth: u64,
     /// Number of pages, holes included.
     pub(super) pages: u16,
@@ -117,7 +117,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Version of these keys and values. A different version is refused, not converted.
+    /// Version of the keys and values. A database of another version is refused.
     const VERSION: u8 = 2;
 
     pub(super) fn encode(&self) -> Vec<u8> {

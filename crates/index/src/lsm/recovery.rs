@@ -52,7 +52,7 @@ const SYNC_BYTES: u64 = 1 << 20;
 pub(super) fn open(dir: &Path, options: &LsmOptions) -> Result<LsmIndex> {
     let names = Names::of(dir);
     refuse_in_forked_child(dir)?;
-    // RocksDB would create the directory readable by all users.
+    // RocksDB would create a directory that all users can read.
     let mut private = fs::DirBuilder::new();
     private.recursive(true).mode(0o700).create(dir).map_err(|error| refused(dir, error))?;
     let identity = fs::metadata(dir).map_err(|error| refused(dir, error))?;
@@ -108,7 +108,7 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
 }
 
 enum OpenFailure {
-    /// The files were not changed, and are not known to be damaged.
+    /// The open was refused: the files are unchanged, and are not known to be damaged.
     Refused(Error),
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
@@ -118,7 +118,7 @@ fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     remove(&names.new)?;
     if names.old.exists() {
         if names.database.exists() {
-            // The new database has its name now: only then is the marker obsolete.
+            // Remove the marker only now, when the new database has its name.
             let _ = fs::remove_file(&names.marker);
             remove(&names.old)?;
         } else {
@@ -276,7 +276,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     }
     let new =
         Families::open(&names.new, names, options).map_err(|error| refused(&names.new, error))?;
-    // Without a budget, because the runs fitted the budget before.
+    // The copy needs no budget, because the runs fitted the budget before.
     let unbounded = LsmOptions { budget: u64::MAX, ..options.clone() };
     let mut saved = index(new, Counts::default(), &unbounded, recovered);
     if let Some(old) = old {
@@ -292,7 +292,7 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
     let place = |from: &Path, to: &Path| fs::rename(from, to).map_err(|error| refused(to, error));
     place(path, &names.old).or_else(|error| if path.exists() { Err(error) } else { Ok(()) })?;
     place(&names.new, path)?;
-    // Makes the new name durable. Syncs inside the new database do not.
+    // Make the new name durable, which syncs inside the new database do not.
     sync_directory(path).map_err(|error| refused(path, error))?;
     finish_interrupted_save(names).map_err(|error| refused(path, error))?;
     let _ = fs::remove_file(&names.marker);
@@ -371,7 +371,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
         if let Some(error) = failed {
             return Err(error);
         }
-        // The scan continues after entries that cannot be read.
+        // Continue the scan after entries that cannot be read.
         stride = if seen.is_some() { 1 } else { stride.saturating_mul(2) };
         let behind = seen.unwrap_or(start).checked_add(stride);
         match behind {
@@ -379,7 +379,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
             _ => break,
         }
     }
-    // Runs that were linked to a run inserted after them.
+    // The runs in `later` were linked to runs that were inserted after them.
     for (name, parent, page) in later {
         let first = new.page(name, 0);
         let parent = names.get(&parent).and_then(|parent| new.page(*parent, page.into()));
@@ -398,8 +398,8 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
 
 enum Saved {
     As(RunId),
-    /// The run's name in the new database, and the old name and the page of its parent. The run was
-    /// inserted without its parent, which is inserted later.
+    /// The run was inserted without its parent, which is inserted later: the run's name in the new
+    /// database, the parent's name in the old database, and the page of the parent.
     Later(RunId, RunId, u16),
     Not,
 }
@@ -430,7 +430,7 @@ fn save_run(
             None => return Ok(Saved::Not),
         },
     };
-    // Restore holes by inserting substitute pages and removing them.
+    // A removed page has no hash. Insert the run with substitute pages, and remove these again.
     let mut filled = hashes.clone();
     let mut stand_ins = Vec::new();
     for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE)

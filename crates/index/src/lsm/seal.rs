@@ -2,9 +2,9 @@
 //! reads as an older database, and RocksDB deletes the files that the shortened manifest does not
 //! name.
 //!
-//! `lsm.seal` holds the manifest's name and its length when the index was last opened or closed.
-//! RocksDB syncs its manifest before it relies on it, so no crash makes it shorter. If RocksDB has
-//! begun another manifest since then, the seal proves nothing.
+//! `lsm.seal` holds the name and the length of the manifest at the last open or close of the index.
+//! RocksDB syncs a manifest before it relies on it, so a crash makes no manifest shorter. If
+//! RocksDB has begun another manifest since, the seal proves nothing.
 
 use std::path::Path;
 use std::{fs, io};

@@ -11,7 +11,8 @@
 use crate::tuning::{Setting, TreeSize};
 use rocksdb::{Options, UniversalCompactOptions};
 
-/// Runs beyond the maximum at which writers are slowed down, and stopped.
+/// Numbers of runs above the maximum at which RocksDB slows writers down, and at which it stops
+/// them.
 const SLOW: u32 = 20;
 const STOP: u32 = 36;
 
@@ -28,8 +29,8 @@ impl TreeShape {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
-    /// The same setting for a tree that may grow without another call: with a memtable of 64 KiB
-    /// and the smallest size ratio, 1 TiB needs 24 levels.
+    /// Returns the shape with 24 levels, for a tree that may grow before this is called again: 1
+    /// TiB with memtables of 64 KiB and the smallest size ratio needs 24 levels.
     pub(super) fn tallest(&self) -> Self {
         Self { levels: 24, ..*self }
     }
@@ -39,7 +40,7 @@ impl TreeShape {
         self.setting.runs + 1
     }
 
-    /// Maximum runs of a merge. With one run per level, a merge continues as long as the sizes fit.
+    /// Maximum runs of a merge. If a level has one run, a merge continues while the sizes fit.
     const fn widest(&self) -> u32 {
         if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
     }
@@ -49,8 +50,8 @@ impl TreeShape {
         100 * self.setting.ratio / self.setting.runs - 100
     }
 
-    /// Size of all runs but the oldest, in percent of the oldest, at which all runs are merged.
-    /// This merge limits dead entries more strictly than the merges by size.
+    /// Size of all runs except the oldest, in percent of the oldest, at which RocksDB merges all
+    /// runs. This limits dead entries more than merges by size do.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }
@@ -58,12 +59,12 @@ impl TreeShape {
     /// Maximum runs of the tree.
     const fn most(&self) -> u32 {
         let most = self.setting.runs * self.levels;
-        // RocksDB requires at least the number that starts a merge.
+        // RocksDB requires at least the number of runs that starts a merge.
         if most > self.width() { most } else { self.width() }
     }
 
-    /// Sets the options of a database that is not open yet. The bound of all runs can only be set
-    /// later.
+    /// Sets the options of a database that is not open yet. RocksDB accepts the maximum number of
+    /// runs only after the open.
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);

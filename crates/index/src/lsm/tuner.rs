@@ -93,10 +93,10 @@ impl Tuner {
     }
 }
 
-/// Gives all families their options once, because some cannot be given at open; later only the
-/// family of page hashes. The keys of other families arrive in order, so their tables hardly
-/// overlap and are moved, independent of the sizes; and writers wait while RocksDB records a
-/// change of options in a file.
+/// With `first`, gives all families their options, because RocksDB does not accept some of them at
+/// open. Later, gives them to the family of page hashes only. The keys of the other families arrive
+/// in order, so their tables hardly overlap, and RocksDB moves them whatever the options; and each
+/// change makes writers wait while RocksDB writes the options to a file.
 fn apply(db: &Families, shape: &TreeShape, first: bool) -> Result<()> {
     apply_to_family(db, Family::Page, shape)?;
     if first {

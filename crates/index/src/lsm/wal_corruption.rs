@@ -1,9 +1,9 @@
 //! Finds records that RocksDB would read in an endless loop, before a database is opened.
 //!
-//! RocksDB's manifest and its write-ahead logs consist of blocks of 32 KiB, and blocks of records:
-//! a checksum (4 bytes), a length (2), a type (1), and the data. Some types belong to recycled
-//! logs. In a file whose first record is of a different type, RocksDB 11.8 does not skip a record
-//! of a recycled log, and reads it again and again (`Reader::ReadPhysicalRecord` in its
+//! RocksDB's manifest and its write-ahead logs consist of blocks of 32 KiB, which hold records. A
+//! record has a checksum (4 bytes), a length (2), a type (1), and data. Some types belong to
+//! recycled logs. In a file whose first record is of a different type, RocksDB 11.8 does not skip a
+//! record of a recycled log, and reads it again and again (`Reader::ReadPhysicalRecord` in its
 //! `db/log_reader.cc`). This crate does not recycle logs, so these types are damage; a single
 //! flipped bit produces them.
 
@@ -71,8 +71,8 @@ fn find_in_file(path: &Path) -> io::Result<Option<u64>> {
 fn find_in_block(block: &[u8]) -> Option<usize> {
     let mut at = 0;
     while let Some(&[_, _, _, _, low, high, kind]) = block.get(at..).and_then(<[u8]>::first_chunk) {
-        // Types of recycled logs: four for fragments, one for timestamp sizes, one for the
-        // predecessor log.
+        // The types of recycled logs are four for fragments, one for timestamp sizes, and one for
+        // the predecessor log.
         if matches!(kind, 5..=8 | 11 | 131) {
             return Some(at);
         }

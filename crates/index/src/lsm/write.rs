@@ -77,7 +77,8 @@ impl LsmIndex {
     /// The [`Record::depth`] of a run that is attached to `parent`.
     pub(super) fn depth_behind(&self, parent: Option<(RunId, u16)>) -> u64 {
         let Some((parent, page)) = parent else { return 0 };
-        // A page of an unchained run can be removed without the runs attached to it.
+        // A page of an unchained run can be removed without the runs that are attached to it, so
+        // the run proves no depth.
         let record = self.db.record(parent).filter(|record| record.chained);
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }
@@ -89,8 +90,8 @@ impl LsmIndex {
         }
     }
 
-    /// Cuts runs, each after a number of pages, removes the descendants of the pages after the
-    /// cuts, and makes holes, in one batch.
+    /// In one batch, cuts runs, each after a number of pages, removes the descendants of the pages
+    /// after the cuts, and makes holes.
     pub(super) fn cut(
         &self,
         writer: &mut Writer,
@@ -189,7 +190,8 @@ impl LsmIndex {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        // A compaction of the whole database writes it a second time before it deletes the first.
+        // A compaction of the whole database writes the database a second time before it deletes
+        // the first copy.
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         self.gauges.worst_bytes(&self.db) > budget
     }

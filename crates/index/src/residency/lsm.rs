@@ -5,12 +5,13 @@
 //! in its worker's current epoch. Clearing a worker is thus one small write, and a compaction drops
 //! the pages that have no holders left. Clearing a scope is one range deletion.
 //!
-//! **Durable form.** RocksDB's log: in its buffer when a method returns, on the disk after a sync.
-//! Every block has a checksum that is verified when it is read. A page that cannot be read counts
-//! as not stored, and a database that does not open is created again.
+//! **Durable form.** A change is in the buffer of RocksDB's log when its method returns, and on the
+//! disk after a sync. Every block has a checksum that is verified when the block is read. A page
+//! that cannot be read counts as not stored. A database that does not open is replaced by an empty
+//! one.
 //!
-//! **Locks.** Readers take only the read lock of the epochs, which no I/O of a writer holds for
-//! writing. The writer's lock makes read-modify-write atomic.
+//! **Locks.** A reader takes the lock of the epochs for reading, and no other lock. No writer holds
+//! this lock across I/O. The writer's lock makes read-modify-write atomic.
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
@@ -160,8 +161,8 @@ impl LsmResidency {
         }
     }
 
-    /// The outer error is RocksDB's and concerns its files; the inner error concerns their
-    /// contents.
+    /// The outer error is RocksDB's and concerns the files. The inner error concerns the contents
+    /// of the files.
     fn try_open(
         path: &Path,
         choices: &LsmResidencyOptions,
@@ -220,7 +221,7 @@ impl LsmResidency {
     /// The handle of the family `page`.
     ///
     /// # Errors
-    /// Does not fail: the family was opened with the database. The type alone cannot express that.
+    /// Never, because the family was opened with the database; the type cannot express this.
     fn pages(&self) -> Result<&ColumnFamily> {
         self.db.cf_handle(PAGES).ok_or_else(|| Error::fatal("the residency index lacks a family"))
     }
@@ -431,8 +432,8 @@ impl Residency for LsmResidency {
             let mut iterator = self.db.raw_iterator_cf(pages);
             iterator.seek(first);
             let mut batch = WriteBatch::default();
-            // Written only if the scope has entries: until a compaction, a range deletion makes
-            // every read a little slower.
+            // Write the range deletion only if the scope has entries, because it makes every read a
+            // little slower until a compaction.
             if iterator.key().is_some_and(|key| key.starts_with(&end[..4])) {
                 batch.delete_range_cf(pages, &first[..], &end[..]);
             }

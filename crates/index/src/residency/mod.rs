@@ -17,10 +17,10 @@
 //! readers of pages do not rely on the answers: a wrong answer costs a hit. Events that cannot be
 //! applied and damaged records on disk are therefore dropped.
 //!
-//! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do. A
-//! backend may conclude from a page that the pages before it in its chain are the same. Holding is
-//! not chained: a worker may hold a page without the page before it. Removing a page keeps the
-//! pages after it, but ends the worker's prefix.
+//! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do: a page
+//! with a known hash has the same pages before it. Holders are independent of the chain: a worker
+//! may hold a page without the page before it. Removing a page keeps the pages after it, but ends
+//! the worker's prefix.
 
 mod memory;
 mod prefix;
@@ -45,7 +45,7 @@ use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStats {
     /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
-    /// removed yet. An estimate for `lsm`.
+    /// removed yet. The backend `lsm` estimates it.
     pub pages: u64,
     /// Distinct sets of holders; zero if the backend does not share sets.
     pub sets: u64,
@@ -77,15 +77,15 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
         pages: &[PageHash],
     ) -> Result<()>;
 
-    /// For every worker that holds the first page, the number of leading pages that it holds. The
-    /// result is ordered by length, longest first, then by worker.
+    /// Returns, for every worker that holds the first page, the number of leading pages that it
+    /// holds. The result is ordered by length, longest first, then by worker.
     fn prefixes(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Prefix>;
 
     /// The holders of one page, by worker.
     fn holders(&self, scope: ScopeSlot, page: PageHash) -> Vec<Holder>;
 
-    /// Removes `worker` on `tiers` from the holders of these pages. Unknown pages are skipped. If
-    /// one is [`PageHash::NONE`], nothing is changed.
+    /// Removes `worker` on `tiers` from the holders of these pages. Unknown pages are skipped. If a
+    /// page is [`PageHash::NONE`], nothing is changed.
     fn remove_blocks(&self, scope: ScopeSlot, worker: Worker, tiers: Tiers, pages: &[PageHash]);
 
     /// Removes `worker` on all tiers from the holders of a page.
@@ -94,7 +94,7 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     }
 
     /// Removes a worker from the holders of all pages of all scopes, because it restarted or left.
-    /// Later puts of the worker count.
+    /// Pages that the worker puts later count again.
     fn clear_worker(&self, worker: Worker);
 
     /// Removes all holders of all pages of a scope.

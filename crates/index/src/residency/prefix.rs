@@ -32,14 +32,15 @@ impl Prefix {
 pub(super) struct Prefixes {
     /// Workers in order, each with its tiers of the last page.
     alive: Vec<(Prefix, Tiers)>,
-    /// Ended prefixes, the shortest first; of equal length, the last worker first.
+    /// Prefixes that have ended, the shortest first; if lengths are equal, the highest worker
+    /// first.
     done: Vec<Prefix>,
     begun: bool,
 }
 
 impl Prefixes {
-    /// Advances by `pages` pages that `holders` hold, in order of workers. Returns `false` if no
-    /// worker is left.
+    /// Advances by `pages` pages. `holders` hold them, and are ordered by worker. Returns `false`
+    /// if no worker is left.
     pub(super) fn extend(&mut self, holders: &[Holder], pages: u32) -> bool {
         if !self.begun {
             self.begun = true;

@@ -3,12 +3,12 @@
 //!
 //! A run holds pages of one chain in the order of their arrival, so that a long prefix takes few
 //! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
-//! they are half of the run. A hash commits to all pages before it, so two pages of a run that
-//! match a chain at the same distance prove that the pages between them match as well, except for
-//! holes. The page of a hole may be in another run.
+//! they are half of the run. A hash commits to all pages before it. If two pages of a run match a
+//! chain at the same distance, the pages between them therefore match as well, except for holes.
+//! The page of a hole may be in another run.
 //!
-//! **Clears** are lazy. A cleared scope gets another number, and a cleared worker is removed from
-//! the sets; no page is touched. [`Runs::reclaim`] removes the pages later, a few runs at a time.
+//! **Clears** change no pages at first: a cleared scope gets another number, and a cleared worker
+//! is removed from the sets. [`Runs::reclaim`] removes the pages later, a few runs at a time.
 
 use super::prefix::Prefixes;
 use super::sets::{EMPTY, SetId, Sets};
@@ -132,8 +132,8 @@ impl Runs {
         prefixes: &mut Prefixes,
     ) -> bool {
         let Some(&scope) = self.scopes.get(&scope) else { return false };
-        // Names of sets are reused only under the write lock, so equal names mean equal sets during
-        // this call.
+        // During this call equal names mean equal sets, because names are reused under the write
+        // lock only.
         let mut last = EMPTY;
         let mut steps = 0;
         while steps < LOCK_BATCH {
@@ -147,7 +147,7 @@ impl Runs {
             while page < end {
                 let (set, next) = run.spans.at(page);
                 if set == EMPTY {
-                    // A hole: another run may have its page.
+                    // This page was removed from the run: another run may have it.
                     break;
                 }
                 let count = next.min(end) - page;
@@ -175,7 +175,7 @@ impl Runs {
         if agrees(span - 1) {
             return span as u16;
         }
-        // Invariant: page `same` matches, page `other` differs.
+        // Invariant: page `same` of the run matches, and page `other` does not.
         let (mut same, mut other) = (0, span - 1);
         while other - same > 1 {
             let middle = same.midpoint(other);

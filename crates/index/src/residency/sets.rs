@@ -2,15 +2,15 @@
 //! sets.
 //!
 //! A cleared worker is removed from every set immediately, without changing pages. A set that
-//! becomes empty or equal to another set by this is *stale*: pages keep naming it until a sweep or
-//! a change of these pages replaces it.
+//! thereby becomes empty, or equal to another set, is *stale*: its pages name it until a sweep, or
+//! a change of the pages, replaces it.
 
 use super::{Holder, Tiers, Worker};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// The name of a set, reused once no page has the set.
+/// The name of a set. It may be reused after the last page with the set has another.
 pub(super) type SetId = u32;
 /// The empty set: the set of a page that does not exist.
 pub(super) const EMPTY: SetId = 0;
@@ -63,7 +63,8 @@ impl Sets {
         self.entries.get(set as usize).is_some_and(|entry| entry.stale)
     }
 
-    /// Bytes of memory held. A set has holders, an entry, a name, and two counters.
+    /// Bytes of memory held. The estimate counts the holders, the entry and the name of each set,
+    /// and two counters.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)

@@ -3,13 +3,13 @@
 use super::sets::{EMPTY, SetId};
 use std::ops::Range;
 
-/// Spans over the pages of a run, whose length the run knows. A run with a single set needs no
-/// memory on the heap.
+/// Spans over the pages of a run. The run knows its length. A run with a single set needs no memory
+/// on the heap.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     /// The set of page zero.
     first: SetId,
-    /// The starts and sets of further spans, in order. Neighbours differ.
+    /// The starts and sets of further spans, in order. Neighbouring spans have different sets.
     rest: Vec<Span>,
 }
 
@@ -43,7 +43,7 @@ impl Spans {
         spans.zip(ends).map(|(span, end)| (span.start..end, span.set))
     }
 
-    /// Sets the set of the new pages, which start at `start`.
+    /// Appends new pages, which start at `start` and have the set `set`.
     pub(super) fn extend(&mut self, start: u16, set: SetId) {
         if start == 0 {
             *self = Self { first: set, rest: Vec::new() };
@@ -61,8 +61,8 @@ impl Spans {
         self.rest.truncate(kept);
     }
 
-    /// Replaces the sets of the pages in `range`, of a run of `length`, by the results of `change`,
-    /// which gets a set and the number of its pages.
+    /// Replaces the sets of the pages in `range` of a run of `length` pages. `change` gets a set
+    /// and the number of pages that have it, and returns the new set.
     pub(super) fn change(
         &mut self,
         range: Range<u16>,

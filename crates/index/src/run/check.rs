@@ -22,8 +22,8 @@ pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     check_place(new.place, new.pages.len())
 }
 
-/// Checks that a place holds `pages` pages, or is empty (a metadata-only index), and fits a journal
-/// record.
+/// Checks that a place holds `pages` pages, or is empty as in a metadata-only index, and that it
+/// fits a journal record.
 pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     if !place.extents.is_empty() {
         place.check(pages as u32, u32::MAX).map_err(|error| {
@@ -62,7 +62,7 @@ impl RunIndex {
         let most = self.options.tables_max();
         let tables = self.tables.read();
         let held = tables.bytes();
-        // Make a coarse estimate first: the exact estimate reads shards of the slot table.
+        // Make a coarse estimate first, because the exact estimate reads shards of the slot table.
         let plenty = held + held / 4 + 32 * pages.len() + (1 << 20);
         if plenty as u64 <= most || (held + tables.growth(pages, extents)) as u64 <= most {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Checkpoints: copies of all runs, made while the index changes, so that older journal files can
 //! be removed.
 //!
-//! There are two checkpoint files, written alternately, and the journal reaches back to the older
-//! checkpoint: if one file is damaged, the other file and a longer part of the journal restore the
+//! The index writes two checkpoint files alternately, and keeps the journal since the older
+//! checkpoint: if one checkpoint is damaged, the other and a longer part of the journal restore the
 //! same state. A checkpoint is written in four steps:
 //!
 //! 1. Sync the journal and begin a new journal file. Recovery will replay the records of this file
@@ -10,9 +10,10 @@
 //! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes of the
 //!    new journal file; replaying these changes again has no effect.
 //! 3. Sync the journal up to the last change that a copy can show, after the data that its records
-//!    name; write the number of this change into the last frame. A checkpoint without that frame is
-//!    invalid, so no copy counts before its data is durable. If the journal does not reach that
-//!    number, the checkpoint is not exact, and recovery prefers the older checkpoint.
+//!    name; write the number of this change into the last frame of the checkpoint. A checkpoint
+//!    without this frame is invalid, so no copy counts before its data is durable. If the journal
+//!    ends before this number, the checkpoint is not exact, and recovery prefers the older
+//!    checkpoint.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;
@@ -40,8 +41,9 @@ pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
-/// The checkpoint that a rewriting open writes, before it is renamed to one of the two checkpoint
-/// files. It is never read: after a crash, the next open removes it.
+/// Returns the path at which a rewriting open writes its checkpoint before it renames it to one of
+/// the two checkpoint files. The file at this path is never read: after a crash, the next open
+/// removes it.
 pub(super) fn path_of_new(dir: &Path) -> PathBuf {
     dir.join("checkpoint-new")
 }
@@ -51,7 +53,7 @@ pub(super) fn path_of_new(dir: &Path) -> PathBuf {
 pub(super) struct CheckpointFile {
     /// Id of the checkpoint; zero if the file holds no valid checkpoint.
     pub(super) id: u64,
-    /// Number of the journal file that follows it.
+    /// Number of the journal file that follows the checkpoint.
     pub(super) journal: u64,
 }
 
@@ -70,14 +72,15 @@ impl Checkpoints {
 }
 
 impl RunIndex {
-    /// Whether a checkpoint is due: the current journal file is long, or the budget is nearly used
-    /// up and journals take a good part of it, or the files exceed the budget.
+    /// Returns whether a checkpoint is due. It is due if the current journal file is long, if the
+    /// budget is nearly used up and journals take a large part of it, or if the files exceed the
+    /// budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
             (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        // If the files exceed a budget that was reduced, rewriting the checkpoints shortens them.
+        // If the budget was reduced and the files exceed it, new checkpoints are shorter.
         let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
         journal >= limit
             || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
@@ -104,8 +107,8 @@ impl RunIndex {
     /// counts once `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if there was no room; and
-    /// the error of `sync_data`. In both cases the existing checkpoints and journals stay valid.
+    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if the file system had no
+    /// room, or the error of `sync_data`: the existing checkpoints and journals then stay valid.
     pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
@@ -144,8 +147,8 @@ impl RunIndex {
         let mut end = CheckpointEnd::default();
         let copied = self.copy_runs(&mut out, &mut end).and_then(|()| self.copy_retained(&mut out));
         self.or_refuse(copied)?;
-        // All changes that a copy can show are already appended: a writer appends its record before
-        // it releases the lock of `pending`, which is taken next.
+        // Every change that a copy can show is already appended, because a writer appends its
+        // record before it releases the lock of `pending`.
         end.last = self.pending.lock().seal();
         end.reuse = self.tables.read().runs.reuse;
         self.commit(end.last, sync_data)?;
@@ -156,8 +159,8 @@ impl RunIndex {
     }
 
     fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
-        // Runs with number `stop` or higher are inserted after the rotation: the new journal has
-        // their records.
+        // Runs with number `stop` or higher were inserted after the rotation, so the new journal
+        // has their records.
         let stop = self.tables.read().runs.end();
         let mut run = 1;
         let mut images = Writer::new();

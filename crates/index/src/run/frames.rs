@@ -42,7 +42,7 @@ impl Frames {
         self.offset - (self.end - self.start) as u64
     }
 
-    /// The next bytes, at least `count` unless the file ends before that.
+    /// Returns the next bytes of the file: at least `count`, unless fewer are left.
     pub(crate) fn peek(&mut self, count: usize) -> Result<&[u8]> {
         while self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -62,7 +62,7 @@ impl Frames {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// The next frame. After `End` or `Torn`, returns the same again.
+    /// Returns the next frame. After `End` or `Torn`, every call returns the same.
     pub(crate) fn next(&mut self) -> Result<Next<'_>> {
         let mut needed = 0;
         loop {
@@ -82,8 +82,8 @@ impl Frames {
         }
         let start = self.start;
         self.start += needed;
-        // The frame is parsed a second time to return a borrow. The checksum takes about 1/30 ns
-        // per byte, so avoiding it is not worth the code.
+        // Parse the frame a second time to return a borrow. The second checksum takes about 1/30 ns
+        // per byte, which is too little to be worth more code.
         match read_frame(&self.buffer[start..start + needed]) {
             Parsed::Frame(frame) => Ok(Next::Frame(frame)),
             _ => Ok(Next::Torn),

@@ -1,7 +1,7 @@
 //! Changes and lookups: the implementation of [`PrefixIndex`].
 //!
-//! The lock of `pending` serialises writers; the tables are locked for one batch at a time, so that
-//! a probe waits for at most one batch.
+//! The lock of `pending` serialises writers; a writer locks the tables for one batch of at most
+//! `LOCK_BATCH` pages at a time, so that a probe waits for at most one batch.
 
 use super::RunIndex;
 use super::check::{check, check_place};
@@ -30,7 +30,7 @@ impl PrefixIndex for RunIndex {
         self.check_memory(new.pages, new.place.extents.len())?;
         let (parent, parent_page) = self.check_against_tables(new)?;
         let attach = new.chained && parent != NO_RUN;
-        // No step below can fail on a conflict: the writers' lock is held.
+        // No step below can fail on a conflict, because this call holds the writers' lock.
         let mut tables = self.tables.write();
         let run = tables
             .runs
@@ -188,7 +188,8 @@ impl PrefixIndex for RunIndex {
 
     fn exists(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<bool> {
         let mut found = Vec::with_capacity(pages.len());
-        // In batches: a request for many pages must not delay a writer for long.
+        // Look the pages up in batches, because a request for many pages must not delay a writer
+        // for long.
         while found.len() < pages.len() {
             let tables = self.tables.read();
             let end = pages.len().min(found.len() + LOCK_BATCH);
@@ -330,8 +331,8 @@ impl PrefixIndex for RunIndex {
 
 impl RunIndex {
     /// Removes all but the first `keep` pages of a run. Before them it removes the descendants of
-    /// the removed pages, leaves before their parents. So no page is ever in the index without the
-    /// pages before it, neither for a probe nor in a prefix of the journal that a crash leaves.
+    /// the removed pages, leaves before their parents. Neither a probe nor a recovery from a part
+    /// of the journal therefore finds a page without the pages before it.
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
@@ -388,9 +389,9 @@ impl RunIndex {
         Some(Removed { run: id, scope, pages: cut.pages, whole: cut.whole, extents: cut.extents })
     }
 
-    /// How to remove a page of a run: cut the run at the returned page number (`true`), or remove
-    /// only this page, from the middle (`false`). If an unchained run has no other page left, the
-    /// whole run is cut, at page 0.
+    /// Returns how to remove a page of a run: `true` cuts the run at the returned page number,
+    /// `false` removes this page alone from the middle. If an unchained run has no other page left,
+    /// the run is cut at page 0.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;

@@ -98,9 +98,9 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 }
 
 impl RunIndex {
-    /// First makes durable the data that the records up to `last` name, then these records. `last`
-    /// must be the end of a batch. Concurrent callers share one write and one sync: the caller that
-    /// gets the journal's lock writes all records that may be written at that time.
+    /// Makes the records up to `last` durable, after the data that they name. `last` must be the
+    /// end of a batch. Concurrent callers share one write and one sync: the caller that gets the
+    /// journal's lock writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);
@@ -123,8 +123,8 @@ impl RunIndex {
         };
         let offset = journal.current().bytes;
         if let Err(error) = journal.file.write_at(&records, offset) {
-            // Part of the records may have been written: a later call writes the same bytes to the
-            // same place.
+            // A part of the records may have been written: a later call writes the same bytes to
+            // the same place.
             let mut pending = self.pending.lock();
             pending.put_back(records, last);
             self.gauges.pending.store(pending.bytes(), Ordering::Relaxed);
@@ -141,12 +141,12 @@ impl RunIndex {
         Ok(())
     }
 
-    /// Ends the current file and begins the next, for the records that may not be written yet.
-    /// Returns the new file's header.
+    /// Ends the current file and begins the next file, which will hold the records that may not be
+    /// written yet. Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut journal = self.journal.lock();
-        // Flush first: an earlier write may have failed half way, and no torn record may stay in a
-        // file that is not the last.
+        // Flush first, because an earlier write may have failed half-way, and a torn record may be
+        // at the end of the last file only.
         let last = self.pending.lock().writable_through();
         self.flush(&mut journal, last)?;
         let header =
@@ -201,7 +201,7 @@ impl RunIndex {
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| {
             self.gauges.poisoned.store(true, Ordering::Release);
-            // At debug level: the store logs this error once, not at every attempt.
+            // Log at debug level: the store logs this error once, instead of at every attempt.
             tracing::debug!(dir = %self.dir.display(), %error, "the index could not be written");
             poisoned().because(error)
         })

@@ -16,9 +16,9 @@
 //! | `replay` | builds the tables from a checkpoint and journals |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
-//! I/O (`checkpoints` across a [`crate::SyncData`] too, `journal` not), and only syncs, checkpoints
-//! and maintenance take them; `pending` serialises writers; `tables` is the only lock that a probe
-//! takes. No lock that a probe or a writer takes is held across I/O.
+//! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is held across a
+//! [`crate::SyncData`] too. `pending` serialises writers. A probe takes `tables` alone. No lock
+//! that a probe or a writer takes is held across I/O.
 
 mod check;
 mod checkpoint;
@@ -89,10 +89,11 @@ struct Gauges {
 pub struct Recovered {
     /// Journal records that were replayed.
     pub replayed: u64,
-    /// Bytes of a journal file that were not replayed, because they begin with a torn or damaged
-    /// frame. A crash may tear the last frame.
+    /// Bytes at the end of a journal file, from a torn or damaged frame onwards, that were not
+    /// replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
-    /// Whether a checkpoint was damaged, or a journal before its end. A torn tail is not damage.
+    /// Whether a checkpoint was damaged, or a journal was damaged before its end. A torn frame at
+    /// the end of the journal is not damage.
     pub damaged: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,

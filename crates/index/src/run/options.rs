@@ -15,16 +15,16 @@ pub struct RunOptions {
     /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
     /// Maximum bytes of resident memory. Inserts that would exceed the limit are refused with
-    /// `Retry`; reads and removals still work, and removals make room. Up to one eighth is kept for
-    /// journal records, and a quarter of the rest for the allocator's fragmentation. An existing
-    /// index is loaded even if it exceeds the limit, and loading takes 8 more bytes per page for a
-    /// short time.
+    /// `Retry`; reads and removals still work, and removals make room. Up to one eighth of it is
+    /// kept for journal records, and a quarter of the remainder for the allocator's fragmentation.
+    /// An existing index is loaded even if it exceeds the limit, and loading takes 8 more bytes per
+    /// page for a short time.
     pub memory_bytes_max: u64,
     /// Bytes of runs gathered for one write of a checkpoint, approximately.
     pub checkpoint_write_bytes: usize,
-    /// Whether the previous owner closed the index without a failed sync. `false` after a failed
-    /// sync, a kill, or a failed open: then the bytes that are read may exist in the page cache
-    /// only, and a sync of the same files would report success without writing them. The open
+    /// Whether the previous owner closed the index without a failed sync. It is `false` after a
+    /// failed sync, a kill, or a failed open. The bytes of the files may then exist in the page
+    /// cache only, and a sync of these files would report success without writing them. The open
     /// therefore rewrites the whole index into new files before it returns.
     pub clean: bool,
 }
@@ -42,8 +42,9 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Maximum bytes of waiting records: [`RunOptions::pending_bytes_max`], but at most a sixteenth
-    /// of the memory. The same again is kept for the copy that is being written.
+    /// Returns the maximum bytes of waiting records: [`RunOptions::pending_bytes_max`], but at most
+    /// a sixteenth of the memory. The same number of bytes is kept for the records that are being
+    /// written.
     pub(super) fn pending_max(&self) -> u64 {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }

@@ -6,8 +6,8 @@
 //! or a probe needs. Records appended after the seal name data that may not be durable yet; they
 //! stay for the next sync.
 //!
-//! No I/O happens under the writers' lock, so the owner of the index bounds the buffer: `sync`
-//! empties it, [`crate::IndexStats::pending_bytes`] reports its length, and beyond
+//! A writer does no I/O, so the caller of the index must call `sync`, which empties the buffer,
+//! before it grows large. [`crate::IndexStats::pending_bytes`] reports its length; beyond
 //! [`super::RunOptions::pending_bytes_max`] inserts are refused until the next sync.
 
 use super::RunIndex;
@@ -50,8 +50,8 @@ impl Pending {
         last
     }
 
-    /// Permits writing up to `last`, the end of a batch: the data that these records name is
-    /// durable.
+    /// Permits writing the records up to `last`, the end of a batch, because the data that they
+    /// name is durable.
     pub(super) fn allow_write_through(&mut self, last: u64) {
         self.writable_through = self.writable_through.max(last);
     }
@@ -85,7 +85,7 @@ impl Pending {
 
 impl RunIndex {
     pub(super) fn append(&self, pending: &mut Pending, record: &JournalRecord<'_>) {
-        // A poisoned index writes nothing again: records would only use memory.
+        // A poisoned index never writes again, so records would only take memory.
         if self.is_poisoned() {
             return;
         }
@@ -140,8 +140,8 @@ impl RunIndex {
             {
                 let tables = self.tables.read();
                 for &run in batch {
-                    // Clear the flag before reading the recency: a later touch then lists the run
-                    // again. If the record holds a different run since the touch, that run is
+                    // Clear the flag before reading the recency, so that a later touch lists the
+                    // run again. If the record has been reused since the touch, its new run is
                     // either not flagged, or is in the list itself.
                     if tables.runs.is_live(run)
                         && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)

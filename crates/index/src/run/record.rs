@@ -1,16 +1,16 @@
 //! The record of a run, in two halves.
 //!
-//! A probe reads the hot half, 32 bytes: scope, length and the last page's hash; the hashes of a
-//! run with several pages are in a box. The cold half, 72 bytes, has the place, the recency, and
-//! the tree of attachments as a parent, a first child, and a doubly linked list of siblings, so
-//! that attaching and detaching take constant time.
+//! A probe reads the hot half of 32 bytes, with scope, length and the last page's hash; the hashes
+//! of a run with several pages are in a box. The cold half of 72 bytes has the place, the recency,
+//! and the run's position in the tree of attachments: its parent, its first child and its two
+//! siblings, so that attaching and detaching take constant time.
 
 use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The hash of the last page is in the record itself, so that a probe need
-/// read only the record if the run is completely inside the prefix.
+/// The hashes of a run. The hash of the last page is in the record itself, so that a probe reads
+/// the record alone if the run is completely inside the prefix.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,
@@ -102,7 +102,8 @@ impl Extents {
 /// The half that a probe reads. The order of fields minimises size and cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    /// At least `length` hashes. Undefined in a free record; complete before the run is published.
+    /// At least `length` hashes. They are undefined in a free record, and complete before the run
+    /// is published.
     pub(super) pages: Pages,
     pub(crate) scope: ScopeSlot,
     /// Number of pages that can be found. Zero if the record is free or its run is not published

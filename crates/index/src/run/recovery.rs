@@ -4,10 +4,10 @@
 //! that does not exist has no effect. Slots and the tree are built at the end, and inconsistent
 //! runs are dropped together with their descendants.
 //!
-//! **Undamaged**: one checkpoint loads, or no checkpoint was written yet; the journal has all
-//! changes that the checkpoint may show; and nothing follows the journal's last record except a
-//! torn frame. The torn frame is truncated. Checkpoint, journal files and directory are synced,
-//! because a process that was killed may have left them in the page cache.
+//! Files are **undamaged** if one checkpoint loads, or no checkpoint was written yet; if the
+//! journal has all changes that the checkpoint may show; and if only a torn frame follows the
+//! journal's last record. The torn frame is truncated. Checkpoint, journal files and directory are
+//! synced, because a process that was killed may have left them in the page cache.
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
@@ -28,8 +28,8 @@
 //!
 //! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
 //! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
-//! files unchanged. None of the old files can be removed first, because each may be needed; and
-//! they are not overwritten in place, because a disk that has just failed may tear the only copy.
+//! files unchanged. No old file can be removed first, because each may be needed. No old file is
+//! overwritten in place, because a disk that has just failed may tear the only copy.
 
 use super::checkpoint::{self, CheckpointFile, Checkpoints};
 use super::frames::{Frames, Next};
@@ -61,7 +61,7 @@ struct Replayed {
     /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// Whether anything but one torn frame follows the last replayed record.
+    /// Whether more than one torn frame follows the last replayed record.
     damaged: bool,
 }
 
@@ -101,9 +101,9 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let next = replayed.last + 1;
 
     let last = numbers.last().copied();
-    // No file, or a single journal file without records: nothing was ever durable.
+    // Without any file, or with one journal file without records, no change was ever durable.
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // Empty files after a torn tail were left by a rewriting open that was interrupted.
+    // A rewriting open that was interrupted leaves empty files after a torn tail.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
     let is_intact = options.clean && undamaged && is_last && !renumbered;
     let must_rewrite = !is_intact && !is_empty;
@@ -127,7 +127,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             file
         }
         _ => {
-            // The file's creation was interrupted by a kill or power loss: create it again.
+            // A kill or power loss interrupted the creation of this file: create it again.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
             let (file, entry) = journal::create(medium.as_ref(), dir, header)?;
@@ -136,8 +136,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         }
     };
     if !must_rewrite {
-        // The previous process may have died before its sync, so that recovery read bytes that are
-        // in the page cache only. After this sync the index may treat them as durable.
+        // The previous process may have died before its sync, so the recovered bytes may be in the
+        // page cache only. After this sync the index may treat them as durable.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
         let journals = numbers.iter().map(|number| journal::path(dir, *number));
         for path in checkpoint.into_iter().chain(journals) {
@@ -192,7 +192,8 @@ impl RunIndex {
         let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::Retry => {
-                // Best effort to free the room. The next open removes the remaining files.
+                // Try to free the room of the new checkpoint. The next open removes the file if
+                // this fails.
                 let _ = self.medium.remove(&new);
                 let _ = self.medium.remove(&journal::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
@@ -229,8 +230,8 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. Only the checkpoint that was loaded counts. The other
-/// file may be overwritten, and needs no journal file before the first existing file.
+/// The state of the two checkpoint files. The checkpoint that was loaded counts. The other file may
+/// be overwritten, and needs no journal file before the first existing one.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
@@ -326,7 +327,7 @@ impl Source<'_> {
             }
             inexact.get_or_insert(attempt);
         }
-        // No valid checkpoint: use the journal alone, if it begins at the start.
+        // Without a valid checkpoint use the journal alone, if it has its beginning.
         let first = self.numbers.first().copied();
         let header = first.map(|first| self.journal_header(first)).transpose()?.flatten();
         let mut restored = Restored::default();
@@ -339,11 +340,11 @@ impl Source<'_> {
                 Ok((attempt(number, 1, true)?, inexact.is_none()))
             }
             _ if inexact.is_some() => Ok((inexact.unwrap_or_default(), false)),
-            // A new index; or the creation of its first file was interrupted.
+            // The index is new, or the creation of its first file was interrupted.
             (None, _) => Ok((Attempt { exact: true, ..Attempt::default() }, true)),
             (Some(1), None) if self.newest == 0 => Ok((attempt(1, 1, true)?, true)),
-            // There is no usable checkpoint, and the journal lacks its beginning. Runs in the
-            // missing part are lost, and their descendants are dropped.
+            // No checkpoint is usable, and the journal lacks its beginning: runs in the missing
+            // part are lost, and their descendants are dropped.
             (Some(number), Some(header)) => Ok((attempt(number, header.first, false)?, false)),
             (Some(_), None) => Ok((Attempt::default(), false)),
         }
@@ -408,7 +409,8 @@ impl Source<'_> {
         let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                // The end of the files; damage if there is a gap or the first file is missing.
+                // This is the end of the files. It is damage if a later file exists, or if the
+                // first file is missing.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };

@@ -91,7 +91,7 @@ impl Restored {
                 let Some(run) = self.runs.number(RunId(run)) else { return };
                 let pages = self.runs.hot(run).pages().len();
                 let mut place = place.into_owned();
-                // The checkpoint may already show a later cut.
+                // The checkpoint may already show a cut whose record comes later in the journal.
                 place.truncate(pages as u32);
                 if check_place(&place, pages).is_ok() {
                     self.runs.set_place(run, &place);
@@ -110,8 +110,8 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent does not exist: the parent's removal
-    /// removed them as well, in a part of the journal that was not read.
+    /// Restores the attachments. Returns the runs whose parent does not exist. A part of the
+    /// journal that was not read removed the parent, and these runs with it.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {
@@ -134,8 +134,8 @@ impl Restored {
 }
 
 /// Builds tables of the restored runs. Returns the tables and the names of runs that had to be
-/// dropped. With `overlaps`, two runs that claim the same space are both dropped: at least one of
-/// their records is obsolete, and nothing says which, so neither is known to hold its bytes.
+/// dropped. With `overlaps`, both of two runs that claim the same space are dropped: at least one
+/// of their records is obsolete, and it is unknown which.
 pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<RunId>) {
     let mut invalid = restored.attach();
     let mut runs = restored.runs;
@@ -178,7 +178,7 @@ fn overlapping(runs: &Runs) -> Vec<Number> {
     }
     spans.sort_unstable();
     let mut found = Vec::new();
-    // The extent with the highest end so far.
+    // The extent with the highest end among the extents visited so far.
     let mut farthest = None;
     for span in spans {
         if let Some((segment, _, end, run)) = farthest

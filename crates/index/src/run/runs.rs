@@ -140,8 +140,8 @@ impl Runs {
         self.open.insert(chunk);
     }
 
-    /// Frees the memory of a chunk without live records. `reuse_floor` ensures that the names of
-    /// its former runs are not assigned again.
+    /// Frees the memory of a chunk without live records. `reuse_floor` keeps the names of the
+    /// chunk's former runs from being assigned again.
     fn free_chunk(&mut self, chunk: usize) {
         (self.hot[chunk], self.cold[chunk]) = (Box::default(), Box::default());
         self.open.remove(&chunk);
@@ -196,7 +196,7 @@ impl Runs {
         }
     }
 
-    /// Whether the next run needs another chunk.
+    /// Returns whether no chunk has a free record, so that the next run needs another chunk.
     fn is_packed(&self) -> bool {
         self.open.is_empty()
     }
@@ -404,8 +404,8 @@ impl Runs {
             return false;
         }
         if self.is_live(run) {
-            // The record has an earlier run: its removal is in a part of the journal that was not
-            // read.
+            // The record holds an earlier run, whose removal is in a part of the journal that was
+            // not read.
             let _ = self.cut(run, 0);
         }
         self.reuse = self.reuse.max(reuse);
@@ -417,8 +417,8 @@ impl Runs {
         true
     }
 
-    /// Assigns new names to all runs if reuse counts are large. Returns whether names changed; then
-    /// older files must not be read again.
+    /// Assigns new names to all runs if reuse counts are large. Returns whether names changed; if
+    /// so, older files must not be read again.
     pub(crate) fn renumber(&mut self) -> bool {
         if self.reuse < RENUMBER_AT {
             return false;

@@ -2,12 +2,12 @@
 //!
 //! A slot is `tag (20 bits) | run (28) | page (16)`. Twelve bits of the hash select one of 4,096
 //! shards, twenty others are the tag. A shard is a sorted linear-probing table: a slot's home
-//! position is its tag scaled to the shard's capacity. So slots are in the order of their tags, a
-//! search ends at the first larger tag, and growing is one pass that copies them in order and needs
-//! no hash. (Sorted tables: Amble and Knuth, "Ordered hash tables", 1974.)
+//! position is its tag scaled to the shard's capacity. Slots are therefore in the order of their
+//! tags, a search ends at the first larger tag, and growing copies the slots in one pass without
+//! their hashes. Source: Amble and Knuth, "Ordered hash tables", 1974.
 //!
-//! A match is only probable: 32 bits agree, and the caller compares the other 96 bits of the hash.
-//! A change writes one slot, and at most rebuilds one shard, a 4,096th of the table.
+//! A slot that matches agrees in 32 bits of the hash; the caller compares the other 96 bits. A
+//! change writes one slot, and may rebuild one shard, a 4,096th of the table.
 
 use ritornello_format::PageHash;
 
@@ -44,7 +44,7 @@ fn lay_out(work: &mut [(&mut Shard, &mut [u64])]) -> Vec<Pair> {
             pairs.extend(same.map(|other| [unpack(*slot), unpack(*other)]));
         }
         if !slots.is_empty() {
-            // Leave room for insertions before the shard has to grow.
+            // Leave room for insertions, so that the shard does not grow soon.
             let capacity = (slots.len() + slots.len().isqrt()) * 5 / 4;
             shard.live = slots.len() as u32;
             shard.fill(slots, capacity.next_multiple_of(8).max(CAPACITY_MIN));
@@ -59,9 +59,9 @@ pub(crate) struct Slots {
     bytes: usize,
 }
 
-/// `slots` is empty, or has `capacity` home positions followed by `spill(capacity)` more, so that a
-/// search never wraps around. Zero marks a free slot: no run has number zero. There is no free slot
-/// between a slot and its home position.
+/// A shard of the table. `slots` is empty, or has `capacity` home positions and `spill(capacity)`
+/// further positions, so that a search never wraps around. Zero marks a free slot, because no run
+/// has number zero. Between a slot and its home position no slot is free.
 #[derive(Debug, Default)]
 struct Shard {
     slots: Box<[u64]>,
@@ -96,9 +96,9 @@ impl Slots {
     /// pages. The second result lists the pairs of slots that may be the same page, because 32 bits
     /// of their hashes are equal.
     ///
-    /// Inserting slot by slot would wait for memory at every page. So slots are first distributed
-    /// to their shards. A shard is then sorted and laid out within the first-level cache, and
-    /// shards are independent of each other, so threads can share them.
+    /// Inserting slot by slot would wait for memory at every page. The slots are therefore
+    /// distributed to their shards first. Each shard is then sorted and laid out within the
+    /// first-level cache, by several threads for large tables.
     pub(crate) fn build(each: impl Fn(&mut dyn FnMut(PageHash, Number, u16))) -> (Self, Vec<Pair>) {
         let mut table = Self::new();
         let mut ends = vec![0usize; table.shards.len()];
@@ -107,8 +107,8 @@ impl Slots {
         for end in &mut ends {
             count += std::mem::replace(end, count);
         }
-        // During the distribution `ends` holds the position of each shard's next slot, and after it
-        // the end of each shard.
+        // During the distribution, `ends` holds the position of each shard's next slot; afterwards
+        // it holds the end of each shard.
         let mut dealt = vec![0u64; count];
         each(&mut |hash, run, page| {
             let end = &mut ends[Self::shard(hash)];
@@ -150,8 +150,8 @@ impl Slots {
         (hash.high() >> (64 - TAG_BITS)) as u32
     }
 
-    /// The run and page number of each slot that may belong to this hash. Nearly always there is at
-    /// most one such slot, and mostly it is the right one.
+    /// The run and page number of each slot that may belong to this hash. Nearly always at most one
+    /// slot agrees, and it is mostly the slot of this hash.
     #[inline]
     pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
         let tag = Self::tag(hash);
@@ -164,7 +164,7 @@ impl Slots {
     }
 
     /// Reads the cache line at which [`Slots::candidates`] will begin, so that several lookups can
-    /// wait for memory at the same time. The value has no meaning; returning it prevents the
+    /// wait for memory at the same time. The returned value has no meaning: returning it keeps the
     /// compiler from removing the read.
     #[inline]
     pub(crate) fn touch(&self, hash: PageHash) -> u64 {
@@ -263,8 +263,8 @@ impl Shard {
         if self.slots.get(at) != Some(&slot) {
             return;
         }
-        // Close the gap: move the following slots back by one position, up to the first position
-        // that is free or whose slot is at home.
+        // Close the gap: move the following slots back by one position, up to the first free
+        // position or the first slot that is in its home position.
         let mut next = at + 1;
         while let Some(&other) = self.slots.get(next) {
             if other == 0 || self.home(tag_of(other)) == next {

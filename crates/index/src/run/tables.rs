@@ -1,10 +1,10 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
-//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it for reading once: a
-//! fraction of a microsecond for some hundred pages. A writer holds it for writing in *batches* of
-//! at most [`LOCK_BATCH`] pages, and a reader may see the state between two batches: a run that is
-//! being inserted has length zero until all its slots exist, and removed pages are excluded by the
-//! length before their slots are removed.
+//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it once, for reading:
+//! for less than a microsecond for some hundred pages. A writer holds it for writing in *batches*
+//! of at most [`LOCK_BATCH`] pages, and a reader may see the state between two batches. A run that
+//! is being inserted therefore has length zero until all its slots exist, and a cut reduces the
+//! length of a run before it removes slots.
 
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};
@@ -75,10 +75,10 @@ impl Tables {
     /// Matches the keys starting at `at` with one run. Returns the run, the first page in it, and
     /// the number of pages that match.
     ///
-    /// In a chained scope a hash commits to all pages before it. So if run and keys have equal
-    /// hashes at the last position that both reach, all earlier pages are equal. The hashes there
-    /// are nearly always equal; otherwise bisection finds the last common page. In other scopes
-    /// pages are compared one by one.
+    /// In a chained scope a hash commits to all pages before it. If run and keys have equal hashes
+    /// at the last position that both have, all earlier pages are therefore equal. This is nearly
+    /// always so; otherwise bisection finds the last common page. In other scopes pages are
+    /// compared one by one.
     #[inline]
     pub(crate) fn match_run(
         &self,
@@ -108,7 +108,7 @@ impl Tables {
             }
             let pages = &hot.pages()[first..];
             if hot.chained {
-                // Invariant: page `same` is common, page `other` differs.
+                // Invariant: page `same` of the run matches, and page `other` does not.
                 let (mut same, mut other) = (0, span - 1);
                 while other - same > 1 {
                     let middle = same.midpoint(other);
@@ -149,10 +149,10 @@ impl Tables {
         at
     }
 
-    /// Continues a walk from `at`, guessing that the next runs of a chained scope are `stride`
-    /// pages long, too. Looks up [`LOOKAHEAD_RUNS`] runs in step, so that the processor waits for
-    /// their cache lines at the same time instead of sequentially. Visits the guesses that match,
-    /// and returns the position at which the walk continues.
+    /// Continues a walk from `at` with the guess that the next runs of a chained scope have
+    /// `stride` pages as well. Looks up [`LOOKAHEAD_RUNS`] runs together, so that the processor
+    /// waits for all their cache lines at the same time. Visits the guesses that match, and returns
+    /// the position at which the walk continues.
     #[inline]
     fn match_next_runs(
         &self,
@@ -254,8 +254,9 @@ impl Tables {
         while let Some(&(next, from)) = removals.get(at) {
             let first = removals.len();
             removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
-            // A run has one parent, so only the first run can occur again, and only if it is its
-            // own descendant. Only damage makes such a ring; the whole first run is then removed.
+            // Every run but the first is reached once, from its single parent. If the first run is
+            // reached again, it is its own descendant, which only damage can cause: the whole first
+            // run is then removed.
             if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
                 removals.swap_remove(first + again);
                 if keep > 0 && removals[0].1 > 0 {

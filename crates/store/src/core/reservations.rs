@@ -186,8 +186,8 @@ impl Reservations {
         self.withheld.iter().map(|(id, withheld)| (*id, withheld.client.clone())).collect()
     }
 
-    /// Moves the withheld extents of a returned segment, as far as `mark` succeeds for them, from
-    /// the absent to the present extents.
+    /// Adds the withheld extents of a returned segment for which `mark` succeeds to the extents in
+    /// present segments.
     pub(super) fn restore_segment(&mut self, id: SegmentId, mut mark: impl FnMut(&Extent) -> bool) {
         for withheld in self.withheld.values_mut() {
             let (back, absent): (Vec<_>, Vec<_>) =

@@ -19,7 +19,7 @@ const COPY_BYTES: u64 = 64 << 10;
 const SCAN_RECORDS: usize = 4096;
 /// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
-/// Bytes of a copy that are written at a time.
+/// Bytes of a copy of the state that one write takes.
 const WRITE_BYTES: u64 = 1 << 20;
 
 /// Changes that are not written yet.
@@ -109,7 +109,7 @@ impl RunResidency {
     /// Appends a record. The caller holds the lock of `pending` since before it applied the change,
     /// so the order of records is the order of changes.
     pub(super) fn append(&self, pending: &mut Pending, record: &ResidencyRecord<'_>) {
-        // A poisoned index writes nothing again: records would only use memory.
+        // A poisoned index never writes again, so records would only take memory.
         if !self.poisoned.load(Ordering::Acquire) {
             pending.push(record);
         }
@@ -129,8 +129,8 @@ impl RunResidency {
         }
         let (records, first) = self.pending.lock().take();
         if let Err(error) = journal.file.write_at(&records, journal.length) {
-            // Part of the records may have been written: a later call writes the same bytes to the
-            // same place.
+            // A part of the records may have been written: a later call writes the same bytes to
+            // the same place.
             self.pending.lock().put_back(&records, first);
             return self.or_poison(Err(error));
         }
@@ -139,7 +139,8 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Whether the newest file has grown to `times` the length at which it should be replaced.
+    /// Returns whether the newest file has at least `times` the length at which it should be
+    /// replaced.
     pub(super) fn is_due(&self, times: u64) -> bool {
         let journal = self.journal.lock();
         journal.length >= times * (2 * journal.copied + self.options.journal_bytes)
@@ -159,7 +160,7 @@ impl RunResidency {
         self.write(&mut journal)?;
         let synced = journal.file.sync_data();
         self.or_poison(synced)?;
-        // Records appended since the write above go to the next file.
+        // Records that are appended after the write above go to the next file.
         let header =
             ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);
@@ -201,8 +202,8 @@ impl RunResidency {
     }
 
     /// Appends one batch of runs to the journal, starting at number `run`, and advances `run` past
-    /// the batch. Returns `false` if no run is left. Holds the writers' lock, so that a run's copy
-    /// precedes every later change of the run in the journal.
+    /// the batch. Returns `false` if no run is left. Holds the writers' lock, so that the journal
+    /// has the copy of a run before every later change of the run.
     fn copy(&self, run: &mut Number) -> bool {
         let mut pending = self.pending.lock();
         let runs = self.runs.read();
@@ -226,8 +227,9 @@ impl RunResidency {
         true
     }
 
-    /// Passes on the result of a write. Without room, the records stay to be written later. After
-    /// any other failure the contents of the disk are unknown, and nothing is written again.
+    /// Passes on the result of a write. If the file system has no room, the records stay for a
+    /// later write. After any other failure the contents of the disk are unknown, and the index
+    /// writes no more.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

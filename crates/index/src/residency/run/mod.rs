@@ -13,8 +13,8 @@
 //! the older files are removed.
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
-//! and only calls that sync or maintain take them; `pending` serialises writers; `runs` is the only
-//! lock that a probe takes, for a bounded number of steps at a time.
+//! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes the
+//! lock `runs` alone, for at most 512 steps at a time.
 
 mod journal;
 mod recovery;
@@ -31,11 +31,10 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum pages of a record, and maximum pages changed under one hold of the lock that a probe
-/// takes.
+/// Maximum pages of a record, and maximum pages that a writer changes under one hold of the lock
+/// `runs`.
 const LOCK_BATCH: usize = 256;
-/// Number of runs that each change searches for cleared pages, under one hold of the lock that a
-/// probe takes.
+/// Number of runs that each change searches for cleared pages, under one hold of the lock `runs`.
 const SWEPT: usize = 16;
 
 /// Options of a [`RunResidency`].
@@ -46,7 +45,7 @@ pub struct RunResidencyOptions {
     /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
     /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// A file is replaced when it has grown to twice the length of its initial copy plus
+    /// A file is replaced when its length is twice the length of its initial copy, plus
     /// `journal_bytes`.
     pub journal_bytes: u64,
 }
@@ -62,7 +61,7 @@ impl Default for RunResidencyOptions {
 pub struct ResidencyRecovered {
     /// Records applied.
     pub replayed: u64,
-    /// Bytes of files that were not applied, because they begin with a torn or damaged frame. A
+    /// Bytes at the ends of files, from a torn or damaged frame onwards, that were not applied. A
     /// crash may tear the last frame.
     pub torn_bytes: u64,
     /// Whether a file was damaged. A torn end of the last file is not damage.
@@ -204,8 +203,8 @@ impl Residency for RunResidency {
 
     fn sync(&self) -> Result<()> {
         self.write_out()?;
-        // The file is replaced here if it is twice as long as the length at which `maintain`
-        // replaces it.
+        // Replace the file here if it is twice as long as the length at which `maintain` replaces
+        // it.
         if self.is_due(2) { self.rewrite() } else { Ok(()) }
     }
 

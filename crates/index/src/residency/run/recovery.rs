@@ -1,11 +1,10 @@
 //! Opens the index from its files.
 //!
-//! **Undamaged**: one file that is complete and ends at most in a torn frame, which is truncated. A
-//! crash before the copy in the newest file is complete leaves the older files too, and the newest
-//! file continues them. After damage a file may continue no older file: it is then used alone if
-//! its copy of the state is complete, otherwise dropped. Unless the files are undamaged, the
-//! recovered state is written to a new file, and all other files are removed, before the index is
-//! used.
+//! **Undamaged** files are one complete file, which may end in a torn frame that is truncated; or,
+//! after a crash during a copy, the newest file and the older files that it continues. After
+//! damage, the older files of a file may be missing: it is then used alone if its copy of the state
+//! is complete, and dropped otherwise. Unless the files are undamaged, the recovered state is
+//! written to a new file, and all other files are removed, before the index is used.
 
 use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};
@@ -107,7 +106,8 @@ pub(super) fn open(
         let file = medium.open(&journal::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
-            // A file whose creation was interrupted holds nothing.
+            // A file without an intact header is damage, unless it is the last: its creation was
+            // then interrupted.
             damaged |= Some(&number) != numbers.last();
             continue;
         };
@@ -132,8 +132,8 @@ pub(super) fn open(
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
-        // The previous process may have died before its sync, so that recovery read bytes that are
-        // in the page cache only. After this sync the index may treat them as durable.
+        // The previous process may have died before its sync, so the recovered bytes may be in the
+        // page cache only. After this sync the index may treat them as durable.
         file.sync_data()?;
         older.clear();
         (file, last, restored.length)
