@@ -1,5 +1,5 @@
-//! Frames: a frame is an encoded slice, a head and then the codec's data. Checked reading and
-//! writing of frames.
+//! Frames, and their checked reading and writing. A frame is an encoded slice: a head, followed by
+//! the codec's data.
 
 use crate::Dtype;
 use ritornello_format::{Error, Result};
@@ -91,12 +91,10 @@ impl<'a> FrameReader<'a> {
         Ok(self.take(1)?[0])
     }
 
-    /// The next two bytes as a count.
     pub fn u16(&mut self) -> Result<usize> {
         Ok(u32_of(self.take(2)?))
     }
 
-    /// The next four bytes as a length or count.
     pub fn u32(&mut self) -> Result<usize> {
         Ok(u32_of(self.take(4)?))
     }

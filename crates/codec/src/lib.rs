@@ -8,8 +8,8 @@
 //! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than
 //! the slice: if a codec would not make it shorter, the slice is stored raw, and the header must
 //! record [`Codec::Raw`]. [`decode`] never panics, never touches memory outside its two slices and
-//! allocates at most ten times the slice, for any frame. Damage it detects is a `Miss`; damage it
-//! cannot detect is left to the slice's checksum. All kernels write the same frames.
+//! allocates at most ten times the slice, for any frame. Damage that it detects is a `Miss`; the
+//! slice's checksum detects other damage. All kernels write the same frames.
 //!
 //! **Must not know** pages, the location of frames, or the reason why a codec was chosen.
 
@@ -138,8 +138,8 @@ impl Codec {
     }
 }
 
-/// Whether this build decodes the codec and version of a frame. A supported frame that does not
-/// decode is damaged; an unsupported one may be of a newer build.
+/// Whether this build decodes the codec and version of a frame. If a frame is supported and does
+/// not decode, it is damaged. If it is not supported, a newer build may have written it.
 #[must_use]
 pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     match Codec::from_number(codec) {

@@ -1,5 +1,5 @@
 //! `zstd`: the two bytes of each number go to two planes, one with the exponents and one with the
-//! mantissas. Each plane is compressed on its own.
+//! mantissas. Each plane is compressed separately.
 
 use crate::Dtype;
 use crate::frame::{FrameReader, FrameWriter, damaged};
@@ -16,7 +16,8 @@ const STORED: u8 = 0;
 const COMPRESSED: u8 = 1;
 
 thread_local! {
-    /// Kept by each thread, because creating a context takes longer than processing a small slice.
+    /// Each thread keeps its context, because creating one takes longer than processing a small
+    /// slice.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
 }
@@ -58,7 +59,7 @@ fn compress(
     let most = room.len().min(plane.len());
     let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
         Ok(length) => (COMPRESSED, length),
-        // The output is too short, which is the only error possible here.
+        // The output is too short: no other error is possible here.
         Err(_) => {
             room.get_mut(..plane.len())?.copy_from_slice(plane);
             (STORED, plane.len())

@@ -33,7 +33,7 @@ pub struct FsckArgs {
 
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
-/// A reason that is not damage: runs of scopes that were dropped just before a crash.
+/// A reason that is not damage: the runs belong to scopes that were dropped shortly before a crash.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]

@@ -145,7 +145,8 @@ struct StatReport<'a> {
     youngest: Option<u64>,
     /// Number and bytes of objects of other format versions, by version.
     other_versions: &'a BTreeMap<String, (u64, u64)>,
-    /// The first names that belong to no format version; `strange_names` counts all of them.
+    /// The first names that belong to no version of the format; `strange_names` is the number of
+    /// all such names.
     strange: &'a [String],
     strange_names: u64,
 }

@@ -62,9 +62,9 @@ const OWNER_CHECK: Duration = Duration::from_millis(100);
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// Maximum number of stores that the path no longer leads to and that are still being closed, each
-/// with its memory and files: a hung disk may keep a store from being closed. At this number the
-/// path is not opened again.
+/// Maximum number of stores that the path no longer leads to and that are still being closed. A
+/// hung disk may keep a store, with its memory and files, from being closed. At this number the
+/// command does not open the path again.
 const LEFT_MAX: usize = 4;
 
 /// A line of output.
@@ -135,7 +135,7 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
 /// The store that is served.
 struct Served {
     node: Arc<Node>,
-    /// The role that was printed last, and whether the store had failed.
+    /// The role that was printed last, and whether the store had failed then.
     announced: Option<(Role, bool)>,
 }
 
@@ -153,7 +153,8 @@ impl Served {
             Ok(_) if node.is_replaced() => return Ok(None),
             Ok(role) => role,
             Err(error) if is_left(&error) => return Ok(None),
-            // The owner does not respond: this process keeps waiting. The log names the owner.
+            // The owner does not respond, so this process continues to wait. The log names the
+            // owner.
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };

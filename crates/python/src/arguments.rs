@@ -19,8 +19,8 @@ pub(crate) fn put_options(
     Ok(PutOptions { retain_until, ..PutOptions::after(parent) })
 }
 
-/// Keys kept alive by separate references: another thread may change the list while the interpreter
-/// is detached.
+/// Keys that separate references keep alive, because another thread may change the caller's list
+/// while the interpreter is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {
@@ -74,7 +74,7 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
 }
 
 /// Returns a time as seconds since 1970; takes a number or a `datetime`. Times before 1970 become
-/// 1, which has passed as well; zero would mean that no time is given.
+/// 1, which has passed as well, because zero means that no time is given.
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {

@@ -4,7 +4,8 @@
 //! An exception fails that call: the tier counts the failure and continues without the page. The
 //! first call runs the constructor; if the constructor raises, the next call runs it again. A
 //! service that is down or hangs therefore does not keep the tiers from opening. After the
-//! interpreter's exit no call starts, and running calls get [`STOP_TIMEOUT`] to end.
+//! interpreter's exit no call starts, and the exit waits for running calls for at most
+//! [`STOP_TIMEOUT`].
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -113,7 +114,7 @@ impl PythonBackend {
         }
         match py.import("inspect")?.call_method1("signature", (&class,)) {
             Ok(signature) => drop(signature.call_method("bind", (), Some(&arguments))?),
-            // The class has no inspectable signature.
+            // Skip the check of a class whose signature cannot be inspected.
             Err(error) if error.is_instance_of::<PyValueError>(py) => {}
             Err(error) => return Err(error),
         }
@@ -134,8 +135,9 @@ impl PythonBackend {
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))
     }
 
-    /// Runs `call` with the object. An exception becomes `Retry`; but `Fatal` if it is a
-    /// `FatalError`, or a `TypeError` or `AttributeError`, which show that the class is unsuitable.
+    /// Runs `call` with the object. A `FatalError` becomes `Fatal`, as do `TypeError` and
+    /// `AttributeError`, which show that the class is unsuitable. Any other exception becomes
+    /// `Retry`.
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
             self.object(py).and_then(call).map_err(|error| {

@@ -19,8 +19,8 @@ pub(crate) struct Submission {
 }
 
 impl Submission {
-    /// Returns a get into `out`. `sections`: the end of each section, in bytes from the start of a
-    /// page.
+    /// Returns a get into `out`. `sections` holds the end of each section, in bytes from the start
+    /// of a page.
     pub(crate) fn get(
         scope: &Scope,
         keys: &Bound<'_, PyAny>,

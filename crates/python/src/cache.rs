@@ -280,7 +280,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // At the interpreter's end attaching fails; the system cleans up.
+        // At the interpreter's end attaching fails, and the system cleans up.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }

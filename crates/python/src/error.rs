@@ -5,7 +5,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use ritornello_format::{Error, ErrorKind};
 
-/// Module that defines the exceptions: in Python, because `InvalidError` has two bases.
+/// Python module that defines the exceptions. It is written in Python because `InvalidError` has
+/// two bases.
 const MODULE: &str = "ritornello.errors";
 
 struct Exception {
@@ -62,7 +63,8 @@ pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))
 }
 
-/// Converts an `InvalidError` to a `SettingError`: no later call with that setting succeeds.
+/// Converts an `InvalidError` to a `SettingError`, which says that no later call with this setting
+/// succeeds.
 pub(crate) fn as_setting(py: Python<'_>, error: PyErr) -> PyErr {
     let is_invalid = INVALID.class(py).is_ok_and(|class| error.is_instance(py, class));
     match SETTING.class(py) {

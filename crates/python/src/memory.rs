@@ -1,5 +1,5 @@
-//! Memory that Python objects own, kept alive while in use; and pages in it: one buffer each, or
-//! several that together make the page.
+//! Memory that Python objects own, kept alive while it is in use, and the pages in it. A page is
+//! one buffer, or several buffers together.
 
 use crate::error::invalid;
 use parking_lot::Mutex;
@@ -42,8 +42,8 @@ impl Chunk {
 
 /// Keeps the memory of Python objects exported.
 ///
-/// May be dropped on any thread: the next [`release_dropped`] releases the buffers, because a
-/// worker thread that waits for the interpreter could hang its shutdown.
+/// A guard may be dropped on any thread. The next [`release_dropped`] releases the buffers, because
+/// a worker thread that waits for the interpreter could hang the interpreter's shutdown.
 #[derive(Default)]
 pub(crate) struct BufferGuard {
     views: Vec<BufferView>,
@@ -57,12 +57,12 @@ struct BufferView(Box<ffi::Py_buffer>);
 // SAFETY: only the owner of a view accesses it, and only `release_dropped` releases it, attached to
 // the interpreter.
 unsafe impl Send for BufferView {}
-// SAFETY: nothing is done through a shared reference.
+// SAFETY: no function accesses a view through a shared reference.
 unsafe impl Sync for BufferView {}
 
-/// Guards dropped and not yet released. A channel, so that a worker thread takes no lock when it
-/// drops a guard: a lock that it held during a fork would stay locked in the child. Only threads
-/// that are attached to the interpreter lock the receiver.
+/// Guards that were dropped and are not released yet. They are in a channel, so that a worker
+/// thread takes no lock when it drops a guard: a lock that the thread held during a fork would stay
+/// locked in the child. Only threads that are attached to the interpreter lock the receiver.
 static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
     LazyLock::new(|| {
         let (sender, receiver) = channel();
@@ -71,7 +71,8 @@ static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
 
 /// Releases the guards dropped so far.
 pub(crate) fn release_dropped(py: Python<'_>) {
-    // Not under the lock: a release may run Python code that calls this function again.
+    // Take each guard outside the lock, because a release may run Python code that calls this
+    // function again.
     let next = || DROPPED.1.lock().try_recv().ok();
     while let Some(mut held) = next() {
         for mut view in held.views.drain(..) {
@@ -205,7 +206,7 @@ pub(crate) struct Buffers {
     chunks: Vec<Chunk>,
     /// Chunks of each page.
     pages: Vec<Range<usize>>,
-    /// `None` once the memory is released: no fragments are handed out then.
+    /// `None` after the memory was released: the pages have no fragments then.
     held: Mutex<Option<BufferGuard>>,
 }
 
@@ -353,7 +354,8 @@ pub(crate) struct MemoryRange {
     pub(crate) page: usize,
 }
 
-/// Returns two pages that share a byte, if any (they may be the same page twice).
+/// Returns two pages that share a byte, if there are any; the same page twice if two pieces of it
+/// overlap.
 pub(crate) fn overlap(mut ranges: Vec<MemoryRange>) -> Option<(usize, usize)> {
     ranges.retain(|span| span.bytes > 0);
     ranges.sort_unstable();

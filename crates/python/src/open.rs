@@ -11,8 +11,8 @@ use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum time that the interpreter's exit waits for stores that other threads are closing: a hung
-/// disk may keep a store from being closed.
+/// Maximum time that the interpreter's exit waits for stores that other threads are closing,
+/// because a hung disk may keep a store from being closed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nodes to close at exit.
@@ -28,8 +28,8 @@ struct OpenNode {
 }
 
 /// Held for writing while a node is closed, which may take seconds. A call that stays attached to
-/// the interpreter holds it for reading; a call that cannot take it immediately detaches instead,
-/// so that no attached call waits for a closing store.
+/// the interpreter holds the gate for reading. A call that cannot take the gate immediately
+/// detaches instead, so that no attached call waits for a closing store.
 pub(crate) type CloseGate = RwLock<()>;
 
 /// A node until it is closed, usable in the process that opened it.
@@ -77,7 +77,8 @@ impl NodeHandle {
         py.detach(|| action(node.store())).or_raise(py)
     }
 
-    /// Closes the node once, detached from the interpreter, because running tickets are waited for.
+    /// Closes the node once, detached from the interpreter, because closing waits for running
+    /// tickets.
     ///
     /// # Errors
     /// Errors of [`Node::close`]; after `Retry` the node must be closed again.
@@ -85,7 +86,7 @@ impl NodeHandle {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };
         let closed = py.detach(|| {
-            // In the child of a fork a thread of the parent may hold the gate forever.
+            // In a forked child the gate may stay locked by a thread of the parent.
             let is_opener = self.process == std::process::id();
             let _closing = is_opener.then(|| self.gate.write());
             node.close()
@@ -101,8 +102,8 @@ impl NodeHandle {
 
 impl Drop for NodeHandle {
     fn drop(&mut self) {
-        // At the interpreter's end attaching fails; the system cleans up. A drop cannot raise, so
-        // an error is ignored.
+        // At the interpreter's end attaching fails, and the system cleans up. An error is ignored,
+        // because a drop cannot raise it.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }

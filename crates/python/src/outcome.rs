@@ -118,7 +118,7 @@ impl Ticket {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(None);
             }
-            // Waits on the eventfd, not in the core, so that a signal ends the wait.
+            // Wait on the eventfd instead of in the core, so that a signal ends the wait.
             let left = left.and_then(|left| Timespec::try_from(left).ok());
             let ready = py.detach(|| {
                 poll(&mut [PollFd::new(&self.ticket.fd(), PollFlags::IN)], left.as_ref())

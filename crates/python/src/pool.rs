@@ -20,7 +20,8 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether all pages of the pool are disjoint. If so, only equal ids overlap.
+    /// Whether all pages of the pool are disjoint. If they are, two ids overlap only if they are
+    /// equal.
     apart: bool,
     _held: BufferGuard,
 }
@@ -142,7 +143,7 @@ fn part(
             ),
         ));
     }
-    // Read-only memory is sufficient for puts.
+    // A put can read from read-only memory.
     let (chunk, writable) = match held.take(buffer, Access::Write, name) {
         Ok(chunk) => (chunk, true),
         Err(_) => (held.take(buffer, Access::Read, name)?, false),

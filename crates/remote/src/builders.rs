@@ -33,8 +33,8 @@ impl ClientFactory {
     /// # Errors
     /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
-        // This call fails if the process has already installed a provider of cryptography for TLS;
-        // that provider stays in use.
+        // The call fails if the process has installed a provider of cryptography for TLS, which
+        // then stays in use.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be built from this configuration")
@@ -96,7 +96,7 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
         }
     };
     if readable && !allow_http {
-        // The endpoint is not logged: it may hold a user and a password.
+        // Do not log the endpoint, because it may hold a user and a password.
         tracing::warn!(
             remote = name,
             "this remote is reached by plain HTTP: the network reads its pages and can change them; use an \
@@ -108,7 +108,7 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     Ok(factory)
 }
 
-/// The client does not retry: the tier does, with a budget and deadlines.
+/// Returns a configuration without retries: the tier retries, with a budget and deadlines.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
@@ -134,7 +134,7 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
     if let Some(region) = region {
         builder = builder.with_region(region);
     }
-    // The S3-specific endpoint first: the client prefers it to all others.
+    // Look for the S3-specific endpoint first, because the client prefers it.
     let default = [Key::S3Endpoint, Key::Endpoint];
     let endpoint = address
         .take("endpoint")
@@ -170,8 +170,8 @@ fn s3(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, bool
     builder = builder.with_client_options(options.with_allow_http(plain));
     let build = move || {
         let mut builder = builder.clone();
-        // Opened for each client: the file may appear, or receive its key, after the remote was
-        // opened.
+        // Open the files for each client, because a file may appear, or receive its key, after the
+        // remote was opened.
         if let Some(files) = ProfileCredentials::open(files.clone()).filter(|_| from_files) {
             builder = builder.with_credentials(Arc::new(files));
         }
@@ -225,7 +225,7 @@ fn azure(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, b
     let (mut plain, mut readable) = (false, false);
     let named = address.take("endpoint");
     if named.is_some() {
-        // The environment may select the emulator; an explicit endpoint is not at the emulator's
+        // The environment may select the emulator, but an explicit endpoint is not the emulator's
         // address.
         builder = builder.with_use_emulator(false);
     }

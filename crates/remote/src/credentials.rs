@@ -25,8 +25,8 @@ impl ProfileCredentials {
 
 /// Reads the key from the files. Returns it with the version of the files.
 fn read(files: &ProfileFiles) -> Option<(Stamp, Arc<AwsCredential>)> {
-    // The stamp is taken before the files are read, so that the next request detects a change
-    // during the read.
+    // Take the stamp before the files are read, so that the next request detects a change during
+    // the read.
     let stamp = files.stamp();
     let profile = files.read().ok()?;
     let (key_id, secret_key) = (profile.id?, profile.secret?);
@@ -39,7 +39,7 @@ impl CredentialProvider for ProfileCredentials {
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let mut last = self.last.lock();
-        // Files that are being replaced may lack a key: then the last key stays in use.
+        // A file that is being replaced may lack a key, so the last key stays in use.
         if self.files.stamp() != last.0
             && let Some(read) = read(&self.files)
         {

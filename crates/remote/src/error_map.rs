@@ -4,7 +4,8 @@
 use object_store::Error as ClientError;
 use ritornello_format::{Error, ErrorKind};
 
-/// Maximum length of a server's message that is passed on; servers answer with whole documents.
+/// Maximum characters of a server's message that an error quotes, because servers answer with whole
+/// documents.
 const MESSAGE_CHARS_MAX: usize = 400;
 
 /// Advice by patterns in an error: codes of S3, GCS, Azure and VersityGW, and the client's own
@@ -49,8 +50,8 @@ const ADVICE: [(&[&str], &str); 6] = [
 ];
 
 /// Whether the error means that the bucket exists and the object does not. An answer without a body
-/// counts as that, because existence queries get no body. In an answer with a body, the error code
-/// must say that the object is missing.
+/// counts as such, because existence queries get no body. In an answer with a body, the error code
+/// must name a missing object.
 pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object counts as missing, because it cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {
@@ -85,7 +86,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         (None, _, Some(408 | 409 | 412 | 429)) => {
             (ErrorKind::Retry, "the remote requests a later retry")
         }
-        // S3 reports a body that arrived too slowly as a bad request.
+        // S3 reports a body that arrived too slowly as a bad request, which a retry may heal.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {
             (ErrorKind::Retry, "the remote waited too long for this request")
         }
@@ -98,8 +99,8 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
     Error::new(kind, message).with("remote", remote).because(summary(&text))
 }
 
-/// `text` without the document (XML, HTML or JSON) that a server sent, except for the document's
-/// error code.
+/// Returns `text` without the XML, HTML or JSON document that a server sent, but with the
+/// document's error code.
 fn summary(text: &str) -> String {
     let (front, body) = text.split_at(text.find(['<', '{', '\n']).unwrap_or(text.len()));
     let front = front.split_once("Server returned").map_or(front, |(_, rest)| rest.trim());

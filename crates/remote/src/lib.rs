@@ -6,11 +6,11 @@
 //! **Promises.** Opening sends no request: a server that is down when a process starts costs hits
 //! until it is up. Threads and connections are created by the first call, so that a process may
 //! fork before that call. Every request to an object store has a timeout, so that no thread waits
-//! without limit; calls of directories and of registered backends have none here. Errors are
-//! classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration must change
-//! first.
+//! without limit. This crate sets no timeout for calls of directories and of registered backends.
+//! Errors are classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration
+//! must change first.
 //!
-//! **Must not know** the meaning of values: a value is named bytes here.
+//! **Must not know** the meaning of values: for this crate a value is bytes with a name.
 
 #![forbid(unsafe_code)]
 

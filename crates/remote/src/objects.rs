@@ -24,7 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 const WORKERS: usize = 2;
 /// Concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
-/// Maximum length of a value read whole. Objects, of which the longest have a page of 512 MiB, are
+/// Maximum length of a value that is read as a whole. Longer objects, up to a page of 512 MiB, are
 /// read in ranges.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
@@ -46,9 +46,8 @@ struct Client {
 impl Drop for Client {
     fn drop(&mut self) {
         match self.runtime.take() {
-            // Requests in progress are cancelled.
             Some(runtime) if self.process == process::id() => runtime.shutdown_background(),
-            // The runtime's threads exist only in the parent of this forked process.
+            // The runtime's threads do not exist in this forked child of the process that made it.
             Some(runtime) => std::mem::forget(runtime),
             None => {}
         }
@@ -146,8 +145,8 @@ impl ObjectBackend {
     }
 }
 
-/// Reads `range`, or a whole value. A server that sends more than requested is cut off, not
-/// buffered.
+/// Reads `range`, or a whole value. Stops reading, without buffering more, if the server sends more
+/// than requested.
 async fn fetch(
     store: &dyn ObjectStore,
     path: &Path,

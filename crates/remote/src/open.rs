@@ -137,7 +137,7 @@ fn keys(path: &str) -> Result<KeyRing> {
     if path.is_absolute() {
         return KeyRing::read(path);
     }
-    // The error does not quote the value, which may be the key itself.
+    // Do not quote the value, which may be the key itself.
     Err(Error::invalid("key is the absolute path of a key file, as in ?key=/etc/ritornello/key"))
 }
 

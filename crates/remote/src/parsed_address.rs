@@ -5,7 +5,8 @@ use ritornello_format::{Error, Result};
 use ritornello_tiers::remote::RemoteAddress;
 use std::fmt;
 
-/// Characters that clients encode in URLs: all but the unreserved ones of RFC 3986, section 2.3.
+/// Characters that clients encode in URLs: all except the unreserved characters of RFC 3986,
+/// section 2.3.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Options that name a location: no secrets, and useful in messages of backends.
@@ -41,7 +42,7 @@ impl ParsedAddress {
             Some(rest) => rest.split_once('/').unwrap_or((rest, "")),
             None => ("", rest),
         };
-        // No bucket has a colon in its name: text after a colon is a password, which may contain a
+        // A bucket's name has no colon, so text after a colon is a password, which may contain a
         // slash.
         if authority.contains(['@', ':']) {
             return Err(Error::invalid(
@@ -83,7 +84,7 @@ impl ParsedAddress {
         };
         let values = self.options.iter().filter(hidden);
         let mut forms: Vec<String> = values.flat_map(|(_, value)| forms(value)).collect();
-        // Replaces the longest form first, because a value may be part of a longer value.
+        // Replace the longest form first, because a value may be part of a longer value.
         forms.sort_unstable_by_key(|form| std::cmp::Reverse(form.len()));
         forms.iter().fold(text.to_owned(), |text, form| text.replace(form, "…"))
     }

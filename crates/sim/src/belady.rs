@@ -13,10 +13,10 @@ const NEVER: u32 = u32::MAX;
 /// used again are not written.
 ///
 /// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
-/// computer", 1966, with bypass). A block is used again at least as soon as the blocks that
-/// continue it, and is evicted after them if both are used again by the same request. The blocks
-/// before a stored block are therefore always stored, and every stored block is a hit. Unlike the
-/// store's policies, which cut runs, this policy evicts single blocks.
+/// computer", 1966, with bypass). A block is used again no later than the blocks that continue it,
+/// and is evicted after them if the same request uses both again. The blocks before a stored block
+/// are therefore always stored, and every stored block is a hit. Unlike the store's policies, which
+/// cut runs, this policy evicts single blocks.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated.
@@ -25,9 +25,9 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     let next = next_uses(trace);
     let counted_from = sizes.counted_from(trace);
     let page_bytes = units_of(sizes.block_bytes) * UNIT;
-    // The request that uses a block next, while the block is stored; indexed by block.
+    // For each block, the request that uses the block next; `None` if the block is not stored.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
-    // Farthest use first, then deepest block. Entries of past uses are stale.
+    // Blocks by the farthest next use, then by depth. Entries of past uses are stale.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
     let mut counts = ReplayCounts::default();
@@ -89,9 +89,9 @@ mod tests {
     use ritornello_store::eviction::PolicyKind;
     use std::collections::HashMap;
 
-    /// Maximum number of hits of request `at` and later requests if the blocks in the set `held`
-    /// are stored. Tries every set of maximal size that can be kept after each request, including
-    /// sets in which a block's predecessor is missing.
+    /// Returns the maximum number of hits of request `at` and later requests if the blocks in the
+    /// set `held` are stored. Tries every set of maximal size that can be kept after each request,
+    /// even if a block's predecessor is missing in it.
     fn best(
         trace: &Trace,
         capacity: u32,

@@ -4,17 +4,17 @@
 //! bytes written at a given capacity. A block is a page of a trace. A replay moves no bytes and
 //! needs no files or clocks, so that hours of requests take seconds.
 //!
-//! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs it
-//! against any `dyn Eviction` with the calls that the store makes; [`belady`] against an optimal
-//! policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
+//! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs the
+//! trace against any `dyn Eviction` with the calls that the store makes, [`belady`] against an
+//! optimal policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
 //! [`chart`] draws rows.
 //!
 //! **Promises.** The same trace, policy and capacity always give the same results. Writes are
 //! counted, not estimated: the bytes include the padded pages and headers that the store would
 //! write.
 //!
-//! **Must not know** where pages are stored: space is a number here. Fragmentation and the reserve
-//! of free space are the concern of `ritornello_volume::space`.
+//! **Must not know** where pages are stored: a simulation knows space as a number. Fragmentation
+//! and the reserve of free space are the concern of `ritornello_volume::space`.
 
 #![forbid(unsafe_code)]
 

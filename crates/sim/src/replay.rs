@@ -124,7 +124,7 @@ pub fn replay(
             let after = read.last().map(|block| trace.key(*block));
             policy.demanded(Demand::Write, after, &mut keys(missing).into_iter());
         }
-        // As in the store, all runs of a put get their space before the first run is visible.
+        // As in the store, all runs of a put get space before the first of them is visible.
         let mut fit = 0;
         for run in missing.chunks(run_pages) {
             let wanted = run.len() as u64;
@@ -223,11 +223,12 @@ mod tests {
 
     #[test]
     fn hits_and_writes_match_manual_count() {
-        // With pages of 64 MiB every block is a separate run, so that no more blocks are evicted
-        // than needed.
+        // Pages of 64 MiB make every block a separate run, so that an eviction removes no more
+        // blocks than needed.
         let trace = trace_of(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3], &[1, 9, 3]]);
-        // By request: 1, 2 and 3 are stored; 4 replaces 3; 5 replaces 4; 3 replaces 5; 9 replaces
-        // 3, and then another block 3, which follows 9, replaces 2.
+        // The requests change the stored blocks as follows: the first stores 1, 2 and 3; then 4
+        // replaces 3; 5 replaces 4; 3 replaces 5; 9 replaces 3, and another block 3, which follows
+        // 9, replaces 2.
         let counts = lru(&trace, sizes(3, 64 << 20));
         assert_eq!((counts.references, counts.hits), (13, 2 + 2 + 1));
         assert_eq!((counts.admitted, counts.refused), (3 + 1 + 1 + 1 + 2, 0));
@@ -251,7 +252,7 @@ mod tests {
         given.warm_up = 0.5;
         let counts = lru(&trace, given);
         assert_eq!((counts.references, counts.hits, counts.admitted), (4, 3, 4));
-        // Three units per page, and one for the header of each run.
+        // Each page takes three units, and the header of each run one unit.
         assert_eq!(counts.bytes_written, ((1 + 3 * 3) + (1 + 3)) * 4096);
         assert!(counts.write_amplification() > 1.2);
     }

@@ -48,8 +48,8 @@ impl<'t> SimIndex<'t> {
         }
     }
 
-    /// Walks the leading stored blocks, protects their runs and no others, and fills `path`
-    /// with the runs. Returns the number of blocks.
+    /// Walks the leading stored blocks, protects exactly their runs, and fills `path` with these
+    /// runs. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
         self.round += 1;
         path.clear();
@@ -81,7 +81,7 @@ impl<'t> SimIndex<'t> {
         pages: u32,
         predecessor: Option<u32>,
     ) -> (RunId, Option<(RunId, u32)>) {
-        // The cast is safe: memory would be exhausted before there were four billion runs.
+        // The cast is safe, because memory does not hold four billion runs.
         let run = self.runs.len() as u32;
         self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), protected_in: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {
@@ -116,8 +116,8 @@ impl<'t> SimIndex<'t> {
             self.locations[block as usize].0 = NONE;
         }
         if keep == 0 && has_parent {
-            // `first - 1` is the parent block: the run was inserted by a request in which the
-            // parent precedes the run.
+            // The reference `first - 1` is the parent block, because the parent precedes the run in
+            // the request that inserted the run.
             self.children[self.trace.blocks()[first - 1] as usize] -= 1;
         }
         Ok(pages - keep)

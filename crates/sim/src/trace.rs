@@ -143,8 +143,8 @@ impl TraceBuilder {
         Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
     }
 
-    /// Adds a request. Requests keep the order of the calls; a time (in milliseconds) before the
-    /// preceding request's time is counted, not corrected.
+    /// Adds a request. Requests keep the order of the calls; a time, in milliseconds, before the
+    /// preceding request's time is counted and kept.
     pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
         self.trace.clock_jumps += u64::from(time_ms < self.last_time);
         self.last_time = time_ms;
@@ -155,8 +155,7 @@ impl TraceBuilder {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(new) => {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
-                    // The cast is safe: memory would be exhausted before there were four billion
-                    // blocks.
+                    // The cast is safe, because memory does not hold four billion blocks.
                     let block = keys.len() as u32;
                     keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)

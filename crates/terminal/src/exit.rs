@@ -60,7 +60,7 @@ impl Failure {
         let advice = match error.kind() {
             ErrorKind::Retry => "again in a moment; `ritornello doctor DIR` shows details",
             ErrorKind::Fatal => "`ritornello fsck DIR`, or restore the directory from a copy",
-            // The message names the remedy.
+            // The error's message names the remedy.
             ErrorKind::Invalid | ErrorKind::Closed | ErrorKind::Miss => "",
         };
         let mut failure = Self::unusable(error.to_string(), advice);
@@ -81,7 +81,7 @@ impl Failure {
                 error.to_string(),
                 "again; `ritornello doctor --backend ADDRESS` shows details",
             ),
-            // The message names the remedy.
+            // The error's message names the remedy.
             _ => Self::unusable(error.to_string(), ""),
         }
     }

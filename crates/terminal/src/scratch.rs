@@ -66,7 +66,7 @@ fn watch_signals() {
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());
     let watch = move || {
         for signal in signals.forever() {
-            // Other threads may create files during the first pass: the second pass removes them.
+            // Other threads may create files during the first pass, which the second pass removes.
             LIVE.lock().iter().for_each(|path| remove(path));
             LIVE.lock().iter().for_each(|path| remove(path));
             let _ = signal_hook::low_level::emulate_default_handler(signal);

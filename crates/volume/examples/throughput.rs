@@ -64,7 +64,7 @@ fn main() {
     let segments = Segments::open(Arc::new(Host), config).unwrap();
     println!("{:?}", segments.report());
 
-    // Runs, stored one after another.
+    // Runs are stored one after another.
     let page_units = units_of(page) as u32;
     let mut runs = Vec::new();
     let (mut segment, mut at) = (0u32, 0u32);

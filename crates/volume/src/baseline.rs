@@ -1,8 +1,8 @@
 //! Measures the speed of this machine's disk and memory: the reference for a store's own figures.
 //!
 //! Measurements use only the engines and the huge-page memory of the store, with one file and
-//! operations of equal length: no checksums, no headers, no index. A figure covers one pass, so
-//! that a benchmark can alternate between these passes and its own.
+//! operations of equal length: no checksums, no headers, no index. A figure covers one pass over
+//! the file, so that a benchmark can alternate these passes with passes through the store.
 
 use crate::io_engine::{IoEngine, IoVec, Op, Pool, Uring, Work};
 use crate::staging::{Backing, Staging, StagingBuffer};
@@ -204,7 +204,8 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies as many bytes as the file has, on one thread, between the halves of the buffer.
+    /// Copies the number of bytes that the file has, on one thread, between the halves of the
+    /// buffer.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);

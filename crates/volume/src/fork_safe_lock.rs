@@ -6,12 +6,13 @@ use std::time::Duration;
 /// A value behind a mutex, and a condition variable that signals changes of the value.
 ///
 /// Mutex and condition variable are the standard library's, whose whole state is in the object.
-/// `parking_lot` keeps sleeping threads in one table per process: a forked child inherits the table
-/// without the threads, and its own threads then meet entries of threads that do not exist. Callers
-/// usually fork while the process is idle. Threads that sleep at that time therefore use this type.
+/// `parking_lot` keeps sleeping threads in one table per process. A forked child inherits the table
+/// without the threads, and its threads then meet entries of threads that do not exist. Threads
+/// that sleep while the process is idle therefore use this type, because callers usually fork at
+/// such times.
 ///
-/// A poisoned mutex is locked anyway: every change to a guarded value is complete before code that
-/// can panic runs.
+/// A poisoned mutex can still be locked, because every change of a guarded value is complete before
+/// code runs that can panic.
 #[derive(Debug, Default)]
 pub struct ForkSafeLock<T> {
     state: Mutex<T>,

@@ -1,16 +1,16 @@
 //! Memory maps of segments in memory (tmpfs): reads and writes of them are copies.
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
-//! to them during a copy: a reader that outlived its lease may read space that now belongs to a
-//! different run. So no reference to mapped bytes is ever made. Mapped bytes are copied through raw
-//! pointers, and the copy is trusted only after its checksum.
+//! to them during a copy: a reader whose lease has expired may read space that now belongs to a
+//! different run. The code therefore makes no reference to mapped bytes. It copies them through raw
+//! pointers, and trusts a copy only after verifying its checksum.
 //!
 //! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a
-//! missing page that cannot be allocated. So all pages of a segment are allocated when the segment
-//! is created, and a segment is never truncated, only unlinked
+//! missing page that cannot be allocated. All pages of a segment are therefore allocated when the
+//! segment is created, and a segment is unlinked without being truncated
 //! ([`Segments::remove`](crate::Segments::remove)). The length of the file is checked before every
-//! transfer, because another program may truncate the file, and pages are faulted in by a call that
-//! returns errors ([`Map::fault_in`]), not by an access. Two cases remain: another program
+//! transfer, because another program may truncate the file, and a call that returns errors faults
+//! pages in before they are accessed ([`Map::fault_in`]). Two cases remain: another program
 //! truncates the file during a transfer, or the kernel is older than 5.14 and has no such call.
 
 use ritornello_medium::MediumFile;
@@ -32,10 +32,10 @@ pub(crate) struct Map {
     file: Arc<dyn MediumFile>,
     base: NonNull<c_void>,
     length: usize,
-    /// For each 2 MiB of the file, whether this process has faulted them in.
+    /// For each 2 MiB of the file, whether this process has faulted its pages in.
     faulted: Box<[AtomicBool]>,
-    /// The process that made the map. A forked child does not have it, and may have another mapping
-    /// at the same address.
+    /// The process that made the map. A forked child does not have the map, and may have another
+    /// mapping at the same address.
     process: u32,
 }
 

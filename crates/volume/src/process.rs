@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The cached process id, on a page that reads as zeroes in a forked child.
 static CACHED_ID: OnceLock<Option<&'static AtomicU32>> = OnceLock::new();
 
-/// The id of this process. A forked child gets its own.
+/// The id of this process. In a forked child, returns the id of the child.
 #[must_use]
 pub fn process_id() -> u32 {
     let Some(cached) = CACHED_ID.get_or_init(wiped_on_fork) else { return std::process::id() };
@@ -36,8 +36,8 @@ fn wiped_on_fork() -> Option<&'static AtomicU32> {
 }
 
 /// Bytes allocated on the heap as the allocator counts them, modulo 4 GiB; `None` if the allocator
-/// does not count. Resident memory would be less accurate: it includes the stacks of threads that
-/// ended.
+/// does not count. Resident memory would be less accurate, because it includes the stacks of
+/// threads that have ended.
 #[must_use]
 pub fn heap_bytes() -> Option<u32> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

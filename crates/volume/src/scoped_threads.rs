@@ -7,7 +7,7 @@ use std::thread;
 
 /// Calls `work` on this thread and on up to `threads - 1` further threads. Returns the results; an
 /// error is the panic of a further thread. If a thread fails to start, continues with fewer
-/// threads: so `work` must take its pieces from a list that all threads share.
+/// threads. Each call of `work` must therefore take its pieces from a list that all threads share.
 pub fn run_on_threads<T: Send>(
     threads: usize,
     name: &str,

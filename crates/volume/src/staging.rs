@@ -1,5 +1,5 @@
-//! Staging: one bounded arena of huge-page memory. Bytes pass through it where the caller's own
-//! memory cannot be used for I/O, or where the caller needs it back before the I/O completes.
+//! Staging: one bounded arena of huge-page memory. Bytes pass through it if the caller's memory
+//! cannot be used for I/O, or if the caller needs its memory before the I/O completes.
 
 mod arena;
 

@@ -1,8 +1,8 @@
 //! A bounded pool of threads with a bounded queue of jobs.
 //!
 //! Each component has a separate pool, so that jobs of one component that hang do not take the
-//! threads of another component. Published crates do not fit: they stop if a thread cannot be
-//! started, or their queue has no limit, or a waiting job cannot be taken back.
+//! threads of another component. Published thread pools do not suffice: some stop if a thread
+//! cannot be started, some have a queue without a limit, and some cannot take back a waiting job.
 
 use crate::{ForkSafeLock, process_id};
 use std::borrow::Cow;
@@ -26,15 +26,15 @@ impl Job for Box<dyn FnOnce() + Send> {
 }
 
 /// Threads start when they are first needed. If a thread fails to start, the pool continues with
-/// fewer. A panic of a job ends the job only. Dropping the pool waits for nothing: its threads end
-/// after the jobs that are queued.
+/// fewer. A panic of a job ends the job only. A drop does not wait: the threads end after they have
+/// run the queued jobs.
 pub struct ThreadPool<J> {
     shared: Arc<ForkSafeLock<State<J>>>,
     name: Cow<'static, str>,
     max_threads: usize,
     max_queued: usize,
     /// The process that made the pool. A forked child does not have the threads, and may inherit a
-    /// lock that is never released: no call from the child touches the lock.
+    /// lock that is never released, so a call in the child does not touch the lock.
     process: u32,
 }
 
@@ -86,7 +86,8 @@ impl<J> ThreadPool<J> {
         let discarded = std::mem::take(&mut state.jobs);
         drop(state);
         self.shared.wake_all();
-        // A dropped job may run code that takes other locks.
+        // Drop the jobs outside the lock, because a dropped job may run code that takes other
+        // locks.
         drop(discarded);
     }
 

@@ -1,7 +1,7 @@
-//! Quantises one matrix. For each group of numbers, the exact smallest number and a step are
-//! stored; a number's code is its distance from the smallest number, in steps. Keys are grouped
-//! along a channel, because channels with large values are large in every token; values are grouped
-//! within a token.
+//! Quantises one matrix. For each group of numbers a frame stores the smallest number, which is
+//! exact, and a step. The code of a number is its distance from the smallest number in steps. Keys
+//! are grouped along a channel, because channels with large values are large in every token; values
+//! are grouped within a token.
 
 use super::number::{Number, ordered};
 
@@ -39,7 +39,8 @@ pub const SCALE_BYTES: usize = 4;
 /// Smallest usable step; smaller steps are stored as zero. The inverse of a step below about 3e-39
 /// would be infinite.
 const STEP_MIN: f32 = 1e-37;
-/// 2^23: adding a number to it rounds the number to an integer, which the low bits then hold.
+/// The number 2^23. Adding a number to it rounds the number to an integer, which is then in the low
+/// bits.
 const TO_INTEGER: f32 = 8_388_608.0;
 /// Numbers compared in parallel to find the smallest and largest of a row.
 const LANES: usize = 32;
@@ -51,7 +52,7 @@ pub struct Row {
     /// Smallest number of each group. A row of keys has one group per channel, a row of values one
     /// per `group` channels.
     base: Vec<f32>,
-    /// Step of each group while decoding, its inverse while encoding.
+    /// The step of each group while decoding; the inverse of the step while encoding.
     step: Vec<f32>,
     codes: Vec<u8>,
 }
@@ -209,9 +210,9 @@ fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     (least.into_iter().fold(first, i16::min), most.into_iter().fold(first, i16::max))
 }
 
-/// Computes a group's smallest number and step: as `f32`, with the step inverted, for quantising;
-/// and in their stored form, with the step itself. Returns false if a number of the group, or the
-/// difference between its largest and smallest number, is not finite.
+/// Computes a group's smallest number and step. Returns them as `f32`, with the step inverted, for
+/// quantising, and in their stored form. Returns false if a number of the group, or the difference
+/// between its largest and smallest number, is not finite.
 #[inline(always)]
 fn scale<N: Number>(
     bits: Bits,

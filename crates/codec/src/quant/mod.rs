@@ -1,5 +1,6 @@
 //! `int8` and `int4`: numbers quantised in groups. A group of keys is in one channel, a group of
-//! values in one token, so that outlier channels of keys share no group with other channels.
+//! values in one token, so that a channel of keys with outliers shares no group with other
+//! channels.
 
 mod matrix;
 mod number;
@@ -94,8 +95,8 @@ impl QuantLayout {
         })
     }
 
-    /// Reads the layout: matrices (1 keys, 2 values, 3 both), zero, tokens per group, channels per
-    /// group, tokens, channels, layers.
+    /// Reads the layout. Its fields are the matrices (1 for keys, 2 for values, 3 for both), zero,
+    /// tokens per group, channels per group, tokens, channels, and layers.
     fn read(bits: Bits, dtype: Dtype, reader: &mut FrameReader<'_>) -> Result<Self> {
         let (which, zero) = (reader.u8()?, reader.u8()?);
         let layout = Self {

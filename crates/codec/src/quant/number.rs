@@ -10,7 +10,7 @@ pub trait Number {
     /// Converts exactly. The result for a number that is not finite is unspecified.
     fn widen(bits: u16) -> f32;
 
-    /// Rounds to the nearest number, ties to even; saturates at the largest.
+    /// Rounds to the nearest number, ties to even. Numbers beyond the largest become the largest.
     fn narrow(number: f32) -> u16;
 }
 
@@ -36,7 +36,8 @@ impl Number for Bf16 {
 /// IEEE 754 binary16.
 pub struct Fp16;
 
-/// 2^112: the smallest normal float16 divided by the smallest normal `f32` (biases 127 and 15).
+/// The number 2^112: the smallest normal float16 divided by the smallest normal `f32`. Their
+/// exponents have the biases 15 and 127.
 const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
 
 impl Number for Fp16 {

@@ -1,19 +1,20 @@
-//! `split` for bfloat16 with AVX2. Packing and unpacking bytes works within halves of a register,
-//! so codes are reordered once, before they are stored or after they are loaded.
+//! `split` for bfloat16 with AVX2. AVX2 packs and unpacks bytes within each half of a register, so
+//! codes are reordered once, before they are stored or after they are loaded.
 
 use super::codebook::{Codebook, ESCAPE, Lookup};
 use super::strip::{self, Numbers, list_escapes, patch_escapes};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
-/// Permutes quarters 0 2 1 3 into order, after two registers were packed into one.
+/// Permutation that puts the quarters 0 2 1 3 of a register into order, after two registers were
+/// packed into one.
 const IN_ORDER: i32 = 0b11_01_10_00;
 
 /// Shuffle that gathers the low bytes of eight numbers, then the high ones.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a 4 KiB page of
-/// memory.
+/// Prefetch distance in bytes. It is needed because the processor's prefetcher stops at the end of
+/// a 4 KiB page of memory.
 const AHEAD: usize = 2048;
 
 /// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.
@@ -52,7 +53,8 @@ fn parts(a: __m256i, b: __m256i) -> (__m256i, __m256i) {
     let (zero, sort) = (_mm256_setzero_si256(), table(&SORTED));
     let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
     let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    // The first byte shifted left by one, with the top bit of the second as its lowest bit.
+    // Returns the first bytes shifted left by one bit, with the top bits of the second bytes as
+    // their lowest bits.
     let merge_shifted = |bytes, below| {
         _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
     };
@@ -69,8 +71,8 @@ pub fn encode(
     escapes: &mut [u8],
 ) -> Option<usize> {
     let (zero, half) = (_mm256_setzero_si256(), _mm256_set1_epi8(15));
-    // The tables hold codes with their four bits inverted, so that an escape is zero; the bits are
-    // inverted back before they are stored.
+    // The tables hold codes with inverted bits, so that an escape is zero. The bits are inverted
+    // back before the codes are stored.
     let tables =
         |lookup: &Lookup| (table(&lookup.exponents), _mm256_xor_si256(table(&lookup.codes), half));
     let ((exponents, codes), (exponents2, codes2)) = (tables(&book.first), tables(&book.second));
@@ -174,8 +176,8 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// Shift counts of the four 64-bit lanes. They move two bits of each of the last eight code pairs
-/// into the unused top bits of each group of eight pairs before them.
+/// Returns the shift counts of the four 64-bit lanes. They move two bits of each of the last eight
+/// code pairs into the unused top bits of the earlier pairs, eight pairs for each lane.
 #[target_feature(enable = "avx2")]
 fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)

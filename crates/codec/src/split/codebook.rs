@@ -98,11 +98,12 @@ fn count(block: &[u8]) -> [u32; 256] {
     let (one_in, least, most) = SAMPLE;
     let step = lines.div_ceil((lines / one_in).clamp(least, most)).max(1);
     let sample = || block.chunks(2 * LINE).step_by(step);
-    // Touches both ends of every line first, so that the loads overlap: counting alone would wait
-    // for memory line by line.
+    // Touch both ends of every line first, so that the loads overlap. Counting alone would wait for
+    // memory line by line.
     let touched = sample().fold(0, |all, line| all ^ line[0] ^ line[line.len() - 1]);
     std::hint::black_box(touched);
-    // Two tables, so that equal neighbours do not wait for each other's increment.
+    // Use two tables, so that neighbours with the same exponent do not wait for each other's
+    // increment.
     let mut counts = [[0u32; 256]; 2];
     for line in sample() {
         for pair in line.chunks_exact(4) {

@@ -1,7 +1,7 @@
-//! `split`: neighbouring numbers have few different exponents, while mantissas are noise. A block
-//! of numbers gets a codebook of its likeliest exponents, or windows of seven neighbouring
-//! exponents, or is stored raw. In a coded block a number becomes a short code and its other bits
-//! unchanged; exponents without a code are listed after the codes.
+//! `split` uses that neighbouring numbers have few different exponents, while their mantissas are
+//! noise. A block of numbers gets a codebook of its likeliest exponents, or windows of seven
+//! neighbouring exponents, or is stored raw. In a coded block a number becomes a short code and its
+//! other bits unchanged; exponents without a code are listed after the codes.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

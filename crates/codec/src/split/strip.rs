@@ -8,7 +8,7 @@ use std::hint::select_unpredictable;
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
-/// Escapes per group that are handled without a branch; more are rare.
+/// Number of escapes per group that are handled without a branch; few groups have more.
 const BRANCHLESS_ESCAPES: usize = 4;
 
 /// The bytes of a group.
@@ -45,7 +45,7 @@ pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) 
     let count = missing.count_ones() as usize;
     let mut at = 0;
     if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // Entries beyond the last escape are overwritten by the next group.
+        // The next group overwrites the entries beyond the last escape.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
@@ -94,8 +94,9 @@ pub fn patch_escapes<'e>(
     let mut listed = listed;
     if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
         listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
-        // Without a branch, every iteration writes a number. If no escape is left, it rewrites the
-        // number of the last escape, or the group's first number if there was none, unchanged.
+        // The loop has no branch, so every iteration writes a number. If no escape is left, it
+        // writes the number of the last escape again, or the group's first number if the group has
+        // no escape.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
             let next = missing.trailing_zeros() as usize % GROUP;
@@ -124,8 +125,8 @@ fn number(exponent: u8, rest: u8) -> u16 {
     (u16::from(exponent) << 8 | u16::from(rest)).rotate_right(1)
 }
 
-/// Packs pairs of codes into sextets of six bits, one per byte; the bits of the last eight sextets
-/// fill the top bits of the first 24 bytes.
+/// Packs each pair of codes into six bits of a byte. The bits of the last eight pairs fill the top
+/// bits of the first 24 bytes.
 #[inline(always)]
 fn pack(code: &[u8; GROUP], packed: &mut [u8; CODES]) {
     let sextets: [u8; GROUP / 2] = std::array::from_fn(|at| code[at] | code[GROUP / 2 + at] << 3);
@@ -162,7 +163,7 @@ fn escapes_of(code: &[u8; GROUP]) -> u64 {
     // Gathers the lowest bits of eight bytes.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
-        // Only the code seven carries into bit 3 when one is added.
+        // Adding one carries into bit 3 for the code seven only.
         let bits = (u64::from_le_bytes(*eight) + ONES) >> 3 & ONES;
         mask | (bits.wrapping_mul(GATHER) >> 56) << (8 * at)
     })

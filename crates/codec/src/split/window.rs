@@ -1,5 +1,5 @@
-//! `split` for bfloat16 with neighbouring exponents, as most keys and values have: seven of them
-//! get a code of three bits.
+//! `split` for bfloat16 for numbers with neighbouring exponents, as most keys and values have.
+//! Seven neighbouring exponents get a code of three bits.
 
 use super::strip::{CODES, Numbers, decode_strip, encode_strip, rotated};
 use super::{GROUP, WINDOWED};
@@ -9,14 +9,15 @@ use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 
-/// Groups that share one window of exponents; fewer at the end of a block. Small, because keys and
-/// values differ in magnitude, and short pages have few groups of either.
+/// Number of groups that share one window of exponents; a block may end with fewer. The number is
+/// small, because keys and values differ in magnitude, and short pages have few groups of keys or
+/// of values.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// Minimum count of numbers per escape: with more escapes, 4-bit codes are shorter.
+/// Minimum number of numbers for each escape. With more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
 /// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
@@ -38,7 +39,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (mut windows, mut escaped) = ([None; 2], 0);
     let parts = groups.chunks(STRIP).zip(planes.chunks_mut(STRIP)).zip(codes.chunks_mut(STRIP));
     for (((groups, planes), codes), out) in parts.zip(firsts) {
-        // Keys and values may alternate, so two windows are remembered.
+        // Remember two windows, because keys and values may alternate.
         if !windows[0].is_some_and(|first| fits(first, groups)) {
             windows.swap(0, 1);
             if !windows[0].is_some_and(|first| fits(first, groups)) {
@@ -112,7 +113,7 @@ fn fits(first: u8, groups: &[Numbers]) -> bool {
 }
 
 /// Chooses the window that covers most numbers of a strip, from a sample. Later strips keep the
-/// window while it fits, so a poor choice would affect more than one strip.
+/// window while it fits, so a poor choice affects several strips.
 #[inline(never)]
 fn choose(groups: &[Numbers]) -> u8 {
     let mut counts = [0u16; 256];

@@ -1,4 +1,5 @@
-//! Page contents and keys from a seed; each block is distinct, and every byte can be checked.
+//! Page contents and keys from a seed; every block is distinct, so that every byte read can be
+//! checked.
 
 use crate::random::mix;
 
@@ -11,7 +12,8 @@ const STAMP: usize = 16;
 /// Length of a key: the length of SHA-256 block hashes.
 pub const KEY_BYTES: usize = 32;
 
-/// Identifies a page; `set` separates the sequences of one measurement from another's.
+/// Identifies a page; `set` distinguishes the sequences of one measurement from the sequences of
+/// other measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName {
     /// The measurement.
@@ -84,7 +86,7 @@ impl Content {
     pub fn numbers(seed: u64) -> Self {
         let unit = |bits: u64| (bits >> 11) as f64 / (1u64 << 53) as f64;
         let number = |at: u64| {
-            // Box and Muller, 1958. The argument of the logarithm is above zero.
+            // The method is Box and Muller's (1958). The argument of the logarithm is above zero.
             let (a, b) = (mix(seed ^ mix(2 * at)), mix(seed ^ mix(2 * at + 1)));
             let radius = (-2.0 * (1.0 - unit(a)).ln()).sqrt();
             let normal = (radius * (std::f64::consts::TAU * unit(b)).cos()) as f32;

@@ -74,8 +74,8 @@ impl LoadDriver {
         Ok(piece)
     }
 
-    /// Copies a whole set of sequences from `from`, which is as long as a window: page by page, and
-    /// each sequence with as many threads as a get of one sequence uses.
+    /// Copies a whole set of sequences, page by page, from `from`, which is as long as a window.
+    /// Uses the number of threads that a get of one sequence uses.
     pub fn copy(&mut self, from: &StagingBuffer) -> Rate {
         let (stride, page_bytes) = (self.shape.stride(), self.shape.page_bytes as usize);
         let sequence = self.shape.sequence_bytes();
@@ -160,8 +160,8 @@ impl LoadDriver {
         let mut sum = none();
         for window in windows(sequences, self.window) {
             let keys = keys(&shape, set, &window);
-            // Clear the beginning of each page, so that pages of an earlier pass do not count as
-            // read.
+            // Clear the beginning of each page, so that bytes of an earlier pass do not pass the
+            // check.
             for page in self.memory.bytes_mut().chunks_exact_mut(stride) {
                 page[..64.min(stride)].fill(0);
             }

@@ -56,8 +56,8 @@ struct Comparison {
     /// Median rate, in bytes per second.
     tier: f64,
     plain: f64,
-    /// Rate of the tier over the rate of the plain client: the median of the rounds. `ratios` has
-    /// each round.
+    /// Rate of the tier divided by the rate of the plain client, as the median of the rounds;
+    /// `ratios` has the ratio of each round.
     ratio: f64,
     ratios: Vec<f64>,
 }
@@ -147,7 +147,8 @@ fn measure<'a>(
             found if found == refs.len() => {}
             found => return Err(incomplete("found", found, refs.len())),
         }
-        // Memory that was written before, as an engine's is: reads cause no page faults.
+        // Reads write to memory that was written before, as an engine's is, so they cause no page
+        // faults.
         let mut out = vec![1; objects * object_bytes];
         let range = 0..object_bytes as u64;
         gets.push(measure_both(
@@ -252,7 +253,7 @@ fn remove_all(backend: &dyn Backend) {
 struct Round {
     scope: ScopeId,
     keys: Vec<Vec<u8>>,
-    /// Random bytes; each page is a part of them, and parts overlap.
+    /// Random bytes. Each page is a part of them, and the parts of different pages overlap.
     noise: Vec<u8>,
 }
 

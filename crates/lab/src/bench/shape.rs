@@ -55,7 +55,7 @@ impl Shape {
     /// `Unusable` if no capacity fits.
     pub fn capacity(&self, segment_bytes: u64) -> Result<u64, Failure> {
         let stored = u64::from(self.sequences) * self.sequence_bytes() as u64;
-        // Small pages are never split, so the end of a segment may stay unused; headers take space
+        // Small pages are never split, so the end of a segment may stay unused. Headers take space
         // too.
         let unused = (self.stride() as u64).min(u64::from(WHOLE_PAGE_UNITS) * UNIT) + HEADER_BYTES;
         let usable = segment_bytes.saturating_sub(unused).max(segment_bytes / 4);

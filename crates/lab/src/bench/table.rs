@@ -62,20 +62,20 @@ struct Report {
 struct Row {
     nodes: u64,
     pages: u64,
-    /// Pages per node: consecutive nodes differ in their tier.
+    /// Pages per node. Consecutive nodes are on different tiers.
     pages_per_node: usize,
     /// Nodes that a walk visits.
     nodes_per_walk: usize,
-    /// Warm: the same few prompts, repeated.
+    /// Median of warm walks, which alternate between [`WARM`] prompts.
     walk_p50_us: f64,
     walk_p99_us: f64,
-    /// `nodes_per_walk` dependent reads, over the same lines repeatedly.
+    /// Median of `nodes_per_walk` dependent reads of the same lines, repeatedly.
     reads_p50_us: f64,
-    /// Cold: another prompt each time.
+    /// Median of cold walks, each of another prompt.
     cold_p50_us: f64,
-    /// `nodes_per_walk` dependent reads, over memory as large as the nodes.
+    /// Median of `nodes_per_walk` dependent reads in memory as large as the nodes.
     cold_reads_p50_us: f64,
-    /// Maximum processor time of one change while the table grew: a walk may wait for one change.
+    /// Maximum processor time of one change while the table grew, for which a walk may wait.
     change_max_us: f64,
 }
 
@@ -126,7 +126,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     for number in 0..prompts {
         let pages = prompt(number);
         for (at, from) in (0..PAGES).step_by(pages_per_node).enumerate() {
-            // Neighbours differ in their tier, so that nodes do not merge.
+            // Neighbouring nodes are on different tiers, so that they do not merge.
             let tier = if at % 2 == 0 { Tier::Host } else { Tier::Disk };
             let started = busy();
             for claimed in
@@ -141,7 +141,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     let warm: Vec<Vec<PageHash>> =
         (0..WARM).map(|number| prompt(number * 7919 % prompts)).collect();
     let walks = times(|at| walk(&table, &warm[at % WARM]))?;
-    // A large step, so that consecutive walks visit prompts far from each other.
+    // Take large steps, so that consecutive walks visit prompts far from each other.
     let cold = |at: usize| prompt(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) % prompts);
     let cold = times(|at| walk(&table, &cold(at)))?;
     drop(table);
@@ -165,7 +165,7 @@ fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
     })
 }
 
-/// Returns the processor time of this thread: other load on the machine does not count.
+/// Returns the processor time of this thread, which excludes other load on the machine.
 fn busy() -> Duration {
     let spent = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec as u32)

@@ -54,7 +54,7 @@ struct Report {
     damaged_pages: usize,
     /// Calls that failed with `Retry` or `Closed`.
     retries: u64,
-    /// Changes of capacity, directories, codecs and quotas.
+    /// Number of changes of capacity, directories, codecs and quotas.
     changes: u64,
     /// Number of times the store was reopened, or taken over from a killed owner.
     restarts: u64,
@@ -108,7 +108,8 @@ pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let total = Duration::from_secs_f64(args.minutes * 60.0);
     let cycle = (total / 9).clamp(CYCLE_MIN, CYCLE_MAX);
     let bar = progress::steps(total.as_secs());
-    // `history` is allocated in full, so that its own growth does not count as growth of memory.
+    // Allocate `history` in full, so that its growth does not count as growth of the store's
+    // memory.
     let mut history = Vec::with_capacity((total.as_secs() / 20) as usize + 64);
     let started = Instant::now();
     let kinds = [Cycle::Clean, Cycle::ClientKilled, Cycle::OwnerKilled];

@@ -113,7 +113,6 @@ pub fn join(options: &Options, capacity: u64, seed: u64) -> Result<Status, Failu
     let totals = Arc::new(Totals::default());
     let ended = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&ended);
-    // If the input never ends, the thread ends with the process.
     std::thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         seen.store(true, Ordering::Release);

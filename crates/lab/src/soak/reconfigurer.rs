@@ -95,7 +95,7 @@ impl Changer {
         if answer.is_ok() {
             Totals::add(&self.totals.changes, 1);
         }
-        // Leased and retained pages may exceed a reduced capacity.
+        // A reduced capacity may not hold the leased and retained pages.
         let refused = |error: &Error| {
             error.kind() == ErrorKind::Invalid && error.message().contains("may not be evicted")
         };
@@ -133,7 +133,7 @@ impl Changer {
             return Ok(());
         }
         match self.store.change_capacity(&CapacityChange::AddVolume(new)) {
-            // A long soak has used all directory numbers.
+            // In a long soak all directory numbers are used.
             Err(error) if error.message().contains("256 directories") => Ok(()),
             // An owner added the directory and was killed before it replied.
             Err(error) if error.message().contains("has this directory already") => Ok(()),

@@ -31,7 +31,7 @@ impl Resources {
     }
 
     /// Returns the median of the last third less the median of the second third. The first third
-    /// warms up caches and the allocator's arenas.
+    /// does not count, because caches and the allocator's arenas warm up.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {
         let third = history.len() / 3;

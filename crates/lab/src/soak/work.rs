@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime};
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pages of the longest sequence.
 const PAGES: u64 = 16;
-/// Bytes of all sequences together, in capacities of the store.
+/// Bytes of all sequences together, as a multiple of the store's capacity.
 const WORKING_SET_CAPACITIES: u64 = 3;
 /// Bytes per page, by scope.
 const PAGE_BYTES: [usize; 4] = [12_000, 64 << 10, 300_000, 64 << 10];
@@ -190,8 +190,8 @@ impl Worker {
         self.random % bound
     }
 
-    /// Picks a sequence and some of its leading pages. A sixteenth of the sequences gets half of
-    /// the picks.
+    /// Picks a sequence and some of its leading pages. Half of the picks are among a sixteenth of
+    /// the sequences.
     fn pick(&mut self) -> (usize, Vec<[u8; 24]>) {
         let at = self.random_below(PAGE_BYTES.len() as u64) as usize;
         let few = self.random_below(2) == 0;
@@ -232,7 +232,7 @@ impl Worker {
 
     fn flush(&self) {
         let answer = self.store.flush();
-        // After an owner was killed, one flush reports that puts may be lost, as documented.
+        // After an owner was killed, the next flush reports that puts may be lost.
         let poisoned = || self.store.stats().is_ok_and(|stats| stats.catalog.poisoned.is_some());
         if answer.is_err() && !poisoned() {
             Totals::add(&self.totals.operations, 1);
@@ -301,7 +301,7 @@ fn now() -> u64 {
 pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));
-    // Bfloat16: magnitudes from 2^-8 to 2, with any sign and mantissa.
+    // As bfloat16, the magnitudes are 2^-8 to 2, with any sign and mantissa.
     let (keep, set) = match numbers && !seed.is_multiple_of(3) {
         true => (0x83ff_83ff_83ff_83ff, 0x3c00_3c00_3c00_3c00),
         false => (u64::MAX, 0),

@@ -102,7 +102,8 @@ fn io(report: &IoReport) -> Vec<Finding> {
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     });
-    // Leaves out warnings about huge pages and the page cache, which the findings above cover.
+    // Leave out warnings about huge pages and the page cache, because the findings above cover
+    // them.
     let reported =
         |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
     findings.extend(
@@ -111,8 +112,8 @@ fn io(report: &IoReport) -> Vec<Finding> {
     findings
 }
 
-/// Returns the finding about free space: whether the space still to be allocated fits above the
-/// floor.
+/// Returns the finding about free space: whether the file system has the space that the store will
+/// still allocate, and the floor that must stay free.
 fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Finding {
     const WHAT: &str = "free space";
     let room = match Host.room(dir) {
@@ -152,7 +153,7 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
             let missing = budget - taken - usable;
             let change = format!("free {}, or a smaller capacity", bytes(missing));
             match manifest {
-                // The store works, and evicts instead of growing.
+                // The store works without growing, because it evicts.
                 Some(_) => Finding::advice(WHAT, found, change),
                 None => Finding::wrong(WHAT, found, change),
             }

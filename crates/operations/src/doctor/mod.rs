@@ -71,7 +71,7 @@ pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
 }
 
 fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status, Failure> {
-    // A directory with other files can hold a temporary store.
+    // A directory that is not a store can hold a temporary store for the trial.
     let bare = dir.is_dir() && !dir.join("MANIFEST").exists();
     let manifest = if bare { None } else { open::manifest(dir)? };
     let bar = progress::steps(3);

@@ -47,7 +47,7 @@ pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure
                 last = now;
                 trouble.clear();
             }
-            // The owner may be changing: the last figures stay on the screen.
+            // The owner may be changing. The last figures stay on the screen.
             Err(failure) => trouble = failure.line,
         }
     };
@@ -63,7 +63,8 @@ fn quit_within(time: Duration) -> std::io::Result<bool> {
         if !event::poll(left)? {
             return Ok(false);
         }
-        // Any other event, such as a resize, ends the wait for a redraw.
+        // Any event that is not a key, such as a resize, ends the wait, so that the screen is drawn
+        // again.
         let Event::Key(key) = event::read()? else { return Ok(false) };
         let interrupted =
             key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL);

@@ -34,8 +34,8 @@ impl Sample {
     }
 }
 
-/// The figures of a store at one moment. Rates are null in the first sample; shares are null while
-/// their denominator is zero.
+/// The figures of a store at one moment. In the first sample rates are null. A share is null while
+/// its denominator is zero.
 #[derive(Serialize)]
 pub struct Snapshot {
     dir: PathBuf,
@@ -261,7 +261,7 @@ impl Snapshot {
 impl Rates {
     fn between(before: &Sample, now: &Sample) -> Self {
         let seconds = now.taken.duration_since(before.taken).as_secs_f64().max(1e-3);
-        // A new owner counts from zero again.
+        // The counters of a new owner begin at zero.
         let grown = |name| now.counter(name).saturating_sub(before.counter(name));
         let rate = |name| grown(name) as f64 / seconds;
         let (old, new) = (&before.stats.catalog, &now.stats.catalog);

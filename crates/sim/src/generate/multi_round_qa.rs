@@ -18,9 +18,9 @@ use std::collections::BinaryHeap;
 /// have fewer rounds left, but no earlier questions and answers in their prompts. Each answer is
 /// complete before its user's next question.
 ///
-/// The benchmark has equal pauses. Here each pause is `users / qps` times a number drawn uniformly
-/// from `1 - jitter` to `1 + jitter`; zero jitter is the benchmark itself. A partial block at the
-/// end of a prompt is left out.
+/// The benchmark has equal pauses. This generator multiplies each pause by a number drawn uniformly
+/// from `1 - jitter` to `1 + jitter`; without jitter it generates the benchmark's requests. A
+/// partial block at the end of a prompt is left out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiRoundQa {
     /// Concurrent users.
@@ -58,8 +58,8 @@ impl Default for MultiRoundQa {
             question_tokens: 20,
             answer_tokens: 100,
             jitter: 0.5,
-            // With this number of requests, the concurrent users need a little more than 10 % of
-            // all blocks at any time.
+            // With this number of requests, the concurrent users use a little more than 10 % of all
+            // blocks at any time.
             requests: 14_000,
             block_tokens: 64,
             seed: 0,
@@ -106,8 +106,8 @@ impl MultiRoundQa {
         let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
         let join = pause * f64::from(self.rounds - 1) / f64::from(self.users);
-        // Ordered by time, then by user. Times are not negative, so their bits have the same order
-        // as the times.
+        // The users are ordered by time, then by number. Times are not negative, so their bits sort
+        // like the times.
         let mut waiting = BinaryHeap::new();
         let mut users = Vec::new();
         for number in 0..self.users {
@@ -175,8 +175,8 @@ mod tests {
                 MultiRoundQa { history_tokens, requests: 20_000, ..MultiRoundQa::default() };
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
-            // A round hits all but its new tokens: the history in the first round, an answer and a
-            // question in later rounds.
+            // A round hits all blocks except its new blocks, which are the history in the first
+            // round, and an answer and a question in later rounds.
             let (mut hit, mut references) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;
@@ -196,7 +196,8 @@ mod tests {
         let workload = MultiRoundQa { users: 50, rounds: 10, jitter: 0.0, ..Default::default() };
         let trace = MultiRoundQa { requests: 9000, ..workload }.generate().unwrap();
         assert_eq!(trace.clock_jumps(), 0);
-        // 50 users at a time, each with 10 questions: 9,000 questions come from about 900 users.
+        // 50 users are present at a time, with 10 questions each, so 9,000 questions come from
+        // about 900 users.
         let own = |at: usize| trace.request(at)[20];
         let mut users: Vec<u32> = (0..9000).map(own).collect();
         let mut window = users[5000..5050].to_vec();

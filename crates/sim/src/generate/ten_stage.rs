@@ -6,7 +6,7 @@ use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::ops::Range;
 
-/// The share of each stage's tokens that an unbounded store hits.
+/// For each stage, the share of its tokens that an unbounded store hits.
 pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 
 /// A warm-up of new prompts, then ten stages of prompts that begin like earlier prompts.
@@ -16,9 +16,9 @@ pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.
 /// drawn uniformly from the widest interval between 0 and 1 whose mean is `h`. A fraction of a
 /// block is rounded up with a probability equal to the fraction, which preserves the mean. An
 /// unbounded store thus hits `k` blocks of the prompt, and on average a share `h` of the stage's
-/// blocks. The earlier prompt is number `m * u^(1 / (1 - skew))` of the `m` so far, for a uniform
-/// `u`: number `i` is chosen about in proportion to `i^-skew`, and without skew all prompts are
-/// equally likely.
+/// blocks. The generator chooses, among `m` earlier prompts, the prompt with the number `m * u^(1 /
+/// (1 - skew))`, for a uniform `u`. The probability of number `i` is thus about proportional to
+/// `i^-skew`; without skew all prompts are equally likely.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenStage {
     /// Tokens of new prompts before the first stage.
@@ -80,7 +80,7 @@ impl TenStage {
                 prompt.push(next_id);
                 next_id += 1;
             }
-            // One prompt per second; no result depends on time.
+            // Requests come one second apart. No result depends on their times.
             builder.request(number as f64 * 1000.0, prompt.iter().copied());
             prompts.push(prompt);
         }

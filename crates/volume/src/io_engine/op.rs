@@ -35,7 +35,7 @@ impl IoVec {
     pub(crate) fn push_to(self, list: &mut Vec<Self>) {
         match list.last_mut() {
             _ if self.len() == 0 => {}
-            // Compares addresses only: the kernel does not see provenance.
+            // Compare addresses only, because the kernel does not see provenance.
             Some(last) if last.ptr() as usize + last.len() == self.ptr() as usize => {
                 last.0.iov_len += self.len();
             }

@@ -30,7 +30,7 @@ impl Job for OpJob {
     fn run(mut self) {
         let result = self.op.perform();
         let tag = self.op.tag;
-        // Drop the file first: when a call returns, the pool must not hold its files open.
+        // Drop the file first: when a call returns, the pool must not hold the call's files open.
         drop(self.op);
         self.reply.ended.lock().push((tag, result));
         self.reply.ended.wake_one();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Maximum operations of one call in flight.
 const ENTRIES: u32 = 128;
-/// Maximum idle rings kept for later calls. If more calls run concurrently, each further call
-/// creates a ring and drops it at its end.
+/// Maximum idle rings kept for later calls. Each further concurrent call creates a ring, and drops
+/// it when the call ends.
 const IDLE_RINGS_MAX: usize = 16;
 
 /// The engine, with its idle rings.
@@ -40,8 +40,8 @@ fn ring() -> io::Result<IoUring> {
         .build(ENTRIES)
         .or_else(|_| IoUring::builder().dontfork().build(ENTRIES))?;
     // Before Linux 5.5 arrays of `iovec` had to stay in place after their submission
-    // (`SUBMIT_STABLE`), and completions could be dropped (`NODROP`): on such kernels the pool is
-    // used instead.
+    // (`SUBMIT_STABLE`), and completions could be dropped (`NODROP`). On such kernels the store
+    // uses the pool instead.
     if ring.params().is_feature_nodrop() && ring.params().is_feature_submit_stable() {
         Ok(ring)
     } else {
@@ -53,7 +53,8 @@ impl IoEngine for Uring {
     fn run(&self, work: &mut dyn Work) -> Duration {
         let idle = self.idle.lock().pop();
         let Some(ring) = idle.map_or_else(|| ring().ok(), Some) else {
-            // No ring: the process is out of descriptors or memory. Do the I/O without concurrency.
+            // The process is out of descriptors or memory, so it has no ring: do the I/O without
+            // concurrency.
             return Inline.run(work);
         };
         let mut queue = RingQueue::new(ring);
@@ -80,10 +81,10 @@ impl Drop for Uring {
 }
 
 struct RingQueue {
-    /// `None` only after `into_ring`.
+    /// The ring; `None` only after `into_ring`.
     ring: Option<IoUring>,
-    /// Operations that the kernel or the submission queue holds, by slot. The slot is the user data
-    /// of the entry.
+    /// Operations that the kernel or the submission queue holds, by slot. An entry carries its slot
+    /// as user data.
     slots: Vec<Option<Op>>,
     vacant: Vec<usize>,
     /// Slots of entries in the submission queue that the kernel has not consumed, oldest first.
@@ -158,8 +159,8 @@ impl RingQueue {
                 Ok(_) => break,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) if want == 0 => {}
-                    // A signal, memory pressure, or a full completion queue: the next call of
-                    // `enter` submits the remaining entries.
+                    // A signal, memory pressure or a full completion queue ended the call. The next
+                    // call of `enter` submits the remaining entries.
                     Some(libc::EINTR | libc::EAGAIN | libc::EBUSY) => break,
                     _ => {
                         self.broken = true;
@@ -232,8 +233,8 @@ impl OpQueue for RingQueue {
         if enter && !self.broken {
             self.enter(want);
         } else if enter && want > 0 {
-            // A broken ring cannot be entered to wait, but entries that the kernel has consumed
-            // still complete: poll.
+            // Poll a broken ring: it cannot be entered to wait, but entries that the kernel has
+            // consumed still complete.
             std::thread::sleep(Duration::from_millis(1));
         }
         ended.append(&mut self.failed);

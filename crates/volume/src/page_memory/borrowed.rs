@@ -56,8 +56,8 @@ unsafe impl PageSource for BorrowedPages<'_> {
 
 /// A target of pages in borrowed slices.
 ///
-/// Each page is handed out once: a second read of the same page finds no memory for it. So two
-/// reads never write to the same memory, and the constructor is not `unsafe`.
+/// Each page is handed out once: a second read of the same page finds no memory for it. Two reads
+/// therefore never write to the same memory, and the constructor is safe.
 #[derive(Debug)]
 pub struct BorrowedPagesMut<'a> {
     fragments: Vec<FragmentMut>,

@@ -1,5 +1,5 @@
-//! A subset of a target's pages. Each group of pages is read from the tier that has it; the pages
-//! read can then be written to another tier.
+//! A subset of a target's pages. A cache reads each subset from the tier that has it, and may then
+//! write it to another tier.
 
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 

@@ -67,9 +67,9 @@ impl Arena {
             Some(arena) => arena,
             None => Self::transparent(len)?,
         };
-        // SAFETY: the mapping was made above. (A child must not inherit the mapping: with
+        // SAFETY: the mapping was made above. A child must not inherit the mapping: with
         // copy-on-write the parent could get a new copy of a page while a read in flight fills the
-        // old one.)
+        // old copy.
         let kept = unsafe { madvise(arena.mapping.as_ptr(), arena.mapped, Advice::LinuxDontFork) };
         kept.map_err(|error| Error::retry("staging memory refused MADV_DONTFORK").because(error))?;
         Ok(arena)
@@ -86,9 +86,8 @@ impl Arena {
             backing: Backing::HugeTlb,
             process: std::process::id(),
         };
-        // A cgroup's limit on huge pages takes effect when they are first touched, as SIGBUS. So
-        // touch them through a call that returns an error instead.
-        // SAFETY: the mapping was made above.
+        // If huge pages exceed the limit of a cgroup, the first access raises SIGBUS. Touch them by
+        // a call that returns an error instead. SAFETY: the mapping was made above.
         unsafe { madvise(mapping.as_ptr(), len, Advice::LinuxPopulateWrite) }.ok()?;
         Some(arena)
     }

@@ -1,5 +1,5 @@
-//! Hit rates of the same requests with the same number of bytes, counted and not timed: the store,
-//! one file per page, and memory that a restart empties.
+//! Hit rates of the same requests with the same number of bytes, counted without timing: in the
+//! store, with one file per page, and in memory that a restart empties.
 
 use super::args::AdaptiveArgs;
 use super::report::HitRate;
@@ -25,12 +25,12 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let counted_from = load.stages()[0].start;
     let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET_SHARE) as u64;
     let page = units_of(args.page_bytes) * UNIT;
-    // The size of headers depends on the number of runs, which only a trial replay shows.
+    // The size of headers depends on the number of runs, which is known only after a trial replay.
     let tried = store(trace, budget / page, args.page_bytes, counted_from)?;
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;
     let kept = store(trace, pages, args.page_bytes, counted_from)?;
-    // Pages in memory take no blocks and no headers.
+    // Pages in memory take neither blocks nor headers.
     let in_memory = budget / args.page_bytes;
     let middle = trace.requests() / 2;
     let before =
@@ -106,10 +106,10 @@ mod tests {
             builder.request(0.0, request.iter().copied());
         }
         let trace = builder.finish();
-        // With space for all pages: 0, 0, 3, 3 of 10.
+        // If all pages fit, the four requests hit 0, 0, 3 and 3 of 10 pages.
         assert_eq!(files(&trace, 10, 0), 0.6);
-        // Page 1 is evicted for 9; then 1 for 2, 2 for 3, 3 for 9: each page is evicted before its
-        // next use.
+        // Page 9 evicts page 1, then page 1 evicts page 2, page 2 evicts page 3, and page 3 evicts
+        // page 9: each page is evicted before its next use.
         assert_eq!(files(&trace, 3, 0), 0.3);
         assert_eq!(files(&trace, 10, 2), 1.0);
     }

@@ -38,7 +38,7 @@ const CHARTS_ABREAST: usize = 2;
 /// Settings between which the target alternates.
 const SWING_SETTINGS: [SettingArg; 2] =
     [SettingArg(Setting { ratio: 4, runs: 1 }), SettingArg(Setting { ratio: 6, runs: 5 })];
-/// Memtable bytes per page with which all pages fit.
+/// Bytes of memtable per page at which all pages fit the memtable.
 const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
 /// Bytes of the second memtable.
 const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
@@ -84,7 +84,8 @@ pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     for &memtable in &memtables {
         let mut answers = vec![Vec::new(); variants];
         for round in 0..args.rounds as usize {
-            // Each round starts with another variant, so that a drift of the disk hits all alike.
+            // Each round starts with another variant, so that a drift of the disk affects all
+            // variants equally.
             for turn in 0..variants {
                 let at = (turn + round) % variants;
                 let setting = at.checked_sub(1).map(|at| args.settings[at]);

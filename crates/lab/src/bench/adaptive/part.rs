@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 /// Pages per put.
 const RUN_PAGES: usize = 32;
-/// Interval of index maintenance. Syncs have [`SYNC_EVERY`].
+/// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// Interval, and processor seconds: if the process uses less processor time within the interval,
-/// all compactions have ended.
+/// An interval, and processor seconds. All compactions have ended if the process uses less
+/// processor time than this within the interval.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -48,7 +48,7 @@ pub struct Row {
     pub put_p99_us: f64,
     /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
-    /// Bytes that compactions wrote over bytes that flushes wrote, starting at the first request.
+    /// Bytes that compactions wrote divided by bytes that flushes wrote, since the first request.
     pub rewrites: f64,
     /// The stages.
     pub stages: Vec<Stage>,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Questions of each kind, and questions before them that are not counted.
+/// Number of timed questions of each kind, and of questions before them that are not counted.
 const QUESTIONS: usize = 4000;
 const WARM_UP: usize = 400;
 /// Duration of leases; longer than the measurement of a lease.
@@ -41,7 +41,7 @@ pub struct Latency {
     pub p99_us: f64,
 }
 
-/// Latencies of questions about 256 stored pages, and about the pages of sixteen such questions.
+/// Latencies of questions about 256 stored pages, and about 4,096 pages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latencies {
     /// Probe of 256 pages.

@@ -4,11 +4,11 @@ use crate::bench::shape::Shape;
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 
-/// Sequences of 256 short pages, for probes and leases: only their keys matter.
+/// Sequences of 256 short pages, for probes and leases, which use only their keys.
 pub const MATCH_SEQUENCES: u32 = 64;
 /// Pages per question.
 pub const MATCH_PAGES: u32 = 256;
-/// Pages of a long question, as sixteen requests would ask together.
+/// Pages of a long question: the pages of sixteen questions.
 pub const LONG_PAGES: u32 = 4096;
 /// Sets of sequences, distinguished by their keys.
 pub const MATCH_SET: u32 = 10;

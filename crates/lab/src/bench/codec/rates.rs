@@ -16,7 +16,7 @@ pub struct Rates {
 }
 
 /// Buffers with copies of the same slices, one share per thread. A share should be larger than the
-/// caches.
+/// processor's caches.
 pub struct Buffers(Vec<Share>);
 
 struct Share {
@@ -52,7 +52,7 @@ impl Buffers {
                 share.input.extend(slice);
             }
             share.frames = vec![(Codec::Raw, 0); share.lengths.len()];
-            // Filled once, so that rates include no page faults.
+            // Fill the buffer once, so that rates include no page faults.
             share.encoded = vec![1; share.input.len()];
             share.back = vec![1; share.input.len()];
             share
@@ -145,13 +145,13 @@ impl Share {
     }
 }
 
-/// Returns `before` if it is a failure, and otherwise the outcome `now`.
+/// Returns `before` if it is a failure, otherwise the outcome `now`.
 fn outcome_of(before: &Result<(), Failure>, now: Result<(), Error>) -> Result<(), Failure> {
     before.clone().and_then(|()| now.map_err(Failure::from))
 }
 
-/// Returns the processor time of this thread in seconds: other threads on the same core do not
-/// count.
+/// Runs `work`. Returns the processor time of this thread in seconds, which excludes other threads
+/// on the same core.
 fn timed(work: impl FnOnce()) -> f64 {
     let now = || {
         let time = clock_gettime(ClockId::ThreadCPUTime);

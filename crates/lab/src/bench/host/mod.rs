@@ -84,7 +84,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
     let (mut rounds, mut machine) = (Vec::new(), Machine::default());
     for round in 0..args.runs {
         steps.set_message("putting, getting, copying");
-        // The order alternates, so that a drift of the machine hits all alike.
+        // The order alternates, so that a drift of the machine affects all measurements equally.
         let before = (round % 2 == 0).then(|| driver.copy(&from));
         let scratch = Scratch::new(&args.dir, "host")?;
         let mut options = Options::new(scratch.path().join("store"));
@@ -95,7 +95,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
         node.store().flush()?;
         let put = driver.put(node.store(), 1, shape.sequences)?;
         node.close()?;
-        // The state of a starting engine: no segment is mapped.
+        // Open the store anew, as a starting engine does: no segment is mapped.
         let node = open::with(&options)?;
         let first = driver.get(node.store(), 1, shape.sequences)?;
         let get = driver.get(node.store(), 1, shape.sequences)?;

@@ -28,7 +28,7 @@ pub struct Limits {
     pub append_sync_us: f64,
 }
 
-/// Measures both, the append on the disk of `dir`.
+/// Measures both limits; the append uses the disk of `dir`.
 ///
 /// # Errors
 /// Disk errors.
@@ -45,7 +45,8 @@ pub fn measure(dir: &Path) -> Result<Limits, Failure> {
 }
 
 fn memory_access_ns() -> f64 {
-    // One cycle through all words, in an order that no prefetcher predicts (Sattolo's shuffle).
+    // Make one cycle through all words, in an order that no prefetcher predicts, by Sattolo's
+    // shuffle.
     let mut next: Vec<u64> = (0..PLACES as u64).collect();
     for at in (1..PLACES).rev() {
         next.swap(at, (mix(at as u64) % at as u64) as usize);

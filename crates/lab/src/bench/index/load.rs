@@ -66,7 +66,7 @@ impl Load {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
-        // Half of the pages come with the warm-up; of the stages' prompts, a share of 0.59 is new.
+        // The warm-up brings half of the pages. A share of 0.59 of the stages' prompts is new.
         let block = 64;
         let prompt_tokens = SEQUENCE as u64 * block;
         let warm_up_tokens = (entries * block / 2).max(prompt_tokens);
@@ -180,7 +180,7 @@ impl Load {
     ) -> std::result::Result<u64, E> {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
-            // The whole request is offered, and the index reports the new pages.
+            // Offer all pages of the request: the index says which of them it lacks.
             known = index.probe(SLOT, &pages);
         }
         let end =

@@ -28,12 +28,13 @@ pub struct IndexPartArgs {
 const WARM_SEQUENCES: u32 = 4;
 /// Pages between two syncs of [`Sync::Group`].
 const GROUP_SYNC_PAGES: u64 = 1 << 16;
-/// Unsynced bytes at which the index `run` is synced, in every mode.
+/// Unsynced bytes at which the index is synced, in every mode.
 const PENDING_BYTES_MAX: u64 = 32 << 20;
 /// Probes by each method, and probes before them that are not counted.
 const PROBES: usize = 4000;
 const WARM_UP: usize = 400;
-/// Lookups timed together, because one takes about as long as reading the clock.
+/// Number of lookups that are timed together, because reading the clock takes about the time of one
+/// lookup.
 const LOOKUPS: usize = 64;
 /// The churn ends after this time, or when a tenth of the pages were exchanged.
 const CHURN_TIME: Duration = Duration::from_secs(10);
@@ -101,8 +102,8 @@ pub fn run(part: &IndexPart) -> Result<Status, Failure> {
         IndexPart::Fill(spec) => {
             let (index, answer) = fill(spec)?;
             answer.print_stdout()?;
-            // The parent kills the process here, with the index open. If the parent ends instead,
-            // the index is closed.
+            // The parent kills this process while it waits here with the index open. If the parent
+            // ends first, the index is closed.
             let _ = std::io::stdin().read_line(&mut String::new());
             drop(index);
         }
@@ -132,7 +133,7 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // Space for a journal and two checkpoints, as a changing store needs it.
+        // Leave space for a journal and two checkpoints, which a changing store needs.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };
@@ -161,7 +162,8 @@ impl<'a> Syncer<'a> {
     fn note(&mut self, pages: u64) -> Result<(), Failure> {
         self.waiting += pages;
         let due = match self.sync {
-            // Unsynced entries in memory are bounded: beyond the bound an index refuses inserts.
+            // The index refuses inserts above a limit of unsynced bytes, so sync before it is
+            // reached.
             Sync::Off => {
                 self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING_BYTES_MAX
             }
@@ -277,8 +279,8 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// Measures removals from a full index: for every new sequence an old sequence is removed, leaf
-/// first, run by run.
+/// Measures removals from a full index. For every new sequence, removes an old sequence run by run,
+/// leaf first.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;

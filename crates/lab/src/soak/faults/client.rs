@@ -24,9 +24,8 @@ pub const UNREPORTED_MAX: u64 = 2_000;
 const FLUSH_EVERY: u64 = 8;
 /// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
-/// Retention of pages, a day, so that a soak of less than a day ends earlier: an evicted page would
-/// count as lost. With the limits above, all pages together stay below the retention limit of a
-/// scope.
+/// Retention of pages: a day, because an evicted page would count as lost, and a soak takes less
+/// than a day. With the limits above, all pages together stay below the retention limit of a scope.
 const RETAIN_SECONDS: u64 = 24 * 3600;
 /// Pauses after a failed round, and after a failed opening.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
@@ -82,8 +81,8 @@ pub fn run(options: Options, number: u64, from: u64) -> Status {
 struct Client {
     options: Options,
     schedule: Schedule,
-    /// The state that is reported. Unlike in reports, its `present` is the start of the current
-    /// call.
+    /// The state for the next report. Here `present` holds the start of the current call; a report
+    /// holds the call's duration.
     state: Arc<Mutex<State>>,
     number: u64,
     /// Number of the next sequence.
@@ -95,8 +94,9 @@ struct Client {
     is_soak_store: bool,
     /// Sequences put since the last successful flush.
     put: Vec<u64>,
-    /// Sequences of which pages may be in the store without a flush to cover them. They are deleted
-    /// at the next opportunity, or they would fill the store and evict flushed pages.
+    /// Sequences that may have pages in the store which no flush has covered. The client deletes
+    /// them at the next opportunity, because they would otherwise fill the store and evict flushed
+    /// pages.
     orphans: Vec<u64>,
     /// Sequences that must be found.
     live: VecDeque<u64>,
@@ -106,7 +106,8 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order lists the sequences of this client in the store, and precedes any put.
+        // The first order lists the sequences of this client that are in the store. It precedes any
+        // put.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {
@@ -240,7 +241,7 @@ impl Client {
     }
 
     /// Flushes, and reports the sequences covered. If the flush fails with `Miss`, earlier puts may
-    /// be lost; after another failure the next flush must cover them.
+    /// be lost. After any other failure the next flush must cover them.
     fn flush(&mut self, store: &Store) -> Result<()> {
         let put = std::mem::take(&mut self.put);
         match self.timed(|| store.flush()) {
@@ -308,8 +309,8 @@ impl Client {
         send(&mut stdout().lock(), &Answer::Checked { lost, why });
     }
 
-    /// Registers `count` new scopes, by putting a page into each. Refused puts are ignored: the
-    /// store may be full of scopes.
+    /// Registers `count` new scopes, by putting a page into each. Ignores puts that are refused,
+    /// because the store may be full of scopes.
     fn register(&mut self, count: u64) {
         let page = vec![0; SALTED_BYTES];
         for salt in 0..count {
@@ -339,8 +340,8 @@ impl Client {
         Ok(self.node.insert(node))
     }
 
-    /// Closes the store. Marks unflushed puts as orphans, because flushes after a reopening do not
-    /// cover them.
+    /// Closes the store. Marks unflushed puts as orphans, because a flush after the next opening
+    /// does not cover them.
     fn close(&mut self) {
         self.orphans.append(&mut self.put);
         if let Some(node) = self.node.take()

@@ -37,7 +37,7 @@ impl ForeignOwner {
             .map_err(std::io::Error::from)?;
         let dir = File::open(dir)?;
         let _ = unlinkat(&dir, SOCKET, AtFlags::empty());
-        // A socket's path is limited to 107 bytes; the directory's may be longer.
+        // The path of a socket has at most 107 bytes, and the path of the directory may be longer.
         let address = format!("/proc/self/fd/{}/{SOCKET}", dir.as_raw_fd());
         let listening = UnixListener::bind(address)?;
         listening.set_nonblocking(true)?;

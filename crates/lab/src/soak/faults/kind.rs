@@ -84,7 +84,7 @@ pub struct Cluster<'a> {
 pub enum Fault {
     /// The fault has ended: no state must be restored.
     Passed,
-    /// The client with this number is stopped.
+    /// The client with this number was stopped.
     Stopped(usize),
     /// Operations of all clients fail.
     Broken,
@@ -131,8 +131,8 @@ impl Cluster<'_> {
                 self.clients.iter_mut().for_each(Process::kill);
                 let _ = std::fs::remove_dir_all(&aside);
                 std::fs::rename(&self.store, &away)?;
-                // The clients create a store in the place of the moved directory, and must leave
-                // that store later.
+                // The clients create a store in the place of the moved directory. They must leave
+                // this store when the directory returns.
                 self.start_all()?;
                 return Ok(Fault::Moved { away, aside });
             }

@@ -47,7 +47,7 @@ pub enum InjectedError {
 pub enum Answer {
     /// State of the client, ten times per second.
     State(State),
-    /// A flush succeeded: after this message these sequences must be found.
+    /// A flush succeeded: after this message, these sequences must be found.
     Flushed(Vec<u64>),
     /// The client is about to delete these sequences: they may be missing after this message.
     Deleting(Vec<u64>),
@@ -86,8 +86,8 @@ pub struct State {
     pub trouble: String,
 }
 
-/// Writes one message on a line. Ignores a closed pipe: the other process has ended, which this
-/// process detects elsewhere.
+/// Writes one message on a line. Ignores a closed pipe, because this process detects the end of the
+/// other process elsewhere.
 pub fn send(to: &mut impl Write, message: &impl Serialize) {
     if let Ok(mut line) = serde_json::to_string(message) {
         line.push('\n');

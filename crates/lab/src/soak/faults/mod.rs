@@ -36,8 +36,8 @@ use std::time::{Duration, Instant};
 const FAULT_MS: (u64, u64) = (300, 4_000);
 /// Deadline for a client to serve again.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Failed checks in a row after which a sequence counts as lost. A single failed check does not
-/// suffice, because the client may be deleting the sequence.
+/// Failed checks in a row after which a sequence counts as lost. One failed check does not suffice,
+/// because the client may be deleting the sequence.
 const CHECK_ATTEMPTS: u32 = 5;
 /// Pause between these checks.
 const RECHECK_AFTER: Duration = Duration::from_millis(300);

@@ -82,7 +82,7 @@ impl<'a> Process<'a> {
             reports.wrong_bytes += state.wrong_bytes;
             reports.slowest = reports.slowest.max(state.slowest);
             reports.checked = None;
-            // A process that ended before its first round has reported no number.
+            // A process that ended before its first round has reported no next number.
             let last = reports.flushed.last().map_or(0, |last| last + 1);
             let from = state.next.max(last) + UNREPORTED_MAX;
             reports.state.next = from;
