@@ -5,8 +5,8 @@
 
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
 does not. The limit is `TEST_SILENCE` seconds; the exit status is 124 then. libtest names a test
-that has run for a minute, but not with `--quiet`: the script drops that argument, and the lines of
-tests that passed.
+that has run for a minute, but not with `--quiet`. The script therefore drops this argument, and
+leaves out the lines of tests that passed.
 """
 
 import contextlib
@@ -67,7 +67,9 @@ def descendants(parent: int) -> list[int]:
 
 
 def threads(process: int) -> list[str]:
-    """Names of the threads: libtest sets the first 15 characters of a test's name."""
+    """Returns the names of the threads, which libtest sets to the first 15 characters of a test's
+    name.
+    """
     names = []
     for task in Path(f"/proc/{process}/task").glob("*/comm"):
         try:
@@ -87,7 +89,7 @@ def run(binary: str, arguments: list[str]) -> int:
     closed = False
     heard = time.monotonic()
     while True:
-        # Not the end of the output: children of a test may keep the pipe open.
+        # Do not wait for the end of the output, because children of a test may keep the pipe open.
         ended = process.poll() is not None
         select.select([] if closed else [process.stdout], [], [], 0 if ended else 0.2)
         data = None if closed else process.stdout.read()

@@ -1,4 +1,4 @@
-"""Memory of a host tier: a file in /dev/shm, as vLLM makes it; such a file whose pages are
+"""Memory of a host tier: a file in /dev/shm, as vLLM makes it; the same file with its pages
 collapsed into huge pages; or anonymous huge pages.
 """
 
@@ -65,8 +65,8 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 
 def collapse(fd: int, size: int) -> None:
-    """Makes the file's pages huge through an aligned mapping: the kernel collapses pages through a
-    mapping that begins at a multiple of 2 MiB, and vLLM's mapping may begin elsewhere.
+    """Makes the file's pages huge through an aligned mapping: the kernel needs a mapping that
+    begins at a multiple of 2 MiB, and vLLM's mapping may begin elsewhere.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

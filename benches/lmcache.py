@@ -31,8 +31,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-# Replaces this folder on the module path, where `lmcache` would be this file instead of the
-# package.
+# Replace this folder on the module path: the import of `lmcache` would find this file instead of
+# the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("LMCACHE_DISABLE_BANNER", "1")
@@ -59,7 +59,8 @@ from servers.lmcache import adapter_of
 
 KIB, MIB = 1 << 10, 1 << 20
 ALIGN = 4096
-# Bytes of an object, and objects of one task: together 16 MiB, and 128 MiB like a long prompt.
+# Bytes of an object, and number of objects of a task. The tasks have 16 MiB and, like a long
+# prompt, 128 MiB.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Consecutive lookups, as in LMCache's benchmark.
@@ -145,8 +146,8 @@ def open_adapter(spec: dict[str, Any], desc: Any) -> Any:
 
 def specs(folder: Path) -> dict[str, dict[str, Any]]:
     def ours(kind: str, name: str, **more: str) -> dict[str, Any]:
-        # The hashes of LMCache's benchmark have 16 bytes. The adapter refuses hashes of fewer than
-        # 32 bytes unless the store's policy permits them.
+        # Permit weak hashes in the store's policy: the hashes of LMCache's benchmark have 16 bytes,
+        # and the adapter otherwise refuses hashes of fewer than 32 bytes.
         path = folder / name
         path.mkdir()
         (path / "policy.toml").write_text("allow_weak_hashes = true")
@@ -159,7 +160,7 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
             "use_odirect": True,
         },
         "ritornello": ours("plugin", "plugin"),
-        # LRU, so that objects requested once are evicted in put order.
+        # The policy is LRU, so that objects requested once are evicted in the order of their puts.
         FULL: ours("plugin", "full", eviction="lru"),
         "ritornello (native_plugin)": ours("native_plugin", "native"),
     }

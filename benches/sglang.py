@@ -37,7 +37,8 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
-# Replaces this folder on the module path, where `sglang` would be this file instead of the package.
+# Replace this folder on the module path: the import of `sglang` would find this file instead of the
+# package.
 sys.path[0] = str(ROOT / "tests/engines/sglang")
 
 import torch  # noqa: E402
@@ -301,7 +302,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.WARNING)
-    # No engine runs here, so this description of one takes the place of SGLang's.
+    # No engine runs in this process, so this description replaces the description that SGLang
+    # publishes.
     storage.engine_of = lambda said: Engine(  # type: ignore[assignment]
         "bench", ModelIdentity("bench", b"bench"), 0, (0, 1), (0, 1), (0, 1), False
     )

@@ -36,7 +36,9 @@ WINDOW = 1024
 
 
 def model(block: int, *, head_ranges: int = 1, stages: int = 1, windows: int = 0) -> Identity:
-    """Returns a model with pages of a few bytes: their size does not affect the result."""
+    """Returns a model with pages of a few bytes, because the length of a page does not affect the
+    result.
+    """
     names = tuple((f"l.{stage}",) for stage in range(stages))
     heads = tuple((head_range, head_range + 1) for head_range in range(head_ranges))
     rules = [ALL] + [trailing(WINDOW)] * windows

@@ -69,7 +69,7 @@ def ours(folder: Path, host: Host) -> Any:
     )
     assert tier._tier is not None, (vllm_config, kv_cache_config)
     assert tier._tier._rows is not None
-    # Without an engine no weights can change.
+    # Without an engine the weights cannot change.
     tier._tier._guard = None
     if host.kind == "shm":
         print(f"staged: {tier._tier._rows.staged}", file=sys.stderr)
@@ -140,8 +140,8 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step whose answers are "retry" also costs the scheduler time. The number of such steps
-        # depends on how long a step takes, so two average steps are charged: one for a retry, one
+        # A step whose answers are "retry" also costs the scheduler time, and the number of such
+        # steps depends on the duration of a step. Charge two average steps: one for a retry and one
         # for the answers.
         charged = spent if steps == 1 else spent / steps * 2
         return {"us_per_key": charged / len(keys) * 1e6, "wall_us": wall * 1e6}

@@ -53,8 +53,8 @@ def prompts(
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)
-            # Three characters per token suffice, because the tokenizer has few merges; checked
-            # below.
+            # Three characters for each token suffice, because the tokenizer has few merges; an
+            # assertion below checks this.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
                 raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")

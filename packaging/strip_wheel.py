@@ -20,7 +20,8 @@ from pathlib import Path
 
 def strip(module: Path, symbols: Path) -> None:
     """Strips `module` and writes its symbols to `symbols`."""
-    # Into the link objcopy writes the last component of `symbols`, and a checksum of this file.
+    # objcopy writes the last component of the path `symbols`, and a checksum of this file, into the
+    # link.
     for arguments in (
         ["--only-keep-debug", "--compress-debug-sections", module, symbols],
         ["--strip-all", f"--add-gnu-debuglink={symbols}", module],
@@ -48,7 +49,7 @@ def rewrite(wheel: Path, symbols: Path) -> None:
                 digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
                 changed[entry.filename] = (f"sha256={digest.rstrip(b'=').decode()}", str(len(data)))
             elif entry.filename.endswith(".dist-info/RECORD"):
-                # The last file of a wheel: it holds the digests of all others.
+                # The last file of a wheel holds the digests of all other files.
                 rows = csv.reader(io.StringIO(data.decode()))
                 lines = io.StringIO()
                 csv.writer(lines, lineterminator="\n").writerows(

@@ -15,7 +15,7 @@ from typing import Self
 
 
 class ServerError(Exception):
-    """A server or a request to it failed; the message says which, and where to look."""
+    """A server or a request to it failed; the message names the server or request, and the log."""
 
 
 class Started(ABC):

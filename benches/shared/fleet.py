@@ -24,11 +24,12 @@ from servers.vllm import VLLMServer, connector
 
 ENGINES = 2
 ANSWER_SECONDS = 300.0
-# Prompts that are sent twice to compare their answers, and the time in which pages of the first
-# engine reach the tiers.
+# Number of prompts that are sent twice to compare their answers, and seconds in which pages of the
+# first engine reach the tiers.
 CHECKS = 3
 STORED_SECONDS = 4.0
-# Answers by prompt and cached tokens: the same split of the same prompt must give the same answer.
+# Answers by prompt and number of cached tokens: equal prompts with equally many cached tokens must
+# get equal answers.
 Answers = dict[tuple[int, int], tuple[int, ...]]
 
 
@@ -165,9 +166,9 @@ class Fleet(Started):
         )
 
     def answers(self, alone: bool) -> Answers:
-        """Returns greedy answers to single requests. New prompts go to the first engine, then again
-        to the second or, if the engines share no tier (`alone`), to the first, whose own cache has
-        them.
+        """Returns greedy answers to single requests. New prompts go to the first engine. Then they
+        go to the second engine or, if the engines share no tier (`alone`), again to the first,
+        whose own cache has them.
         """
         first = self._greedy(0)
         if not alone:
@@ -203,7 +204,7 @@ class Fleet(Started):
 
 @dataclass(frozen=True)
 class Speed:
-    """Speed of one engine while both engines are equally busy: prefilled tokens per second, and
+    """Speed of one engine while both engines have the same load: prefilled tokens per second, and
     seconds between the tokens of an answer.
     """
 
@@ -222,9 +223,9 @@ class Speed:
 
 
 def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
-    """Returns the share of answers equal to the reference run's answers, among equal prompts: a
-    session's prompts are equal while its answers are equal. Answers may differ, because other
-    requests in a batch change rounding.
+    """Returns the share of answers equal to the reference run's answers, among equal prompts. A
+    session's prompts are equal as long as its earlier answers are equal. Answers may differ,
+    because other requests in a batch change rounding.
     """
     told = {(r.session, r.round): r.answer for r in reference if not r.error}
     equal, compared = 0, 0

@@ -25,9 +25,9 @@ from ritornello.bench.summary import sessions, total, ttfts
 
 # Aims. If the lowest tier has `ENOUGH_X` times the break-even rate or more, TTFT is at most `CUT`
 # of the TTFT with only the host tier; at `LITTLE_X` times break-even, at most `WORSE` of the TTFT
-# of the engine alone. The gate's regret is at most `REGRET`: how much longer its TTFT is than the
-# better of always loading and never loading. At the break-even rate, loading a prompt takes as long
-# as computing it.
+# of the engine alone. The gate's regret is at most `REGRET`. The regret is the share by which TTFT
+# with the gate exceeds the shorter TTFT of always loading and of never loading. At the break-even
+# rate, loading a prompt takes as long as computing it.
 ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 
 

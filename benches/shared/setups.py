@@ -48,9 +48,9 @@ class Scale:
 
 
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
-# Facts only: hits by tier, equal answers. A second round goes to the other engine, whose host tier
-# cannot have the pages of the first round; it comes so late that even a busy machine has stored
-# these pages.
+# This scale suffices for facts: hits by tier, and equal answers. The second round goes to the other
+# engine, whose host tier cannot have the pages of the first round. It starts so late that even a
+# busy machine has stored these pages.
 SHORT = Scale(
     model="tiny", histories=(704,), users=4, rounds=2, device=2048, host_mib=16, most_qps=0.4
 )
@@ -71,7 +71,9 @@ class Setup:
     history: int | None = None
 
     def histories(self, scale: Scale) -> tuple[int, ...]:
-        """Returns the measured lengths: all lengths if other set-ups are compared with this."""
+        """Returns the measured lengths: all lengths if other set-ups are compared with this
+        set-up.
+        """
         if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)
@@ -162,14 +164,14 @@ def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
 
 
 def bytes_per_token(config: Path) -> int:
-    """Returns the bytes of keys and values of a token in all layers, in bfloat16. `config`: the
-    model's config.json.
+    """Returns the bytes of keys and values of a token in all layers, in bfloat16. `config` is the
+    path of the model's config.json.
     """
     told = json.loads(config.read_text())
     return int(2 * 2 * told["num_hidden_layers"] * told["num_key_value_heads"] * told["head_dim"])
 
 
-# Runs in the engines' environment, with the package that they will load.
+# This program runs in the engines' environment, with the package that the engines will load.
 ASK = """
 import json, sys
 from ritornello.vllm.settings import Settings

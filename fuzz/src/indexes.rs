@@ -52,8 +52,8 @@ fn open(disk: &SimDisk, dir: &Path) -> Vec<Box<dyn PrefixIndex>> {
     vec![Box::new(run), Box::new(ArtIndex::open(&dir.join("art"), options).unwrap())]
 }
 
-/// Returns the hash of page `at` of a path. Paths branch at pages 4 and 12; some hashes share their
-/// first eight bytes.
+/// Returns the hash of page `at` of a path. Paths branch at pages 4 and 12, and some hashes have
+/// equal first eight bytes.
 fn key(path: u8, at: u64) -> PageHash {
     let family = u64::from(path % 16) & [0, 3, 15][usize::from(at >= 4) + usize::from(at >= 12)];
     let mut hash = page(family, at);
@@ -85,8 +85,8 @@ impl All {
         self.others = open(disk, dir);
     }
 
-    /// Calls `f` with each index that has `page`, the run that holds the page in that index, and
-    /// the number of the run's pages.
+    /// Calls `f` for each index that has `page`, with the index, the run that holds the page in it,
+    /// and the number of the run's pages.
     fn on_run<T: PartialEq + std::fmt::Debug>(
         &self,
         scope: ScopeSlot,

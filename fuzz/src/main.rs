@@ -1,9 +1,9 @@
-//! Feeds every parser of bytes that may be damaged with nearly valid inputs: valid inputs, changed
-//! in a few places, cut, spliced and grown, with recomputed checksums, because a parser would
-//! reject blind damage by its checksum. A parser may refuse an input; a parser must not panic,
-//! hang, or allocate the number of bytes that a length field claims. The fuzzer also parses
-//! messages of the socket, sends requests to a store, and applies the same random operations to the
-//! indexes `run`, `art` and `memory`.
+//! Feeds every parser of bytes that may be damaged with nearly valid inputs: valid inputs that are
+//! changed in a few places, cut, spliced and grown. Their checksums are recomputed, because a
+//! parser would otherwise reject most inputs by the checksum. A parser may refuse an input; a
+//! parser must not panic, hang, or allocate the number of bytes that a length field claims. The
+//! fuzzer also parses messages of the socket, sends requests to a store, and applies the same
+//! random operations to the indexes `run`, `art` and `memory`.
 //!
 //! ```text
 //! cargo run -p ritornello-fuzz -- [SECONDS per target] [SEED] [TARGET]
@@ -25,8 +25,8 @@ use targets::{Target, targets};
 
 /// Time after which a single input counts as hanging.
 const SLOW: Duration = Duration::from_secs(5);
-/// Limit of the process's address space: a parser that allocates the bytes that a length field
-/// claims exceeds the limit.
+/// Limit of the process's address space, which a parser exceeds if it allocates the bytes that a
+/// length field claims.
 const MEMORY_MAX: u64 = 2 << 30;
 
 fn main() -> ExitCode {

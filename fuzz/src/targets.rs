@@ -43,8 +43,8 @@ fn seal_file(input: &mut Vec<u8>) {
     seal_end(input);
 }
 
-/// Seals a file whose head is followed by records: length of the body, body, checksum. The last
-/// record ends at the input's end.
+/// Seals a file that consists of a head and of records. A record is the length of its body, the
+/// body, and a checksum. The last record ends at the input's end.
 fn seal_registry(input: &mut [u8]) {
     let (mut start, mut fixed) = (0, 16);
     while let Some(rest) = input.len().checked_sub(start + fixed + 8) {

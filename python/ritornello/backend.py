@@ -2,8 +2,8 @@
 
 Arguments of an address are strings, passed by name. Methods are called from several threads. An
 exception fails the call, which is retried until its deadline. `errors.FatalError` means that an
-operator must act first: the backend is left alone for a minute. A value of the wrong type counts as
-`FatalError`.
+operator must act first: the remote does not call the backend for a minute. A value of the wrong
+type counts as `FatalError`.
 """
 
 from collections.abc import Iterable

@@ -40,7 +40,7 @@ class Mooncake:
         local_buffer: str = str(128 << 20),
     ) -> None:
         """`segment`: bytes of this process's memory that it contributes to the store."""
-        # An address with a scheme names etcd, which knows the current one of several masters.
+        # An address with a scheme names etcd, which knows the master that is in charge.
         if "://" not in master:
             name, _, port = master.rpartition(":")
             try:
@@ -74,7 +74,8 @@ class Mooncake:
         try:
             for at in range(start, stop, BUFFER_BYTES):
                 length = min(BUFFER_BYTES, stop - at)
-                # One buffer, one name, one range; the result has the same nesting.
+                # The call takes lists of buffers, names and ranges, here one of each; the result
+                # has the same nesting.
                 read = self.store.get_into_ranges(
                     [ctypes.addressof(buffer)], [[name]], [[[0]]], [[[at]]], [[[length]]]
                 )[0][0][0]

@@ -4,8 +4,8 @@ Direct I/O names each physically contiguous piece of its target memory, and in p
 page is one piece. A virtual disk that takes 254 pieces per request moves 1 MiB per request; into
 huge pages it moves twice the bytes per second. On such a disk, a read into the store's staging
 memory, which consists of huge pages, and a copy out of it are faster and cost no more processor
-time. Writes gain nothing. Disks whose requests name every 4 KiB anyway (NVMe) read into the target
-memory directly.
+time. Writes gain nothing. NVMe disks, whose requests name every 4 KiB in any case, read into the
+target memory directly.
 """
 
 import os

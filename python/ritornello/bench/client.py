@@ -1,8 +1,9 @@
 """A client of the OpenAI API that records when each token arrives: streamed completions over
 asyncio.
 
-One connection for each request, plain HTTP, and the standard library only, so that it runs on every
-Python that can import this package and the measurement covers the server only.
+The client uses one connection for each request, plain HTTP, and the standard library only. It
+therefore runs on every Python that can import this package, and the measurement covers the server
+only.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
 
-# Token ids, which need no tokenizer and have an exact length; or text.
+# A prompt is token ids, which need no tokenizer and have an exact length, or text.
 Prompt = tuple[int, ...] | str
 
 CONNECT_SECONDS = 10.0

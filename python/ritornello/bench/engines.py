@@ -8,7 +8,7 @@ from ritornello.bench.client import Server, ServingError
 from ritornello.bench.metrics import Metrics
 
 COUNTERS_SECONDS = 10.0
-# vLLM updates its counters after an answer, at intervals.
+# Interval of reads. vLLM updates its counters some time after an answer.
 POLL_SECONDS = 0.25
 
 

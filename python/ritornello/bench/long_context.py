@@ -17,8 +17,8 @@ REPEAT_MODES = ("random", "tile", "interleave")
 @dataclass(frozen=True)
 class LongContext:
     """Round 0 sends every document once, round 1 every document `repeat_count` times with a new
-    question each time. The last `miss` of every `hit + miss` questions of round 1 are about new
-    documents. Lengths are in tokens.
+    question each time. In every series of `hit + miss` questions of round 1, the last `miss` are
+    about new documents. Lengths are in tokens.
     """
 
     source: Source

@@ -71,7 +71,7 @@ class MultiRoundQA:
         """Runs users in succession, while there is time."""
         user, rounds = slot, self.rounds_of(slot)
         begin = slot / self.qps
-        # The clock is checked too: a user whose wait ends too late asks nothing and leaves `begin`
+        # Check the clock too: a user whose wait ends too late asks no question, and leaves `begin`
         # unchanged.
         while self.time_s is None or max(begin, driver.now()) < self.time_s:
             begin = await self._ask_rounds(driver, user, rounds, begin)

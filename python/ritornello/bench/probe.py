@@ -14,7 +14,7 @@ from typing import Any
 import ritornello as rt
 
 PROBES = 5_000
-# Not counted: caches fill, and the interpreter specialises instructions.
+# Probes that are not counted: the caches fill, and the interpreter specialises instructions.
 WARM_UP = 500
 
 

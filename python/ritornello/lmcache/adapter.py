@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache.__version__)
 
-# LMCache unlocks objects when their load or request ends. Locks that it does not release end after
-# this time, as its own locks do.
+# LMCache unlocks objects when their load or request ends. Locks that LMCache does not release end
+# after this time, like LMCache's own locks.
 LEASE_SECONDS = 300.0
 # Number of keys per call of a listener.
 SEED_KEYS = 10_000
@@ -83,7 +83,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._load_results: dict[int, Any] = {}
         self._numbers = count(1)
         self._closed = False
-        # Not named `_listeners`, because LMCache's base class has a list of this name.
+        # The name is not `_listeners`, because LMCache's base class has a list of this name.
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         # The store may have been reopened before `on_open` was set.
@@ -147,7 +147,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             found = self._objects.store.attempt("look", lookup, None)
         bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
         with self._lock:
-            # A query may outlive the adapter; its eventfd is then closed.
+            # A query may end after the adapter was closed, and the adapter's eventfd with it.
             if not self._closed:
                 self._lookup_results[number] = bitmap
                 os.eventfd_write(self._lookup_fd, 1)

@@ -39,7 +39,8 @@ class NativeClient:
         self._puts: set[int] = set()
         self._numbers = count(1)
         self._path: str = params["path"]
-        # Decided by the first buffer: all memory is assumed to be alike.
+        # The first buffer decides: all memory of LMCache is assumed to be in pages of the same
+        # kind.
         self._staging_undecided = True
 
     def event_fd(self) -> int:

@@ -1,8 +1,8 @@
-"""Runs queries where waiting for the answer blocks no engine thread.
+"""Runs queries on threads on which waiting for the answer blocks no engine thread.
 
 If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
-through a socket to a process that may be dead or stopped: then one background thread runs them in
-order, and all later queries too.
+through a socket to a process that may be dead or stopped. One background thread then runs these
+queries, and all later queries, in order.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,14 @@ from time import monotonic
 QUERY_SECONDS = 10.0
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
-# The argument is true if the query was dropped: a caller waits for its completion either way.
+# A query. Its argument is true if the query was dropped: it must report its completion in this case
+# too, because a caller waits for it.
 Query = Callable[[bool], None]
 
 
 class LookupExecutor:
-    """Runs queries in submission order. `at_once`: returns whether a query would be answered
-    without waiting for another process.
+    """Runs queries in submission order. `at_once` returns whether a query would be answered without
+    waiting for another process.
     """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:
@@ -32,7 +33,7 @@ class LookupExecutor:
 
     def submit(self, query: Query) -> None:
         """Calls `query` once, now or on the background thread. `query` must not raise."""
-        # Once the thread exists, every query takes its turn in the queue: the order is kept.
+        # Once the thread exists, every query takes its turn in the queue, which keeps the order.
         if self._thread is None and self._answers_at_once():
             query(self._closed)
             return

@@ -1,7 +1,9 @@
-"""The formats in which objects of a family are stored: lookups, which know no sizes, need them.
+"""The formats in which objects of a family are stored. Lookups need them, because a lookup does not
+know sizes.
 
 The formats are read from the store's scopes, so that they survive restarts and include what other
-processes stored. Reading them is expensive: it happens after a miss, at limited intervals.
+processes stored. Reading the formats is expensive, so it happens only after a miss, and at limited
+intervals.
 """
 
 from collections.abc import Callable
@@ -14,8 +16,8 @@ from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_o
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
-# Minimum time between two reads, also as a multiple of the duration of a read: objects that other
-# processes store in a new format are found by the first lookup after this time.
+# Minimum time between two reads, in seconds and as a multiple of the duration of a read. Objects
+# that other processes store in a new format are found by the first lookup after this time.
 REFRESH_SECONDS = 1.0
 REFRESH_FACTOR = 50.0
 
@@ -54,7 +56,7 @@ class FormatCatalog:
 
     def refresh(self) -> bool:
         """Reads the formats if an interval has passed. Returns whether new formats were found. One
-        thread reads; others do not wait for it, because the answer may take long.
+        thread reads. Other threads do not wait for it, because the answer may take long.
         """
         started = self._clock()
         with self._lock:
@@ -83,5 +85,5 @@ class FormatCatalog:
         return stored
 
     def _add(self, family: Family, object_format: ObjectFormat, scope: "Scope") -> None:
-        # Replaced, not modified: other threads may be reading it.
+        # Replace the dictionary instead of modifying it, because other threads may be reading it.
         self._scopes[family] = {object_format: scope, **self._scopes.get(family, {})}

@@ -26,7 +26,7 @@ ABSTRACT = frozenset(
         "submit_unlock",
     }
 )
-# Further methods that are called or overridden: their parameters show whether they are unchanged.
+# Further methods that the adapter calls or overrides, with the parameters of the tested version.
 PARAMETERS = {
     "__init__": ("max_capacity_bytes",),
     "_notify_keys_accessed": ("keys",),

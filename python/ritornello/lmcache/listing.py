@@ -28,7 +28,7 @@ def list_objects(
     start, after, skip = _parse(cursor)
     ids = [scope.id.hex() for _, scope, _ in stored]
     if start and start not in ids:
-        # The scope, and its position in the list, was dropped since the previous call.
+        # The scope of the cursor was dropped since the previous call.
         return [], None
     listed: list[tuple[Family, bytes, int]] = []
     for family, scope, objects in stored[ids.index(start) if start else 0 :]:

@@ -25,8 +25,8 @@ from ritornello.lmcache.store import LMCacheStore, logger
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
 
-# Maximum bytes of a ticket of several objects; a larger object is a ticket alone. One thread
-# processes a ticket, so large jobs are split to use several threads.
+# Maximum bytes of a ticket of several objects; a larger object gets a separate ticket. One thread
+# processes a ticket, so a large job is split in order to use several threads.
 TICKET_BYTES = 8 << 20
 SERIALIZED = re.compile(r"uint8\[\d+\]")
 
@@ -147,9 +147,9 @@ class ObjectStore:
     def start(
         self, number: int, items: Sequence[Item | None], completions: "Completions", *, is_put: bool
     ) -> Job | None:
-        """Starts a put or a get. Skips items that are None; of a get, an object stored in a
-        different format is a miss. Returns the job if it is already over, because no ticket could
-        be started, else None.
+        """Starts a put or a get. Skips items that are None. In a get, an object that is stored in a
+        different format is a miss. Returns None, or the job if it has ended already, because no
+        ticket could be started.
         """
         groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
         for index, item in enumerate(items):
@@ -174,7 +174,7 @@ class ObjectStore:
                     ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
                 if ticket is not None:
                     tickets.append((ticket, TicketItems(job, [index for index, _ in part], is_put)))
-        # Counted before the first ticket can be completed.
+        # Set the count before the first ticket can be completed.
         job.pending = len(tickets)
         for ticket, ticket_items in tickets:
             completions.add(ticket, ticket_items)

@@ -18,8 +18,9 @@ ENGINE = "lmcache"
 OPAQUE = "opaque"
 RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES
-# Bytes of a collision-resistant hash (sha256, blake3). LMCache does not name its hash. Two
-# supported hashes are weak: builtin has 8 bytes and xxhash 16.
+# Bytes of a collision-resistant hash (sha256, blake3). Lengths distinguish hashes, because LMCache
+# does not name its hash: the two weak hashes that it supports have 8 bytes (builtin) and 16 bytes
+# (xxhash).
 STRONG_HASH_BYTES = 32
 # More than the number of an engine's workers.
 RANK_PREFIXES_MAX = 4096
@@ -85,8 +86,8 @@ RANK_PREFIXES = RankPrefixes()
 def group_objects(objects: Sequence[Any]) -> list[Group]:
     """Groups LMCache's object keys by family, without keys that the store cannot hold.
 
-    A lookup takes a few microseconds in the store, so work done for each key matters here: the
-    common case, one family, is fast.
+    A lookup takes a few microseconds in the store, so the work for each key counts. The common case
+    of one family is fast.
     """
     if not objects:
         return []

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# Deadlines. Computing is assumed to be faster than a slower load.
+# Deadlines in seconds. A load that takes longer is assumed to be slower than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 

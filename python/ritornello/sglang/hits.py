@@ -1,4 +1,4 @@
-"""Prefix lengths that can be restored if several pools make a page."""
+"""Prefix lengths that can be restored if a page consists of parts in several pools."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

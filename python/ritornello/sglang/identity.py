@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 KV = "kv"
 MAMBA = "mamba"
-# Pools whose pages have the same bytes in SGLang's flat copies as in the pieces it names: K and V
-# are each in one piece, or in one piece per layer.
+# Pools whose pages have the same bytes in SGLang's flat copies as in the pieces that SGLang names,
+# because K and V are each in one piece, or in one piece for each layer.
 ORDER_FREE = frozenset(
     {
         ("MHATokenToKVPoolHost", "page_first"),

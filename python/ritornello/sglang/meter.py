@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ritornello.connector.meter import Meter
 
 GB = 1e9
-# Maximum number of entries. SGLang's scheduler collects them at every step.
+# Maximum number of entries that wait for SGLang's scheduler, which collects them at every step.
 RATES_MAX = 1024
 
 

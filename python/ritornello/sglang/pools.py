@@ -196,7 +196,7 @@ class Pool:
 
 class LogicalPool:
     """SGLang's main pool (its "anchor") for models whose KV is in side pools only. The anchor has
-    slots and no bytes, so all its pages count as stored.
+    slots without bytes, so all its pages count as stored.
     """
 
     name = "kv"

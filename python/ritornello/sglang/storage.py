@@ -89,7 +89,7 @@ class RitornelloStorage(HiCacheStorage):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
-        # SGLang registers the anchor again among its side pools.
+        # SGLang registers the anchor a second time, among its side pools.
         if host_pool is not self.mem_pool_host:
             self._add_pool(name, host_pool, True)
 

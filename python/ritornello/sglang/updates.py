@@ -1,6 +1,6 @@
 """Detects updates of this process's weights, and flushes of SGLang's caches after them.
 
-SGLang reports neither to its storage. Weights change in methods of each model runner's
+SGLang does not report these events to its storage. Weights change in methods of each model runner's
 `WeightUpdater`. A flush has happened when the cache controller's `reset` returns: at that time its
 storage threads have ended and their queues are empty. These methods are wrapped on their classes,
 because SGLang looks them up on the class at each call.
@@ -49,7 +49,8 @@ class WeightUpdates:
         self._watched_controller = controller
         for name in UPDATE_METHODS:
             setattr(updater, name, self._wrap_update(getattr(updater, name)))
-        # Other kinds of updaters are covered as well: every successful update is recorded.
+        # Every successful update is recorded, so that updates by other kinds of updaters count as
+        # well.
         setattr(manager, RECORDER, self._wrap_update(getattr(manager, RECORDER)))
         controller.reset = self._wrap_reset(controller.reset)
         return True

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # KV heads are split into ranges of at least `OBJECT_BYTES` (over all layers of the model), and into
-# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone. Smaller objects would
-# cost more bookkeeping than reading.
+# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone. For smaller objects the
+# work for each object would exceed the time of reading it.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
-# Minimum bytes of an object in a layer group, which a step waits for as a unit; smaller reads are
-# no faster.
+# Minimum bytes of an object in a layer group. A step waits for a layer group as a unit, and smaller
+# reads are no faster.
 GROUP_BYTES = 128 << 10
 
 Heads = tuple[int, int]

@@ -27,8 +27,8 @@ PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full"
 
 
 class CacheStore(VllmStore):
-    """The tiers of one connector process. Each object of a page is looked up separately; the prefix
-    that can be loaded is the shortest that any of them has.
+    """The tiers of one connector process. Each object of a page is looked up separately. The prefix
+    that can be loaded is the shortest of the objects' prefixes.
     """
 
     wants_timings = True
@@ -78,7 +78,7 @@ class CacheStore(VllmStore):
             key = _lookup_key(object_ids, keys)
             pending, leased_before = self._pending_lookups.pop(key, (None, []))
             # Retries are frequent, so a retry looks up the pending object first, and the other
-            # objects only if it is ready.
+            # objects only if this object is ready.
             order = (
                 object_ids
                 if pending is None
@@ -104,8 +104,8 @@ class CacheStore(VllmStore):
             if not hit.load:
                 leases = []
             present = min(object_found.local for object_found in found)
-            # Each fetch is reported once, by the first lookup after it: here, by the objects that
-            # were fetched last.
+            # The cache reports each fetch once, with the first lookup after it, so only the objects
+            # that were fetched last report pages.
             fetched = max(object_found.fetched for object_found in found)
             return StoreHit(hit.load, present, leases, False, _tiers(hit, fetched), hit)
 
@@ -156,7 +156,7 @@ class CacheStore(VllmStore):
         now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
         for name, amount in (now or {}).items():
             last = self._reported_counts.get(name, 0.0)
-            # A smaller value comes from tiers that were reopened.
+            # A value below the last report comes from tiers that were reopened.
             self._meter.add(name, amount - last if amount >= last else amount)
         self._reported_counts = now or self._reported_counts
 
@@ -206,8 +206,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:
-    """Returns where the local pages were before this lookup, in order. The last `fetched` pages are
-    from the remote.
+    """Returns the tiers that had the local pages before this prompt was fetched, in order. The last
+    `fetched` pages are from the remote.
     """
     tiers: list[tuple[str, int]] = []
     fetched = min(fetched, found.local)

@@ -75,8 +75,8 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
-    (`support.unsupported_reason`) both sides are None, and every hook returns "nothing", but
-    the handshake returns the reason.
+    (`support.unsupported_reason`) both sides are None. Every hook then reports that there is
+    nothing to do, and the handshake returns the reason.
     """
 
     _cache_hit_source = CacheHitSource.DISK
@@ -117,8 +117,8 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             if reason:
                 logger.warning("ritornello: %s; neither hits nor saves", reason)
             else:
-                # Opened here, not at the first request, so that the scheduler's process, which
-                # makes most calls, becomes the owner if the store has no owner.
+                # Open the store now instead of at the first request: if the store has no owner, the
+                # scheduler's process, which makes most calls, becomes the owner.
                 self._store.open()
                 self._guard = guard_of_engine()
         elif not reason:
@@ -312,8 +312,9 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
             return KVConnectorTransferResults()
         with self._meter.hook():
             finished, failed = self._worker.take_completed_loads()
-        # With one KV cache group, vLLM learns the failed blocks and keeps the request's other
-        # blocks. With several groups blocks cannot be named, and vLLM computes the whole request.
+        # With one KV cache group, vLLM learns the failed blocks, and keeps all other blocks of the
+        # request. With several groups the connector cannot name blocks, and vLLM computes the whole
+        # request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.results.take_finished_sending(),

@@ -70,8 +70,7 @@ class DeferredSaves:
         ready, self._ready = self._ready, []
         self._null = tables.block_pool.null_block.block_id
         work = StepSaves([kept for save in ready if (kept := _current(save, tables)) is not None])
-        # A vLLM whose steps lack `has_sync_kv_loads` does not say: every step may have synchronous
-        # loads.
+        # If a vLLM's steps lack `has_sync_kv_loads`, every step may have synchronous loads.
         loads = bool(getattr(step, "has_sync_kv_loads", True))
         if loads or self._steps:
             self._number += 1
@@ -88,8 +87,8 @@ class DeferredSaves:
     def complete_steps(
         self, number: int, invalid: Collection[int], failed: Collection[str]
     ) -> StepResult:
-        """Ends the steps up to `number`. `invalid`: blocks that failed to load; `failed`: requests
-        whose load failed, where vLLM cannot name blocks.
+        """Ends the steps up to `number`. `invalid`: blocks that failed to load. `failed`: requests
+        whose load failed, if vLLM cannot name blocks.
         """
         result = StepResult()
         if invalid or failed:
@@ -125,8 +124,9 @@ class DeferredSaves:
             step.saves = [save for save in step.saves if keep(save)]
 
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
-        """Drops the saves of failed requests, and saves of blocks that failed to load or were
-        computed on top of them: in later steps too, which are in flight on the same blocks.
+        """Drops the saves of failed requests, and the saves of blocks that failed to load or were
+        computed on top of such blocks. This includes saves of later steps, which use the same
+        blocks and have begun already.
         """
         bad = set(failed)
         tables = [(name, table) for step in self._steps for name, table in step.tables.items()]
@@ -141,9 +141,9 @@ class DeferredSaves:
 
 
 def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
-    """Returns the blocks that failed to load and all that were computed on top of them: also by
-    requests that no longer hold the failed block, because it has left their window. `null` stands
-    for blocks that are no longer in a window.
+    """Returns the blocks that failed to load, and all blocks that were computed on top of them,
+    even by requests that no longer hold the failed block because it has left their window. `null`
+    stands for blocks that are no longer in a window.
     """
     stale: set[int] = set()
     bad, grows = set(invalid), True
@@ -161,7 +161,8 @@ def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -
 
 def _current(save: Save, tables: CacheManager) -> Save | None:
     """Returns the part of a save whose blocks the request still holds. A sliding window replaces
-    its first blocks by null blocks; any other difference means preemption, and nothing is left.
+    its first blocks by null blocks; any other difference means that the request was preempted, and
+    the returned part is empty.
     """
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)

@@ -18,8 +18,8 @@ class Epoch:
         self.identity = identity
         self.guard = guard
         self._identity_sent = False
-        # Each flag stops hits and saves: an unsupported worker permanently, an unclean reset until
-        # a clean reset.
+        # Each flag stops hits and saves: an unsupported worker stops them permanently, an unclean
+        # reset until a clean reset.
         self._worker_unsupported = False
         self._reset_unclean = False
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 
 class LayerGroups:
-    """The groups of one worker's layers. A load may arrive layer by layer only if there are several
-    groups and the engine announces every layer before it runs: a layer that runs unannounced would
-    read unfilled blocks.
+    """The groups of one worker's layers. A load may arrive layer by layer only if the worker has
+    several groups, and the engine announces every layer before it runs the layer: a layer that runs
+    unannounced would read unfilled blocks.
     """
 
     def __init__(self) -> None:
         self._group_of: dict[str, int] = {}
-        # Layers that were never announced, and layers that this step has yet to announce.
+        # Layers that were never announced, and layers that this step has not announced yet.
         self._unannounced: set[str] = set()
         self._due: set[str] = set()
         # Groups that this step no longer waits for.

@@ -19,13 +19,14 @@ from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
 from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
 from ritornello.vllm.store import Lease, PromptLength, VllmStore
 
-# Covers the step that claims the pages, and the load's own deadline. A waiting request is looked up
-# again when half of this time has passed.
+# Duration of a lease: longer than the step that claims the pages and the deadline of a load
+# together. A waiting request is looked up again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load of more bytes per worker is asynchronous: it would delay the other requests of its step by
-# more than the time of a step.
+# A load of more bytes for each worker is asynchronous, because it would delay the other requests of
+# its step by more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
-# Maximum time a request waits for its pages; the tiers' own limits are expected to end earlier.
+# Maximum time that a request waits for its pages. The limits of the tiers are expected to end the
+# wait earlier.
 WAIT_SECONDS = 60.0
 
 
@@ -62,8 +63,8 @@ class LoadPlan:
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
-        asynchronously. None instead of a number: pages are on their way to a tier that can be
-        loaded from.
+        asynchronously. The number is None while pages are on their way to a tier that can be loaded
+        from.
         """
         match = self._match_prefix(state, computed)
         if match is None:

@@ -3,8 +3,8 @@
 A page consists of several objects: one per KV cache group, pipeline stage and range of KV heads.
 Objects with the same keys are looked up together. Full attention comes first: the shortest prefix
 of its objects bounds the result. The other groups (windows) must have the pages that a length
-needs; if some of these pages are missing, the next shorter length for which the windows are
-complete is used. All promised pages are under leases.
+needs. If some of these pages are missing, the result is the next shorter length for which the
+windows are complete. All promised pages are under leases.
 """
 
 from collections.abc import Sequence

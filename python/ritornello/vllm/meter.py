@@ -6,7 +6,8 @@ from time import perf_counter
 
 from ritornello.connector.meter import Counts, Meter
 
-# Minimum time between reports of times alone: each report is a message between processes.
+# Minimum time between reports that contain times only, because each report is a message between
+# processes.
 REPORT_SECONDS = 0.1
 
 # Counters with a label `reason`, counted as "name:reason".

@@ -48,7 +48,7 @@ class SavePlan:
         self._deferred = DeferredSaves() if composed else None
         self._step = 0
         self._wakes: dict[int, list[str]] = {}
-        # Examined in the next step in any case.
+        # Requests that are examined in the next step in any case.
         self._due_requests: list[str] = []
 
     def bind_cache(self, cache: CacheManager) -> None:

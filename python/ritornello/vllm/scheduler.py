@@ -64,8 +64,8 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
-        asynchronously. None instead of a number: pages are on their way to a tier that can be
-        loaded from; vLLM must repeat the call.
+        asynchronously. The number is None while pages are on their way to a tier that can be loaded
+        from; vLLM must then repeat the call.
 
         vLLM calls this repeatedly for a waiting request; the store is queried only if the store's
         answer may have changed. Failures are misses, because nothing was promised yet. The methods
@@ -108,7 +108,7 @@ class SchedulerSide:
         if state is None:
             return
         self._save_plan.add_request(request.request_id)
-        # Without a computed token the request is admitted anew, with other blocks.
+        # A request without a computed token is admitted again, with other blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
         # After an asynchronous load vLLM calls again with the same blocks.

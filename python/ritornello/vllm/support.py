@@ -57,7 +57,7 @@ def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
 
 def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     for group in kv_cache_config.kv_cache_groups:
-        # Compared by exact type: the memory of subclasses (sinks, rings, compressed states)
+        # Compare the exact type, because the memory of subclasses (sinks, rings, compressed states)
         # differs.
         kind = type(group.kv_cache_spec).__name__
         if kind not in SERVED:

@@ -14,8 +14,8 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons that allow a save to be repeated: the next attempt may find room in staging, or finds the
-# pages of the put that superseded it stored and writes the remaining pages.
+# Reasons after which a save is repeated. The next attempt may find room in staging; or it finds the
+# pages that a concurrent put has stored, and writes the remaining pages.
 TRANSIENT = frozenset({"staging_full", "superseded"})
 
 

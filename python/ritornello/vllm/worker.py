@@ -31,8 +31,8 @@ from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import PendingLoad, PendingSave
 from ritornello.vllm.weights import watch
 
-# Deadline of a load: computing is assumed to be faster than a slower load, and the request
-# continues without it.
+# Deadline of a load. A load that takes longer is assumed to be slower than computing, and the
+# request continues without it.
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
@@ -94,9 +94,9 @@ class WorkerSide:
         """
         self.step_loads.finish()
         self.step_loads.failed = False
-        # Opened in the first step, even if it loads nothing: the scheduler's side has opened the
-        # store before the first step, so this worker does not become the owner, and the first load
-        # does not wait for the opening.
+        # Open the store in the first step, even if it loads nothing. The scheduler's side has
+        # opened the store before, so this worker does not become the owner, and the first load does
+        # not wait for the opening.
         self._store.open()
         self._set_identity(metadata)
         if not metadata.loads:
@@ -120,8 +120,8 @@ class WorkerSide:
         """Returns requests whose asynchronous load ended, and the requests among them whose load
         failed.
         """
-        # With draft tokens vLLM calls this before `save`: failures of this step belong to its
-        # outcome.
+        # With draft tokens vLLM calls this before `save`, so the loads must end here: their
+        # failures belong to the outcome of this step.
         self.step_loads.finish()
         finished: set[str] = set()
         failed: set[str] = set()

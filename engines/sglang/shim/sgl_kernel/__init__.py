@@ -12,7 +12,7 @@ import torch
 from . import kvcacheio
 
 # SGLang's host pools import these names on CUDA only, but call them whenever the I/O backend
-# `direct` is chosen. As builtins they are found without an import.
+# `direct` is chosen. As builtins the names are found without an import.
 for name in (
     "transfer_kv_direct",
     "transfer_kv_all_layer_direct_lf_pf",

@@ -1,7 +1,6 @@
 """vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
-# vLLM is installed in a separate environment: to the type checker its classes are Any.
-# mypy: allow-subclassing-any
+# The type checker runs without vLLM, whose classes are therefore Any. mypy: allow-subclassing-any
 
 import logging
 import sys

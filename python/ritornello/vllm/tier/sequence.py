@@ -1,8 +1,8 @@
 """Which chunks are consecutive in a request.
 
-vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. This
-gives the keys that follow, so that one call looks up many, and the key before, which is the parent
-of a put.
+vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. From
+these positions follow the next keys, so that one call looks up many keys, and the previous key,
+which is the parent of a put.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -73,8 +73,8 @@ class KeySequence:
         return self._keys_by_number(context).get(number - 1) if number else None
 
     def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
-        # Without this private attribute of vLLM's context each key is looked up alone, and puts
-        # have no parents.
+        # If vLLM's context lacks this private attribute, each key is looked up alone, and puts have
+        # no parents.
         positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
         if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")

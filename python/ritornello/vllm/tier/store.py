@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum number of queued calls while the owner does not answer. Further calls are dropped: leases
-# expire without a release, and pages that are not touched are evicted earlier.
+# Maximum number of queued calls while the owner does not answer. Further calls are dropped: a lease
+# that is not released expires, and a page that is not touched is evicted earlier.
 DEFERRED_CALLS_MAX = 4096
 
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# A lease lasts from a lookup to the end of its load, but not longer than this.
+# Maximum duration of a lease, which lasts from a lookup to the end of its load.
 LEASE_SECONDS = 60.0
-# Deadline of a load: computing is assumed to be faster than a slower load.
+# Deadline of a load. A load that takes longer is assumed to be slower than computing.
 LOAD_SECONDS = 10.0
 # Deadline of a store, which pins chunks of the host tier until then.
 STORE_SECONDS = 30.0

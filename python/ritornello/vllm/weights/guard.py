@@ -22,7 +22,7 @@ class WeightGuard:
         self._counters: ChangeCounters | None = None
         self.covered = b""
         self._warned = False
-        # No page was computed or loaded since changes were last covered.
+        # Whether no page was computed or loaded since changes were last covered.
         self._idle_since_cover = False
 
     def set_counters(self, counters: ChangeCounters) -> None:

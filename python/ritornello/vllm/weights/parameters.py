@@ -60,7 +60,7 @@ class Parameters:
         self._skips = skips
         self._refs: list[TensorRef] = []
         self._seen: Any = None
-        # None: not read yet, or not readable.
+        # The bytes; None if they are not read yet, or not readable.
         self._bytes: bytes | None = None
         self.take_baseline()
 
@@ -168,7 +168,7 @@ def sample_tensors(tensors: list[Any]) -> bytes:
             first = tensor.storage_offset() * size
             dense = tensor.is_contiguous()
             end = first + tensor.numel() * size if dense else storage.nbytes()
-            # An odd step alternates between low and high bytes of elements.
+            # With an odd step the sample alternates between low and high bytes of elements.
             step = max((end - first) // SAMPLE_BYTES, 1) | 1
             flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             pieces.setdefault(tensor.device, []).append(flat[first:end:step])

@@ -35,8 +35,8 @@ WORKER_METHODS = ("start_weight_update", "update_weights", "finish_weight_update
 WORKER_METHODS_OPTIONAL = ("reset_weights",)
 RUNNER_METHODS = ("load_model", "reload_weights")
 MODEL_METHODS = ("load_weights",)
-# Between a call of one of `SUSPEND_METHODS` and a call of `RESUME_METHOD`, the weights' memory may
-# be unmapped.
+# The weights' memory may be unmapped between a call of one of `SUSPEND_METHODS` and a call of
+# `RESUME_METHOD`.
 SUSPEND_METHODS = ("sleep", "discard")
 RESUME_METHOD = "wake_up"
 
@@ -123,7 +123,8 @@ class WeightWatch:
         now = self._clock()
         if tokens:
             with self._lock:
-                # A step that computes has its weights, even if no wake-up was announced.
+                # The weights are in memory in a step that computes, even if no wake-up was
+                # announced.
                 self._suspended = False
                 if self._baseline_stale:
                     self._take_baseline()
@@ -168,7 +169,9 @@ class WeightWatch:
         return update
 
     def _wrap_suspend(self, method: Any) -> Any:
-        """Sleep above level 1 discards the weights, and `discard` unless it names other memory."""
+        """Wraps a method that may discard the weights: `sleep` discards them above level 1,
+        `discard` unless it names other memory.
+        """
 
         def suspend(*args: Any, **named: Any) -> Any:
             given = (*args, *named.values())
