@@ -102,7 +102,8 @@ def test_default_capacity_needs_no_empty_directory(tmp_path: Path) -> None:
         open_store(settings, logging.getLogger())
     (tmp_path / "thesis.tex").rename(tmp_path / "policy.toml")
     (tmp_path / "policy.toml").write_text("")
-    # Like the root of an ext4 file system, and like an interrupted creation.
+    # The root of an ext4 file system has a `lost+found`; an interrupted creation of a store leaves
+    # a `LOCK`.
     (tmp_path / "lost+found").mkdir()
     (tmp_path / "LOCK").touch()
     open_store(settings, logging.getLogger()).close()

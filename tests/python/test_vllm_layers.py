@@ -37,7 +37,7 @@ class Machine:
         self.right = {name: array[list(SAVED)].copy() for name, array in self.memory.items()}
         self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
-        # A step that saves, and one that notices the completion.
+        # The first step saves the pages; each further step checks whether the save is done.
         self.step(StepMetadata(IDENTITY, (), [Save("a", PageBlocks(0, 0, KEYS, SAVED))]))
         while self.worker._pending_saves:
             self.step(StepMetadata())

@@ -8,8 +8,8 @@ from ritornello.vllm.weights import watch
 
 
 class Parameter:
-    """Stand-in for a tensor. `write` leaves the trace of PyTorch's operations, `poke` leaves no
-    trace.
+    """Stand-in for a tensor. `write` increments the version as PyTorch's operations do; `poke`
+    changes the byte only.
     """
 
     def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
@@ -75,7 +75,9 @@ class Runner:
 
 
 class Worker:
-    """Stand-in for vLLM's worker. `seen`: the count during an update."""
+    """Stand-in for vLLM's worker. `seen`: the number of counted changes, recorded during each
+    update.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model_runner: Any = Runner(model)

@@ -116,8 +116,9 @@ fn serve_opens_store_moved_to_its_path() {
         std::fs::rename(&next, &dir).unwrap();
         let mut reopening = event();
         if waits && reopening["event"] == "ready" {
-            // The owner closed its store before `serve` noticed the changed path. `serve` took the
-            // closed store over, and must close it first.
+            // The owner closed its store before `serve` noticed the changed path. `serve` has
+            // become the owner of the closed store, and prints a second event when it leaves this
+            // store.
             reopening = event();
         }
         assert_eq!(reopening["event"], "reopening", "{reopening}");

@@ -218,8 +218,8 @@ fn other_version_is_refused_with_its_number() {
     }
 }
 
-/// The upper half of a run's name counts the reuses of its record; here it is near its limit of
-/// 2^32. Opening the index renumbers the runs.
+/// The upper 32 bits of a run's name count the reuses of its record. The run of this test has
+/// nearly the maximum count. When the index is opened, it gives all runs new names.
 #[test]
 fn runs_are_renumbered_before_names_run_out() {
     let disk = SimDisk::new(1 << 24);

@@ -244,7 +244,8 @@ fn admit(
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
     }
-    // The owner grants space only under a name whose lock proves the death of its process.
+    // The owner grants space only to a client that holds the lock on its name: the owner learns
+    // from this lock when the client has died.
     if !presence::is_alive(directory, &hello.name) {
         return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
     }

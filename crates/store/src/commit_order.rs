@@ -1,4 +1,4 @@
-//! Orders the commits of a put's parts, of which two are written at a time.
+//! The order in which the parts of a put are committed. Two parts of a put are written at a time.
 
 use crate::outcome::PutProgress;
 use parking_lot::{Condvar, Mutex};

@@ -31,8 +31,9 @@ const SLICES_MAX: u64 = 512;
 /// pages, and a long put would become several runs.
 const RAW_SLICES_MAX: u64 = 16;
 
-/// Returns the number of slices of an unencoded page. The slices are at least as long as other
-/// slices and, if possible, whole units, so that they can be read directly into place.
+/// Returns the number of slices of an unencoded page. A slice has at least [`SLICE_BYTES_MIN`]
+/// bytes, unless the page is shorter. If possible, a slice has whole units, so that it can be read
+/// directly into place.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));

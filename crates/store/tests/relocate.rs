@@ -75,8 +75,8 @@ fn damaged_pages_are_not_moved() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.counters["damaged_pages"] > 0 && stats.counters["runs_moved"] > 0);
     let hit = |name| open.store.probe(&scope, &refs(&sequence(name, 8))).unwrap();
-    // One run lost the damaged page and the pages after it. Its first four pages, and all other
-    // runs, were moved.
+    // The run with the damaged page lost this page and the pages after it: its first four pages
+    // remain. All other runs were moved whole.
     let mut hits: Vec<usize> = (0..20).map(hit).collect();
     hits.sort_unstable();
     assert_eq!((hits[0], &hits[1..]), (4, &[8; 19][..]));
@@ -99,8 +99,8 @@ fn unreadable_holes_do_not_stop_a_move() {
         open.store.delete(&scope, &[&keys[6], &keys[7]]).unwrap();
     }
     open.store.flush().unwrap();
-    // A segment holds two runs of 1 + 8 * 15 units. The shorter length cuts off the two holes at
-    // the end of the second run.
+    // A segment holds two runs of 1 + 8 * 15 units. The file is cut after the sixth page of the
+    // second run, so its two removed pages cannot be read.
     for segment in std::fs::read_dir(dir.path().join("a")).unwrap().flatten() {
         let file = std::fs::OpenOptions::new().write(true).open(segment.path()).unwrap();
         file.set_len((121 + 1 + 6 * 15) * 4096).unwrap();

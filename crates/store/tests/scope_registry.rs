@@ -179,7 +179,7 @@ fn number_of_scopes_has_a_limit() {
     open.forget();
 }
 
-/// A put of a further scope is a miss with a reason until some scope has no pages.
+/// If the registry is full of scopes with pages, a put to a further scope is a miss with a reason.
 #[test]
 fn full_registry_of_used_scopes_refuses_a_put() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -264,7 +264,8 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
-        // Record all moments of some registrations; the registrations between them are alike.
+        // Check the recorded disks of two salts in ten, and of each salt with more than six disks;
+        // the other salts make the same changes.
         if salt % 10 == 4 || salt % 10 == 5 || recorder.crash_states.lock().len() > 6 {
             for state in std::mem::take(&mut *recorder.crash_states.lock()) {
                 let state = open_with(state);
@@ -278,7 +279,7 @@ fn crash_at_any_change_keeps_registrations() {
     open.close();
 }
 
-/// The pages of a scope whose registration is lost do not belong to any other scope.
+/// A scope whose registration is lost has no pages, and no other scope gets its pages.
 #[test]
 fn lost_registry_tail_mixes_no_scopes() {
     let disk = SimDisk::new(64 * MIB);

@@ -140,7 +140,8 @@ fn only_the_reserver_ends_a_reservation() {
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     let reserved_bytes = || core.stats().unwrap().reserved_bytes;
     assert!(reserved_bytes() > 0, "the reservation must remain");
-    // A client with the name of the client that made a withheld reservation may end it.
+    // After client 1 has left, its reservation is withheld. Only a client of the same name, here
+    // "me", may end it.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(reserved_bytes() > 0);
@@ -170,7 +171,7 @@ fn alias_of_a_directory_is_recognised() {
     for same in [&disk, &link, &dotted] {
         open_on(Arc::new(Host), &with(&[same])).unwrap().close();
     }
-    // The store does not take other paths from its options: it keeps its paths, and opens.
+    // The store ignores the paths of the options, and opens with its own paths.
     let others = open_on(Arc::new(Host), &with(&[dir.path()])).unwrap();
     let paths = others.core.stats().unwrap().paths;
     assert!(paths.len() == 1 && paths[0].dir.ends_with('a'), "{paths:?}");

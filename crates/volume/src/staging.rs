@@ -1,5 +1,6 @@
-//! Staging: one bounded arena of huge-page memory. Bytes pass through it if the caller's memory
-//! cannot be used for I/O, or if the caller needs its memory before the I/O completes.
+//! Staging: one bounded arena of huge-page memory. Pages are copied through the arena if the
+//! caller's memory cannot be used for I/O, or if the caller needs its memory before the I/O
+//! completes.
 
 mod arena;
 

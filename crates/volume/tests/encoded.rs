@@ -78,7 +78,8 @@ fn encoded_run(
     let raw = length.div_ceil(UNIT) as u32;
     let units = packed.iter().map(|page| page.as_ref().map_or(raw, |page| page.units()));
     let longest = units.max().unwrap();
-    // `Run::at` lays a run out by its page length: use the longest length on disk.
+    // `Run::at` makes room for pages of the given length. Encoded pages differ in length, so the
+    // longest one is given.
     let mut run = Run::new(generation, contents.len(), longest as usize * UNIT as usize, extents);
     let whole: Vec<Slice> = (0..slices)
         .map(|number| {
@@ -144,9 +145,9 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
 #[test]
 fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
-        // The runs have encoded, partly encoded and raw pages. If one page of a run is raw, each
-        // page takes the units of a raw page on disk. The transfer reads such an encoded page into
-        // the target itself, and decodes it from a copy on the heap.
+        // The runs have encoded, partly encoded and raw pages. In a run with a raw page, each
+        // encoded page has the same length on disk as the raw page: the transfer reads the encoded
+        // page into the target, copies it to the heap, and decodes the copy.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
                 let contents: Vec<Vec<u8>> =
@@ -168,8 +169,8 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
     }
 }
 
-/// The encoded slice takes whole units on disk, so that the raw slice after it is aligned there,
-/// but at a different offset than in the page.
+/// A slice has a different offset on disk than in the page if the slices before it are encoded. It
+/// begins at a multiple of 4 KiB on disk, because an encoded slice is padded.
 #[test]
 fn raw_slice_after_shorter_slices_is_read_to_its_own_offset() {
     for rig in rigs() {
@@ -287,9 +288,8 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// The run's header names a codec that the reader does not know, so its pages are misses. Their
-/// bytes no longer count towards `in_flight_bytes`, and reads of the next run start even if no
-/// operation is in flight.
+/// A page whose codec the reader does not know is a miss. After the miss the bytes of the page do
+/// not count towards `in_flight_bytes`, so the pages of the next run are read.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -326,8 +326,8 @@ fn unknown_codec_does_not_end_the_reads_behind_it() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Takes all staging memory: for each length in turn, encodes pages that fill a buffer of this
-/// length until no buffer is free. The returned pages hold the buffers.
+/// Takes all staging memory: encodes pages of each length until no staging buffer of this length is
+/// free. The returned pages hold the buffers.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {
@@ -368,8 +368,9 @@ fn staging_for_one_page_suffices_for_many() {
     }
 }
 
-/// A page that has failed does not wait for staging memory. If it waited in vain, the reads after
-/// it would fail too.
+/// A page whose first piece could not be read does not wait for staging memory. No staging memory
+/// becomes free here, so a wait would last until the deadline of the call, and the page of the next
+/// run would be a miss as well.
 #[test]
 fn failed_page_does_not_wait_for_staging() {
     let rig = rig(IoChoice::Auto);

@@ -112,7 +112,7 @@ fn only_unaligned_memory_uses_and_frees_staging() {
         let target = BorrowedPagesMut::new(&mut slices);
         assert!(all_verified(&run.read_into(&rig.segments, 0, &target)));
         assert_eq!(rig.segments.staging().peak, 0);
-        // Each page of a target is handed out to one read only, so a second read misses.
+        // Each page of a target can be read into once, so a second read misses.
         let again = run.read_into(&rig.segments, 0, &target);
         assert_eq!(again, [PageOutcome::Missed(MissReason::Memory); 4]);
     }
@@ -215,7 +215,7 @@ fn runs_are_verified_and_found_without_index() {
     for rig in rigs() {
         let mut runs: Vec<Run> =
             (1..6).map(|n| Run::at(n, 4, 30_000, &[20], 10 + 60 * n as u32)).collect();
-        // `verify` must not take a header inside a page for a run.
+        // Page 0 of the decoy contains a copy of a run's header, which must not be taken for a run.
         let inner = runs[0].clone();
         runs.iter_mut().for_each(|run| run.write(&rig.segments));
         let header = rig.segments.read_header(&runs[0].place).unwrap();

@@ -1,4 +1,5 @@
-"""Operations of both interfaces: put, get, lookup and deletion of single objects of many families.
+"""Operations of both interfaces of LMCache: put, get, lookup and deletion of objects, which may be
+in different scopes.
 
 No operation waits for the disk. A put or a get has one ticket or more for each scope, and a `Job`
 that is done when all its tickets are done.

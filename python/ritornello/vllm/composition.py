@@ -61,8 +61,9 @@ def recompute(engine: Any) -> bool:
 
 
 class FactsCollector:
-    """Collects the facts of `workers` workers. Until they are complete, every step requests the
-    facts, and requests wait, but no longer than `FACTS_SECONDS` after the first request.
+    """Collects the facts of `workers` workers. Until all workers have sent their facts, every step
+    requests them, and requests to the engine wait: at most `FACTS_SECONDS` after the first call of
+    `pending`.
     """
 
     def __init__(self, workers: int) -> None:

@@ -2,9 +2,9 @@
 
 A page consists of several objects: one per KV cache group, pipeline stage and range of KV heads.
 Objects with the same keys are looked up together. Full attention comes first: the shortest prefix
-of its objects bounds the result. The other groups (windows) must have the pages that a length
-needs. If some of these pages are missing, the result is the next shorter length for which the
-windows are complete. All promised pages are under leases.
+of its objects bounds the result. Groups with a window come next: to resume after a prefix, the
+engine needs their pages in the window before its end. If some of these pages are missing, the
+result is the longest shorter prefix whose windows are complete. All pages of the result are leased.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """Pages of a request that the store has: all that the first `tokens` need, under `leases`.
-    `stored`: leading pages of each group that need no save: they are known to be stored or, of a
-    window, no longer within its reach. `pending`, `tiers` and `decision`: see `StoreHit`, for pages
-    of `page_tokens` tokens.
+    """The longest prefix of a request that the store can restore: its first `tokens` tokens.
+    `leases` keep the pages of the prefix. `stored`: number of leading pages of each group that are
+    not saved: pages that are stored, and pages before the group's window. `pending`, `tiers` and
+    `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int
@@ -34,8 +34,8 @@ class PrefixMatch:
 
 
 class Matcher:
-    """Looks up requests of one model in one store. `has_remote`: the store needs all keys of a
-    prompt.
+    """Looks up requests of one model in one store. `has_remote`: one of the store's tiers is a
+    remote, which finds a page only by all keys of its prompt.
     """
 
     def __init__(

@@ -12,8 +12,8 @@ from ritornello.vllm.identity import Identity
 
 class PageBlocks(NamedTuple):
     """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
-    index of `keys[0]` in its sequence. `before`: of a group that needs all pages, the keys before
-    page `first`: all for a store with a remote, otherwise the last.
+    index of `keys[0]` in its sequence. `before`: keys of pages before page `first`, if the group
+    needs all pages: all these keys if the store has a remote, otherwise the last of them.
     """
 
     group: int
@@ -28,9 +28,9 @@ class PageBlocks(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Fill the blocks of a request: each layer before this step runs it or, if `asynchronous`,
-    while other requests run. The scheduler's side holds leases on the pages until the load is
-    reported.
+    """Fills the blocks of a request. Each layer is filled before the step runs the layer or, if
+    `asynchronous`, while other requests run. The scheduler's side holds leases on the pages until
+    the load is reported.
     """
 
     request: str
@@ -39,8 +39,8 @@ class Load(NamedTuple):
 
 
 class Save(NamedTuple):
-    """Store blocks that are full after this step's forward pass. `retain_until`: keep these pages,
-    and all before them, until this time, in seconds since 1970.
+    """Stores blocks that are full after this step's forward pass. `retain_until`: a time in seconds
+    since 1970, until which these pages and all pages before them are retained.
     """
 
     request: str

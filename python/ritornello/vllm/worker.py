@@ -9,9 +9,9 @@ Invariants:
 * Saves are copied before `save` returns: the engine may overwrite the blocks immediately.
 * In a step without a number (`StepMetadata.step` is 0) in which a load failed that the step waited
   for, no page is saved: pages computed on top of an unfilled block are worthless, and requests
-  share blocks. In a numbered step (inside `MultiConnector`) the saves are of pages that earlier
-  steps filled, released after the outcome of those steps was known (see `deferred`), so a failed
-  load of the numbered step does not stop them.
+  share blocks. In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier
+  steps whose outcome is known (see `deferred`), so a failed load of the numbered step does not stop
+  their saves.
 * No page is loaded or saved while the weights of any worker differ from the weights at the
   beginning of the epoch, even in a step that was planned before the change.
 """

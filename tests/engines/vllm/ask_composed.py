@@ -1,7 +1,7 @@
 """One vLLM with two connectors inside MultiConnector: `ask_composed.py QUESTION_JSON`.
 
-Replies with the tokens of each answer by name, and how many of its prompt's tokens came from a
-connector.
+Prints, for each named request, the tokens of the answer and the number of prompt tokens that came
+from a connector.
 """
 
 import json
@@ -61,7 +61,7 @@ def talk(engine: Any) -> Conversation:
 
     talk = Conversation(engine)
     broken, lent, once = (prompt(seed, LENGTH) for seed in (61, 62, 63))
-    # The other connector remembers these prompts, and the store does not.
+    # The connector of `lender` remembers these prompts. The store does not store them.
     MODE.remembers = True
     for name, asked in (("broken", broken), ("lent", lent), ("once", once)):
         talk.ask(f"{name} computed", asked, **NO_STORE)

@@ -31,7 +31,7 @@ struct QuantLayout {
 }
 
 /// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number or the
-/// span of a group is not finite.
+/// difference of the largest and the smallest number of a group is not finite.
 ///
 /// # Errors
 /// `Invalid` if the shape does not distinguish keys from values, or its length differs from the

@@ -81,7 +81,8 @@ pub fn encode(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // A number rotated by one bit has its exponent above its mantissa and its sign.
+        // Rotate each number left by one bit: its exponent is then the high byte, its mantissa and
+        // sign are the low byte.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let low_half = _mm512_and_si512(exponent, half);
@@ -183,7 +184,8 @@ pub fn encode_strip(
                 _mm512_loadu_si512(numbers.as_ptr().add(64).cast()),
             )
         };
-        // A number rotated by one bit has its exponent above its mantissa and its sign.
+        // Rotate each number left by one bit: its exponent is then the high byte, its mantissa and
+        // sign are the low byte.
         let (a, b) = (_mm512_shldi_epi16::<1>(a, a), _mm512_shldi_epi16::<1>(b, b));
         let exponent = _mm512_permutex2var_epi8(a, odd, b);
         let code = _mm512_min_epu8(_mm512_sub_epi8(exponent, first), escape);

@@ -10,25 +10,26 @@ const SAMPLE: (usize, usize, usize) = (32, 8, 32);
 /// Numbers per cache line.
 const LINE: usize = 32;
 
-/// A codebook, and two tables for looking codes up with 16-byte shuffles: the low half of an
-/// exponent selects at most two exponents that have a code.
+/// A codebook, and two tables that find the code of an exponent with 16-byte shuffles. The tables
+/// are indexed by the low four bits of an exponent. At most two exponents with equal low bits have
+/// a code: one in each table.
 #[derive(Clone, Copy, Debug)]
 pub struct Codebook {
     /// The exponent of each code; the last entry is unused.
     pub exponents: [u8; 16],
-    /// The likelier exponent of each low half, and its code.
+    /// The most frequent exponent with each value of the low four bits, and its code.
     pub first: Lookup,
-    /// The less likely exponent of each low half, and its code.
+    /// The second most frequent exponent with each value of the low four bits, and its code.
     pub second: Lookup,
 }
 
-/// Exponents and codes, indexed by the low half of an exponent.
+/// Exponents and codes, indexed by the low four bits of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// The exponent with this low half that has a code; if none has a code, an exponent with a
-    /// different low half, which never matches.
+    /// The exponent that has these low four bits and a code. If no exponent has both, an exponent
+    /// with other low bits, so that no lookup finds it.
     pub exponents: [u8; 16],
-    /// The code of that exponent.
+    /// The code of the exponent at the same index.
     pub codes: [u8; 16],
 }
 
@@ -50,7 +51,7 @@ impl Lookup {
 
 impl Codebook {
     /// Chooses the codebook of a block of bfloat16 numbers from a sample of them. `None` if the
-    /// codebook covers at most half of the sample.
+    /// codebook has codes for at most half of the sample.
     pub fn choose(block: &[u8]) -> Option<Self> {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();
@@ -62,7 +63,7 @@ impl Codebook {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32
         };
-        // The two likeliest exponents of each low half.
+        // The two most frequent exponents with each value of the low four bits.
         let mut candidates = [0u32; 32];
         let (best, next) = candidates.split_at_mut(16);
         for high in 0..16 {

@@ -1,7 +1,8 @@
-//! `split` uses that neighbouring numbers have few different exponents, while their mantissas are
-//! noise. A block of numbers gets a codebook of its likeliest exponents, or windows of seven
-//! neighbouring exponents, or is stored raw. In a coded block a number becomes a short code and its
-//! other bits unchanged; exponents without a code are listed after the codes.
+//! The codec `split` stores the exponents of numbers in short codes: neighbouring numbers have few
+//! different exponents, while their mantissas are noise. A block of numbers gets a codebook of its
+//! most frequent exponents, or windows of seven neighbouring exponents, or is stored raw. In a
+//! coded block each number has a code and its other bits unchanged. Exponents without a code follow
+//! the codes in a list.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -21,8 +22,8 @@ use crate::kernel::{Instructions, Kernel};
 use codebook::{CODES, Codebook};
 use ritornello_format::Result;
 
-/// Numbers per block; the last block may be shorter. A block is 128 KiB, which stay in the
-/// second-level cache between choosing the codebook and encoding.
+/// Numbers per block; the last block may be shorter. A block has 128 KiB, so that it stays in the
+/// second-level cache from the choice of its codebook to its encoding.
 const BLOCK: usize = 1 << 16;
 /// Numbers per group. The codes of a group are packed together; the last group of a block may be
 /// shorter.

@@ -114,7 +114,8 @@ pub fn patch_escapes<'e>(
     Some(rest)
 }
 
-/// Number `at` rotated by one bit: exponent above mantissa and sign.
+/// Returns number `at`, rotated left by one bit: its exponent is the high byte, its mantissa and
+/// sign are the low byte.
 #[inline(always)]
 pub fn rotated(numbers: &Numbers, at: usize) -> u16 {
     u16::from_le_bytes([numbers[2 * at], numbers[2 * at + 1]]).rotate_left(1)

@@ -165,7 +165,7 @@ fn cleared_pages_may_return(index: &dyn Residency) {
 }
 
 fn hashes_that_share_bytes_are_distinguished(index: &dyn Residency) {
-    // The hashes are equal in eight bytes: the first, the last, or bytes that a table may use.
+    // The hashes differ only in eight bytes, which begin at byte `at`.
     let alike = |at: usize, number: u64| {
         let mut hash = PageHash([0x5a; 16]);
         hash.0[at..at + 8].copy_from_slice(&number.to_le_bytes());

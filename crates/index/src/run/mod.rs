@@ -16,9 +16,9 @@
 //! | `replay` | builds the tables from a checkpoint and journals |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
-//! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is held across a
-//! [`crate::SyncData`] too. `pending` serialises writers. A probe takes `tables` alone. No lock
-//! that a probe or a writer takes is held across I/O.
+//! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is also held during
+//! calls of a [`crate::SyncData`]. `pending` serialises writers. A probe takes `tables` alone. No
+//! lock that a probe or a writer takes is held across I/O.
 
 mod check;
 mod checkpoint;

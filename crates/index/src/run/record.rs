@@ -1,16 +1,17 @@
 //! The record of a run, in two halves.
 //!
-//! A probe reads the hot half of 32 bytes, with scope, length and the last page's hash; the hashes
-//! of a run with several pages are in a box. The cold half of 72 bytes has the place, the recency,
-//! and the run's position in the tree of attachments: its parent, its first child and its two
-//! siblings, so that attaching and detaching take constant time.
+//! A probe reads the hot half, which has 32 bytes: the scope, the length, and the hash of the last
+//! page. The hashes of a run with several pages are on the heap. The cold half has 72 bytes: the
+//! place, the recency, and the run's position in the tree of attachments. The position names the
+//! parent, the first child and the two siblings, so that attaching and detaching take constant
+//! time.
 
 use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
 use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 
-/// The hashes of a run. The hash of the last page is in the record itself, so that a probe reads
-/// the record alone if the run is completely inside the prefix.
+/// The hashes of a run. The hash of the last page is in the record itself, so that a probe which
+/// finds all pages of the run reads the record only.
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,

@@ -19,7 +19,7 @@ pub(crate) const NO_RUN: Number = 0;
 /// Minimum reuse count at which an open assigns new names to all runs.
 const RENUMBER_AT: u32 = 1 << 31;
 
-/// Bytes that a retained run adds to a checkpoint.
+/// Bytes that a retained run takes in a checkpoint, in addition to its image.
 const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
 
 /// Bytes of memory per retained run: leaves of a B-tree are at least half full.
@@ -404,8 +404,8 @@ impl Runs {
             return false;
         }
         if self.is_live(run) {
-            // The record holds an earlier run, whose removal is in a part of the journal that was
-            // not read.
+            // The record holds an earlier run: the record of its removal was in a part of the
+            // journal that could not be read.
             let _ = self.cut(run, 0);
         }
         self.reuse = self.reuse.max(reuse);
@@ -418,7 +418,7 @@ impl Runs {
     }
 
     /// Assigns new names to all runs if reuse counts are large. Returns whether names changed; if
-    /// so, older files must not be read again.
+    /// names changed, older files must not be read again.
     pub(crate) fn renumber(&mut self) -> bool {
         if self.reuse < RENUMBER_AT {
             return false;

@@ -28,8 +28,8 @@ pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Puts pages along a path of the tree of sequences, as a store does: the missing pages become
-    /// a run.
+    /// Puts the first pages of a path of the tree of sequences. As in a store, the missing pages
+    /// become a run.
     Put {
         scope: u32,
         path: u8,
@@ -147,7 +147,7 @@ impl Pair {
         Self::on(SimDisk::new(1 << 30), |disk| Arc::new(disk.clone()))
     }
 
-    /// Creates a pair with a medium between the index and the disk.
+    /// Creates an empty pair: an index over `medium` of `disk`, and a `MemoryIndex`.
     pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium> + 'static) -> Self {
         let run = open_through(medium(&disk));
         let memory = MemoryIndex::new();

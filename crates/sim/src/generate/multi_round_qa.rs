@@ -175,8 +175,8 @@ mod tests {
                 MultiRoundQa { history_tokens, requests: 20_000, ..MultiRoundQa::default() };
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
-            // A round hits all blocks except its new blocks, which are the history in the first
-            // round, and an answer and a question in later rounds.
+            // All blocks of a prompt are hits, except the new blocks. New are the history in the
+            // first round, and the last answer and the question in later rounds.
             let (mut hit, mut references) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;

@@ -104,8 +104,8 @@ fn parent_is_evicted_after_its_last_child() {
 
 #[test]
 fn used_head_outlives_unused_tail() {
-    // The test omits 2Q, whose queue uses do not reorder, and `density`, which `adaptive` follows
-    // first, because it has seen too few uses yet.
+    // The test omits 2Q, whose queue does not reorder used pages. It omits `density` too, which has
+    // to learn from more uses, and `adaptive`, which begins with `density`.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
@@ -199,7 +199,7 @@ fn actions(parents: bool) -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..150)
 }
 
-/// A model of the index: with a page it removes the runs that follow the page.
+/// A model of the index. If it removes a page, it also removes the runs that follow the page.
 #[derive(Default)]
 struct Index {
     runs: BTreeMap<u64, (Option<(u64, u32)>, u32)>,

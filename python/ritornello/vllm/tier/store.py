@@ -1,8 +1,8 @@
 """Calls of a scheduler to its store. These calls must not wait for another process.
 
-A store that this process owns answers from memory. If another process owns the store, it is reached
-over a socket and may be stopped. Then lookups run on vLLM's lookup thread, and calls without a
-result (`release`, `touch`) on a background thread.
+A store that this process owns answers from memory. If another process owns the store, calls reach
+it over a socket, and it may be stopped. In this case lookups run on vLLM's lookup thread, and calls
+without a result (`release`, `touch`) on a background thread.
 """
 
 import contextlib

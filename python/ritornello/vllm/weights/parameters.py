@@ -60,7 +60,7 @@ class Parameters:
         self._skips = skips
         self._refs: list[TensorRef] = []
         self._seen: Any = None
-        # The bytes; None if they are not read yet, or not readable.
+        # The sampled bytes of the baseline; None if they are not read yet, or cannot be read.
         self._bytes: bytes | None = None
         self.take_baseline()
 
@@ -68,8 +68,8 @@ class Parameters:
         return sum(not ref.path for ref in self._refs)
 
     def take_baseline(self, *, sampled: bool = True) -> None:
-        """Makes the current parameters the baseline. If memory cannot be read now (`sampled` is
-        false), the next sample completes it.
+        """Makes the current parameters the baseline. With `sampled` false the memory is not read:
+        the next sample becomes part of the baseline.
         """
         self._enumerate()
         self._seen = self._state()

@@ -10,11 +10,11 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Words of eight bytes that a walk goes through: more than caches hold.
+/// Words of eight bytes in the memory of a walk: more than fit the processor's caches.
 const PLACES: usize = 1 << 24;
 /// Steps of a walk.
 const STEPS: u32 = 1 << 20;
-/// Bytes per append. [`APPENDS`] is their number.
+/// Bytes per append. [`APPENDS`] is the number of appends.
 const APPEND: usize = 4096;
 const APPENDS: usize = 50;
 

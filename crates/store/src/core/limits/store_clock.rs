@@ -33,9 +33,9 @@ impl StoreClock {
         self.latest
     }
 
-    /// Converts `until`, a time of the system clock, to this clock. The result has the same
-    /// distance from now, which is correct even if the clocks differ. Returns `None` if the time
-    /// has passed.
+    /// Converts `until`, a time of the system clock, to a time of this clock with the same distance
+    /// from now. The distance stays right if the two clocks show different times. Returns `None` if
+    /// the time has passed.
     pub(super) fn end(&mut self, until: u64) -> Option<u64> {
         let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
         Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))
