@@ -71,8 +71,8 @@ try:
 except RitornelloError:
     pass
 """
-# For each architecture: the flag O_DIRECT, and the numbers of the calls that open files with the
-# index of their flags.
+# By architecture: the flag O_DIRECT, and the system calls that open files, each with the index of
+# its argument `flags`.
 MACHINES = {"x86_64": (0x4000, {2: 1, 257: 2}), "aarch64": (0x10000, {56: 2})}
 IO_URING_SETUP = 425
 

@@ -80,8 +80,8 @@ impl Membership {
                 }
                 return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
                     |error| match error.kind() {
-                        // The disk failed before the previous owner died, so the result is as if
-                        // that owner reopened the store.
+                        // The disk failed before the previous owner died. Calls get the same
+                        // answers as during a reopening.
                         ErrorKind::Fatal | ErrorKind::Retry if known => {
                             tracing::debug!(%error, "the store cannot be taken over yet");
                             StoreReopening::error(&error.to_string())

@@ -110,7 +110,7 @@ impl Mounts {
 }
 
 /// Returns the mount that contains the root directory of a `chroot(2)`. `/proc/self/mountinfo`
-/// lists every mount but this, which is older than the process.
+/// lists all mounts except this mount, which is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

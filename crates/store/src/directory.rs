@@ -502,7 +502,7 @@ impl Directory {
         Ok(file)
     }
 
-    /// Returns the error of a change that failed, but which the next opening may find.
+    /// Returns the error of a change that failed, although the next opening may find the change.
     pub(crate) fn uncertain_error(&self, name: &str) -> Error {
         Error::fatal(
             "a change of the store's directory failed half-way: close the store, check the disk, \

@@ -144,7 +144,8 @@ pub struct IndexTuning {
     pub decisions: Vec<IndexDecision>,
 }
 
-/// A decision about the shape. If the setting is unchanged, the alternative promised too little.
+/// A decision about the shape. If the new targets equal the previous targets, no other setting was
+/// predicted to be sufficiently cheaper.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IndexDecision {
     /// Operations counted before the decision.

@@ -119,8 +119,8 @@ fn undrainable_space_stays_withheld() {
 }
 
 /// The owner shortens a long log by writing a new file over it. It must neither open the new file
-/// by name nor sync the directory afterwards: if such a call failed, the owner would append to a
-/// file without a name.
+/// by name nor sync the directory afterwards: if the open or the sync failed, the owner would
+/// append to a file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");

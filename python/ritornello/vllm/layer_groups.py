@@ -45,7 +45,8 @@ class LayerGroups:
 
     @property
     def skipped(self) -> bool:
-        """Whether layers of this step ran unannounced, if all its layers have run."""
+        """Whether layers of this step ran unannounced. Valid after all layers of the step have run.
+        """
         return bool(self._due)
 
     def disable(self) -> str:

@@ -135,7 +135,7 @@ class PendingLoad:
             self._reads.pop()
 
     def _add_read(self, pages: PageBlocks, ticket: "Ticket | None", timeout: float) -> None:
-        """Ends the last read. It stays in the list until its memory is free, even if a signal
+        """Ends the last read. The read stays in the list until its memory is free, even if a signal
         interrupts the wait.
         """
         outcome = None

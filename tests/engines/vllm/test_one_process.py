@@ -11,7 +11,7 @@ from probes import Digests, evict_after_match, fail_loads
 from ritornello import Store
 from ritornello.vllm.store import VllmStore
 
-# Tokens of the full pages of a 300-token prompt, without the page of its last token.
+# Tokens that a prompt of 300 tokens can claim: the full pages of its first 299 tokens.
 CLAIMED = 299 // BLOCK * BLOCK
 
 
@@ -73,7 +73,8 @@ def test_failed_pages_are_recomputed_with_same_answer(
     with monkeypatch.context() as broken:
         fail_loads(broken, [3, 5])
         assert engine.tokens(asked) == expected
-    # vLLM recomputed the failed blocks in place, so its own later hits on them are right too.
+    # vLLM recomputed the failed blocks in place, so hits in vLLM's own cache have the right bytes
+    # too.
     assert engine.tokens(asked) == expected
     engine.forget()
     assert engine.tokens(asked) == expected

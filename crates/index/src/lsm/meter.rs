@@ -3,11 +3,11 @@
 //! A sample of lookups and seeks is timed with RocksDB's counters, which report the time spent in
 //! tables and the number of filters checked. The cost of a filter is the slope of the time over the
 //! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
-//! number of rewrites that the model predicts for the bytes flushed in the same time. For the
-//! setting in force the predicted cost is therefore right on average, even where compactions move
-//! entries that the model counts as rewritten. The prices of a filter and of a seek are multiplied
-//! by the real number of runs and divided by the predicted number, because the model multiplies
-//! them by the predicted number.
+//! number of rewrites that the model predicts for the bytes flushed in the same time. The predicted
+//! cost of the current setting is therefore right on average, even if RocksDB moves tables whose
+//! entries the model counts as rewritten. The prices of a filter and of a seek are multiplied by
+//! the real number of runs and divided by the predicted number, because the model multiplies them
+//! by the predicted number.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -55,7 +55,7 @@ struct Written {
     bytes: u64,
     entries: u64,
     flushes: u64,
-    /// Predicted rewrites.
+    /// Rewrites that the model predicted for the flushed bytes.
     foreseen: f64,
     /// Sums over all flushes of the number of sorted runs afterwards, and of its prediction.
     runs: f64,

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// The name of a set. It may be reused after the last page with the set has another.
+/// The name of a set. A name may be reused when no page names the set.
 pub(super) type SetId = u32;
 /// The empty set: the set of a page that does not exist.
 pub(super) const EMPTY: SetId = 0;

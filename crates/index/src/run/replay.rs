@@ -110,8 +110,9 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent does not exist. A part of the
-    /// journal that was not read removed the parent, and these runs with it.
+    /// Restores the attachments. Returns the runs whose parent does not exist. The record of the
+    /// parent's removal, which also removed these runs, was in a part of the journal that was not
+    /// read.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {

@@ -203,7 +203,8 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // If the first run of a long put is known, its later runs count as known too.
+            // A long put becomes several runs. If its first run is known, its later runs count as
+            // known too.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }

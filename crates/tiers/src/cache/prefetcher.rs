@@ -204,9 +204,9 @@ impl Prefetcher {
         tiers.trim_table();
     }
 
-    /// Returns the number of leading pages worth having on this machine. Prefetched pages of all
-    /// prompts may fill three quarters of the first tier. If the pages to fetch do not fit, returns
-    /// the number of local pages.
+    /// Returns how many leading pages are worth having on this machine, according to the gate.
+    /// Prefetched pages of all prompts may fill three quarters of the first tier. If the pages to
+    /// fetch do not fit, returns the number of local pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {

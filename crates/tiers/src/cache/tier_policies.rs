@@ -106,7 +106,8 @@ impl PrefetchPolicy {
             Self::Timeout { base, per_ki_token } => {
                 let more = per_ki_token.as_secs_f64() * tokens as f64 / 1024.0;
                 let more = Duration::try_from_secs_f64(more).unwrap_or(MAX_LOOKUP_WAIT);
-                // A lookup must not stop waiting just before the end of a fetch that is worth it.
+                // If a fetch is worth its time, the lookup must not stop waiting just before the
+                // fetch ends.
                 let expected = expected.saturating_mul(3) / 2;
                 base.saturating_add(more).max(expected).min(MAX_LOOKUP_WAIT)
             }

@@ -1,10 +1,12 @@
 //! Opens the index from its files.
 //!
-//! **Undamaged** files are one complete file, which may end in a torn frame that is truncated; or,
-//! after a crash during a copy, the newest file and the older files that it continues. After
-//! damage, the older files of a file may be missing: it is then used alone if its copy of the state
-//! is complete, and dropped otherwise. Unless the files are undamaged, the recovered state is
-//! written to a new file, and all other files are removed, before the index is used.
+//! **Undamaged** files are one complete file, which may end in a torn frame; or, after a crash
+//! during a copy, the newest file and the older files that it continues. A damaged file may end
+//! before the next file begins. In this case the next file is used alone if its copy of the state
+//! is complete, and skipped if the copy is incomplete.
+//!
+//! A single complete file stays in use, without its torn frame. In all other cases, before the
+//! index is used, the recovered state is written to a new file, and all other files are removed.
 
 use super::journal::{self, Journal, Pending};
 use super::{ResidencyRecovered, RunResidency, RunResidencyOptions, SWEPT};

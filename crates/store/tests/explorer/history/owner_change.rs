@@ -222,7 +222,7 @@ impl History {
         open
     }
 
-    /// Checks that no page was added, and that none was removed except by a quota.
+    /// Checks that no page was added, and that only a quota removed pages.
     pub(super) fn check_same(&self, open: &Open, expected: &[Pages], what: &str) {
         let evicted = stats(open).counters["evicted_pages"] > 0;
         for (at, (present, expected)) in present_pages(&open.store).iter().zip(expected).enumerate()
