@@ -27,7 +27,6 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// Timeout of each deferred call.
 const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// This process as a client of one owner.
@@ -44,7 +43,6 @@ pub(crate) struct Client {
     owner: LockHolder,
     /// The protocol version that this client and its owner speak.
     version: u32,
-    /// The owner's epoch.
     pub(crate) epoch: OwnerEpoch,
     liveness: OwnerLiveness,
     pool: Mutex<Pool>,

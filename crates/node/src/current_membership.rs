@@ -85,7 +85,6 @@ impl CurrentMembership {
         })
     }
 
-    /// Returns the current membership.
     pub(crate) fn get(&self) -> Arc<Membership> {
         Arc::clone(&self.read())
     }

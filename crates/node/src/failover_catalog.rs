@@ -324,7 +324,6 @@ impl PendingReservations {
         self.changed.notify_all();
     }
 
-    /// Returns the issuer of a pending reservation.
     fn issuer(&self, reservation: u64) -> Option<Arc<Membership>> {
         self.state.lock().open.get(&reservation).cloned()
     }

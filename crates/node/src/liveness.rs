@@ -80,7 +80,6 @@ impl OwnerLiveness {
         !self.is_silent()
     }
 
-    /// Takes all deferred calls.
     pub(crate) fn take_deferred(&self) -> Vec<LaterCall> {
         std::mem::take(&mut *self.deferred.lock())
     }

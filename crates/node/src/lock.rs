@@ -10,7 +10,6 @@ use std::io;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::os::unix::fs::MetadataExt;
 
-/// The name of the locked file.
 const NAME: &str = "LOCK";
 /// Maximum consecutive times that another process may remove the file while this process locks it.
 const REPLACED_MAX: u32 = 8;

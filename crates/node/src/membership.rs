@@ -122,7 +122,6 @@ impl Membership {
         }
     }
 
-    /// Returns the role of this process.
     pub(crate) fn role(&self) -> Role {
         match self {
             Self::Owner(_) | Self::Reopening(_) => Role::Owner,

@@ -20,7 +20,6 @@ pub(crate) struct Owner {
     pub(crate) core: Arc<StoreCore>,
     /// This process's own catalog.
     pub(crate) catalog: LocalCatalog,
-    /// The epoch of this ownership.
     pub(crate) epoch: OwnerEpoch,
     server: Mutex<Option<Server>>,
 }

@@ -22,7 +22,6 @@ pub(crate) fn owner_lost(cause: io::Error) -> Error {
     Error::retry("the process that owned the store has ended").because(OwnerLost(cause))
 }
 
-/// Returns whether `error` is the loss of an owner.
 pub(crate) fn is_owner_lost(error: &Error) -> bool {
     error.source().is_some_and(<dyn StdError>::is::<OwnerLost>)
 }

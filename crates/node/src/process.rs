@@ -9,7 +9,6 @@ use ritornello_format::{Error, ErrorKind, Result};
 pub(crate) struct Process(u32);
 
 impl Process {
-    /// The current process.
     pub(crate) fn current() -> Self {
         Self(ritornello_volume::process_id())
     }

@@ -54,7 +54,6 @@ impl OwnerEpoch {
     }
 }
 
-/// The reply to a hello.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum HelloReply {
     /// The client is admitted, in this owner's epoch.

@@ -124,7 +124,6 @@ impl Shared {
         *self.phase.lock() == Phase::Closing
     }
 
-    /// Whether the store is closed.
     pub(crate) fn is_closed(&self) -> bool {
         *self.phase.lock() == Phase::Closed
     }

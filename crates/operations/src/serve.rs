@@ -132,7 +132,6 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// The store that is served.
 struct Served {
     node: Arc<Node>,
     /// The role that was printed last, and whether the store had failed then.

@@ -10,7 +10,6 @@ use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::time::{Duration, Instant};
 
-/// Returns the options of a put.
 pub(crate) fn put_options(
     parent: Option<&[u8]>,
     retain_until: Option<&Bound<'_, PyAny>>,

@@ -32,7 +32,6 @@ struct Calls {
     over: bool,
 }
 
-/// A running call.
 struct Call;
 
 impl Call {

@@ -62,7 +62,6 @@ pub(crate) fn ask<T: Send>(
     py.detach(|| action(&keys)).or_raise(py)
 }
 
-/// The memory of a batch.
 pub(crate) struct BatchMemory(pub(crate) Arc<dyn PageMemory>);
 
 impl BatchMemory {

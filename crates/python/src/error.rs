@@ -38,7 +38,6 @@ pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
         .try_for_each(|exception| module.add(exception.name, exception.class(module.py())?))
 }
 
-/// Returns the Python exception of an error.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let exception = match error.kind() {
         ErrorKind::Invalid => &INVALID,
@@ -58,7 +57,6 @@ pub(crate) fn is_fatal(py: Python<'_>, error: &PyErr) -> bool {
     FATAL.class(py).is_ok_and(|fatal| error.is_instance(py, fatal))
 }
 
-/// Returns an `InvalidError`.
 pub(crate) fn invalid(py: Python<'_>, message: impl Into<String>) -> PyErr {
     raise(py, &Error::invalid(message))
 }

@@ -22,7 +22,6 @@ type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 pub(crate) struct ClientFactory {
     /// The address, for messages.
     pub(crate) name: String,
-    /// Prefix of all objects.
     pub(crate) prefix: Path,
     build: Build,
 }

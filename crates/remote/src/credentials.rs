@@ -8,7 +8,6 @@ use object_store::aws::AwsCredential;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The credentials of a profile.
 #[derive(Debug)]
 pub(crate) struct ProfileCredentials {
     files: ProfileFiles,

@@ -6,7 +6,6 @@ use std::fs::{metadata, read_to_string};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The settings of a profile.
 #[derive(Default)]
 pub(crate) struct Profile {
     pub(crate) id: Option<String>,

@@ -76,7 +76,6 @@ impl Encoder {
         Ok(Some(Self { codec, shape: SliceShape { dtype, kind }, slices }))
     }
 
-    /// Slices per page.
     pub(crate) fn slices(&self) -> u16 {
         self.slices
     }

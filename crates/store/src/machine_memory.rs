@@ -72,9 +72,7 @@ pub fn memory_left() -> u64 {
     kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024))
 }
 
-/// A source of memory.
 struct Source {
-    /// Bytes left.
     left: u64,
     what: &'static str,
     /// How to get more.

@@ -33,7 +33,6 @@ impl Part<'_> {
         pages.map(|page| self.pages.packed(page).map_or(raw, |packed| packed.units())).collect()
     }
 
-    /// Slices per page.
     pub(crate) fn slices_per_page(&self) -> u16 {
         self.slices
     }

@@ -43,7 +43,6 @@ impl Resolved {
         self.0.write().clear();
     }
 
-    /// Removes `scopes`.
     pub(crate) fn invalidate(&self, scopes: &[&Scope]) {
         self.0.write().retain(|(_, known)| !scopes.contains(&known));
     }

@@ -20,7 +20,6 @@ pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 /// The sync rounds of a store.
 #[derive(Default)]
 pub struct Rounds {
-    /// Number of requests.
     requested: AtomicU64,
     /// Locked while a round runs.
     progress: Mutex<Progress>,

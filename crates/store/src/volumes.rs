@@ -244,7 +244,6 @@ impl Directory {
         found.is_some_and(|found| found.is_ok_and(|found| found.store == store))
     }
 
-    /// Whether `dir` carries `marker`.
     pub(crate) fn has_marker(&self, dir: &Path, marker: VolumeMarker) -> bool {
         let found = self.marker_in(dir).ok().flatten();
         found.is_some_and(|found| found.is_ok_and(|found| found == marker))

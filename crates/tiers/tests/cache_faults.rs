@@ -21,7 +21,6 @@ fn settings(prefetch: PrefetchPolicy) -> Settings {
     Settings { prefetch, ..Settings::default() }
 }
 
-/// Returns a remote that holds a prompt.
 fn filled(prompt: &[Vec<u8>]) -> Arc<FaultyRemote> {
     let (dir, remote) = (tempfile::tempdir().unwrap(), Arc::new(FaultyRemote::default()));
     let cache = over(&[&host(&dir, 64), "memory:"], &Settings::default(), &remote);

@@ -41,9 +41,7 @@ pub(crate) trait IoEngine: Send + Sync {
 trait OpQueue {
     /// Whether another operation can be submitted.
     fn has_room(&self) -> bool;
-    /// Submits an operation.
     fn submit(&mut self, op: Op);
-    /// Number of operations in flight.
     fn in_flight(&self) -> usize;
     /// Appends completed operations to `ended`; with `wait`, blocks until at least one operation
     /// has completed.

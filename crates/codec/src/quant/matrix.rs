@@ -16,7 +16,6 @@ pub enum Bits {
 }
 
 impl Bits {
-    /// The largest code.
     fn largest(self) -> f32 {
         match self {
             Self::Eight => 255.0,

@@ -63,7 +63,6 @@ impl Batch {
     }
 }
 
-/// The tree.
 pub(super) struct Holt {
     tree: Tree,
     /// For tests: the number of operations of the next batch that succeed before the batch fails,

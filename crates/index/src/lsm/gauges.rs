@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 /// Maximum age of a snapshot of the directory.
 const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
-/// Bytes and number of files.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Files {
     pub(super) bytes: u64,

@@ -91,7 +91,6 @@ pub(super) fn child(parent: RunId, page: u16, child: RunId) -> [u8; 18] {
     key
 }
 
-/// The parent and the child.
 pub(super) fn read_child(key: &[u8]) -> Option<(RunId, RunId)> {
     let (page_position, child) = key.split_first_chunk::<10>()?;
     Some((read_page_position(page_position)?.0, read_run(child)?))

@@ -13,7 +13,6 @@ use ritornello_format::{Error, PageHash, Result, ScopeSlot};
 use rocksdb::WriteBatch;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The state of the writer.
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) counts: Counts,

@@ -138,7 +138,6 @@ impl Sets {
         new
     }
 
-    /// Adds a set.
     fn name(&mut self, holders: Arc<[Holder]>) -> SetId {
         self.held += holders.len();
         let entry = Set { holders: Arc::clone(&holders), pages: 0, stale: false };

@@ -72,11 +72,9 @@ struct Gauges {
     budget: AtomicU64,
     /// Bytes of journal records in memory.
     pending: AtomicU64,
-    /// Bytes of all journal files.
     journals: AtomicU64,
     /// Bytes of the current journal file.
     journal: AtomicU64,
-    /// Number of journal files.
     journal_files: AtomicU64,
     /// Bytes of the two checkpoint files.
     checkpoints: [AtomicU64; 2],

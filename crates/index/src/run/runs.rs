@@ -28,7 +28,6 @@ const RETAINED_MEMORY: usize = 2 * size_of::<(Number, u64)>();
 const CHUNK_BITS: u32 = if cfg!(loom) { 2 } else { 10 };
 const CHUNK: usize = 1 << CHUNK_BITS;
 
-/// Bytes of a chunk.
 const CHUNK_BYTES: usize = CHUNK * (size_of::<Hot>() + size_of::<Cold>());
 
 /// The free records of a chunk.

@@ -17,7 +17,6 @@ pub(crate) type Number = u32;
 const TAG_BITS: u32 = 20;
 const RUN_BITS: u32 = 28;
 const PAGE_BITS: u32 = 16;
-/// The largest run number.
 pub(crate) const NUMBER_MAX: Number = (1 << RUN_BITS) - 1;
 
 const SHARD_BITS: u32 = if cfg!(loom) { 1 } else { 12 };

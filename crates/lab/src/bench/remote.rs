@@ -19,7 +19,6 @@ const PAGE_BYTES: usize = 256 << 10;
 const PAGES_PER_OBJECT: usize = 32;
 /// Objects that the tier, or the plain client, transfers concurrently.
 const CONCURRENCY: usize = 4;
-/// Pages per probe.
 const PROBE_PAGES: usize = 256;
 /// Deadline of each call.
 const TIMEOUT: Duration = Duration::from_secs(300);

@@ -41,7 +41,6 @@ fn node_pages(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Pages per prompt.
 const PAGES: usize = 256;
 /// Walks of each kind.
 const WALKS: usize = 20_000;
@@ -64,7 +63,6 @@ struct Row {
     pages: u64,
     /// Pages per node. Consecutive nodes are on different tiers.
     pages_per_node: usize,
-    /// Nodes that a walk visits.
     nodes_per_walk: usize,
     /// Median of warm walks, which alternate between [`WARM`] prompts.
     walk_p50_us: f64,

@@ -16,7 +16,6 @@ use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Bytes per page of the trial.
 const PAGE: usize = 256 << 10;
 /// Maximum pages of the trial; if space is short, the trial has fewer.
 const PAGES_MAX: u64 = 256;

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
-/// The injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProxyFault {
     Nothing,
@@ -74,7 +73,6 @@ impl Proxy {
         *self.fault.lock() = fault;
     }
 
-    /// Number of requests received.
     pub fn requests(&self) -> u64 {
         self.requests.load(Relaxed)
     }

@@ -44,7 +44,6 @@ impl Reservation {
     }
 }
 
-/// A planned run with its space.
 #[derive(Debug)]
 pub(crate) struct PlannedRun {
     pub(crate) place: Place,
@@ -101,12 +100,10 @@ impl Reservations {
         }
     }
 
-    /// The name of a connected client.
     pub(super) fn client_name(&self, client: ClientId) -> String {
         self.clients.get(&client).cloned().unwrap_or_default()
     }
 
-    /// Number of connected clients.
     pub(super) fn clients(&self) -> usize {
         self.clients.keys().filter(|client| **client != ClientId::LOCAL).count()
     }
@@ -249,7 +246,6 @@ pub(super) enum Abandoned {
     ByDeath,
 }
 
-/// The reservation log file.
 #[derive(Debug)]
 pub(crate) struct ReservationLog {
     directory: Directory,

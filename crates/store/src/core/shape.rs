@@ -59,7 +59,6 @@ impl Shape {
         &self.directory
     }
 
-    /// The current manifest.
     pub(super) fn manifest(&self) -> Arc<Manifest> {
         Arc::clone(&self.manifest.read())
     }
@@ -92,7 +91,6 @@ impl Shape {
         self.next_number.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The next unique number.
     pub(super) fn next_number(&self) -> u64 {
         self.next_number.load(Ordering::Relaxed)
     }

@@ -86,7 +86,6 @@ impl State {
     }
 }
 
-/// The lock of the state.
 pub(crate) struct StateLock {
     state: Mutex<State>,
     /// Signals that a removal is completely applied.

@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Builds [`Fold`].
 pub(super) type Folding = BuildHasherDefault<Fold>;
 
 /// Hashes a number by one multiplication: the two halves of the 128-bit product are combined. This

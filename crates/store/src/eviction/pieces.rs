@@ -11,7 +11,6 @@ const NO_RUN: RunId = RunId(u64::MAX);
 /// page only.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
-    /// The run.
     pub(super) run: RunId,
     /// The piece that this piece follows: the previous piece of the run, or the run's parent.
     pub(super) up: u32,
@@ -156,7 +155,6 @@ impl Pieces {
         }
     }
 
-    /// Number of pieces.
     pub(super) fn len(&self) -> usize {
         self.used
     }
@@ -249,7 +247,6 @@ impl List {
         }
     }
 
-    /// Unlinks a piece of the list.
     pub(super) fn unlink(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
         debug_assert!(piece.is_listed());

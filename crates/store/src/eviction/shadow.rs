@@ -5,7 +5,6 @@ use super::tree::Tree;
 use super::{EvictionContext, Resident, Used};
 use ritornello_index::RunId;
 
-/// Maximum candidates.
 pub(super) const CANDIDATES_MAX: usize = 8;
 /// Number of recent sequences whose ends are remembered, so that sequences that continue them are
 /// recognised.

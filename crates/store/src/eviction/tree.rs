@@ -80,17 +80,14 @@ impl Tree {
         }
     }
 
-    /// Number of runs.
     pub(super) fn len(&self) -> usize {
         self.last.len()
     }
 
-    /// Number of pages.
     pub(super) fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// Number of pages of a full store.
     pub(super) fn pages_when_full(&self) -> u64 {
         self.capacity.pages()
     }

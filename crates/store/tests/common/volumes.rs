@@ -12,7 +12,6 @@ pub fn two_volumes() -> Options {
     Options { paths, background_threads: false, ..options(Path::new("/store"), 16) }
 }
 
-/// Options for the store in `dir`.
 pub fn at(dir: &str) -> Options {
     Options { background_threads: false, ..Options::new(Path::new(dir)) }
 }

@@ -44,7 +44,6 @@ impl Bounds {
         self.visible = present;
     }
 
-    /// Whether a volume is absent.
     pub fn has_absent_volume(&self) -> bool {
         self.visible.iter().any(|visible| *visible != Pages::MAX)
     }

@@ -42,7 +42,6 @@ pub struct Client {
     pub link: Arc<ClientCatalog>,
     pub segments: Arc<Segments>,
     pub store: Arc<Store>,
-    /// A put in progress.
     pub unfinished: Option<UnfinishedPut>,
 }
 
@@ -65,7 +64,6 @@ impl Client {
         Self { id, name, recording, link, segments, store, unfinished: None }
     }
 
-    /// Connects to the next owner.
     pub fn connect(&self, owner: &Arc<StoreCore>) {
         self.link.connect(owner.catalog_for(self.id, &self.name));
     }

@@ -15,7 +15,6 @@ impl ClientCatalog {
         Self { client, owner: Mutex::new(owner) }
     }
 
-    /// Connects to the next owner.
     pub fn connect(&self, owner: LocalCatalog) {
         *self.owner.lock() = owner;
     }

@@ -8,9 +8,7 @@ use ritornello_volume::transfer::Control;
 use std::sync::OnceLock;
 
 pub const SEQUENCES_PER_KIND: u64 = 10;
-/// Number of scopes.
 pub const KINDS: usize = 4;
-/// Number of sequences of all scopes.
 pub const SEQUENCES: usize = KINDS * SEQUENCES_PER_KIND as usize;
 /// Index of the scope whose pages are bfloat16 numbers, for the codecs.
 pub const NUMBERS: usize = 3;
@@ -72,7 +70,6 @@ pub fn kinds() -> &'static [Kind; KINDS] {
     })
 }
 
-/// Returns the kind and the keys of sequence `at`.
 pub fn keys_of(at: usize) -> (&'static Kind, &'static [Vec<u8>]) {
     let kind = &kinds()[at / SEQUENCES_PER_KIND as usize];
     (kind, &kind.keys[at % SEQUENCES_PER_KIND as usize])

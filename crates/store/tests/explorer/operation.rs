@@ -61,7 +61,6 @@ pub enum Operation {
         at: usize,
     },
     Release,
-    /// Advances the clock by `hours` hours.
     AdvanceClock {
         hours: u64,
     },
@@ -140,7 +139,6 @@ pub enum Operation {
     },
 }
 
-/// How an owner ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerEnd {
     Close,

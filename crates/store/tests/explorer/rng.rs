@@ -15,7 +15,6 @@ impl Rng {
         x ^ (x >> 31)
     }
 
-    /// A number below `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }

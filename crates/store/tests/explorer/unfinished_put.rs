@@ -43,7 +43,6 @@ impl UnfinishedPut {
         (!unfinished.reserved.runs.is_empty()).then_some(unfinished)
     }
 
-    /// Returns the sequence and the number of its pages.
     pub fn pages(&self) -> (usize, usize) {
         (self.at, self.count)
     }
@@ -82,7 +81,6 @@ impl UnfinishedPut {
         self.catalog.commit(self.reserved.id, &self.sums).map(drop)
     }
 
-    /// Aborts the reservation.
     pub fn abort(self) {
         self.catalog.abort(self.reserved.id).unwrap();
     }

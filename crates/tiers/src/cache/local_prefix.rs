@@ -62,7 +62,6 @@ impl LocalPrefix {
         Ok(all)
     }
 
-    /// Number of local pages.
     pub(super) fn pages(&self) -> usize {
         self.spans.iter().map(|span| span.pages).sum()
     }

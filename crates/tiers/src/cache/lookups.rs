@@ -17,7 +17,6 @@ use ritornello_format::{PageHash, Result, Scope};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The lookups of a cache.
 #[derive(Debug)]
 pub(super) struct Lookups {
     pub(super) tiers: Arc<TierSet>,

@@ -33,7 +33,6 @@ impl PromptPages {
         self.keys.len()
     }
 
-    /// Returns the keys of `pages`.
     pub(super) fn refs(&self, pages: Range<usize>) -> Vec<&[u8]> {
         self.keys[pages].iter().map(AsRef::as_ref).collect()
     }

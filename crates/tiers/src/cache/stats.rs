@@ -18,7 +18,6 @@ pub const fn tier_name(tier: Tier) -> &'static str {
     }
 }
 
-/// A counter.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -72,7 +71,6 @@ impl TierCounters {
     }
 }
 
-/// Counters of prefetching.
 #[derive(Debug, Default)]
 pub(super) struct PrefetchCounters {
     pub(super) started: Counter,

@@ -109,7 +109,6 @@ impl TierSet {
         queued
     }
 
-    /// Marks pages as present on a tier.
     pub(super) fn mark_present(&self, tier: Tier, pages: &PromptPages, range: Range<usize>) {
         for new in self.table.claim(tier, Residence::Loading, &pages.hashes, range) {
             self.table.mark_present(tier, &pages.hashes, new, &[]);

@@ -9,7 +9,6 @@ const FAILURES: u32 = 5;
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallOutcome {
     /// The remote answered.
@@ -20,7 +19,6 @@ pub(super) enum CallOutcome {
     Refused,
 }
 
-/// The kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallKind {
     /// A call while the breaker is closed.

@@ -72,7 +72,6 @@ pub(super) struct CallExecutor {
     threads: ThreadPool<Box<dyn FnOnce() + Send>>,
 }
 
-/// A call in progress.
 pub(super) struct PendingCall<T> {
     answer: Receiver<Result<T>>,
     kind: CallKind,

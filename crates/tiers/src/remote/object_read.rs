@@ -25,7 +25,6 @@ pub(super) struct FetchedObject {
 }
 
 impl ObjectRead<'_> {
-    /// The name of the object.
     pub(super) fn name(&self) -> String {
         self.prompt.object_name(self.options.form(), &self.span)
     }

@@ -2,7 +2,6 @@
 
 use super::node::{Id, Node};
 
-/// Nodes per block.
 const BLOCK_NODES: usize = 1 << 13;
 
 #[derive(Debug, Default)]

@@ -5,7 +5,6 @@ use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Number of tiers.
 pub(super) const TIERS: usize = Tier::ALL.len();
 
 /// The state of pages on one tier.
@@ -37,7 +36,6 @@ pub(super) struct Node {
     pub(super) hits: AtomicU32,
     pub(super) residences: [Residence; TIERS],
     pub(super) parent: Option<Id>,
-    /// Number of children.
     pub(super) children: u32,
     /// The exclusive or of the children's ids: the id of the child if there is one child.
     pub(super) child_xor: u32,

@@ -79,7 +79,6 @@ pub struct RunResidency {
     pending: Mutex<Pending>,
     runs: RwLock<Runs>,
     refused: AtomicU64,
-    /// Bytes of all files.
     disk_bytes: AtomicU64,
     poisoned: AtomicBool,
     recovered: ResidencyRecovered,

@@ -180,7 +180,6 @@ impl Processes<'_> {
     }
 }
 
-/// A client process.
 struct Client {
     child: Child,
     input: ChildStdin,

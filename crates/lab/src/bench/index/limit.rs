@@ -12,7 +12,6 @@ use std::time::Instant;
 
 /// Words of eight bytes in the memory of a walk: more than fit the processor's caches.
 const PLACES: usize = 1 << 24;
-/// Steps of a walk.
 const STEPS: u32 = 1 << 20;
 /// Bytes per append. [`APPENDS`] is the number of appends.
 const APPEND: usize = 4096;

@@ -314,7 +314,6 @@ fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     Ok(Answer { removed, churn_s, ..Answer::default() })
 }
 
-/// Returns the resident bytes of this process.
 fn resident() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());

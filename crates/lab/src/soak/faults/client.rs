@@ -85,12 +85,10 @@ struct Client {
     /// holds the call's duration.
     state: Arc<Mutex<State>>,
     number: u64,
-    /// Number of the next sequence.
     next: u64,
     node: Option<Arc<Node>>,
     /// Identity of the store of the soak.
     soak_store: String,
-    /// Whether `node` is the store of the soak.
     is_soak_store: bool,
     /// Sequences put since the last successful flush.
     put: Vec<u64>,

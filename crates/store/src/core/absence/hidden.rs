@@ -97,7 +97,6 @@ impl StoreCore {
         steps
     }
 
-    /// Whether a page is in a hidden run.
     pub(crate) fn is_hidden(&self, slot: ScopeSlot, page: PageHash) -> bool {
         !self.hidden.is_empty()
             && self.index.locate(slot, page).is_some_and(|(run, _)| self.hidden.contains(run))

@@ -58,7 +58,6 @@ impl Absence {
         self.volumes.get(&volume).map(String::as_str)
     }
 
-    /// The absent volumes.
     pub(crate) fn volumes(&self) -> Vec<u8> {
         self.volumes.keys().copied().collect()
     }

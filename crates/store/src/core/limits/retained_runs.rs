@@ -67,7 +67,6 @@ impl Retention {
         self.units
     }
 
-    /// Retained units of a scope.
     pub(crate) fn units_of(&self, slot: ScopeSlot) -> u64 {
         self.scopes.get(&slot).map_or(0, |(units, _)| *units)
     }

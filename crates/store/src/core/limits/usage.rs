@@ -131,7 +131,6 @@ impl Usage {
         self.scopes.get(&slot).map_or(0, |holding| holding.units + holding.promised)
     }
 
-    /// Promises units to a scope.
     pub(super) fn promise(&mut self, slot: ScopeSlot, units: u64) {
         self.scopes.entry(slot).or_default().promised += units;
     }

@@ -17,12 +17,10 @@ const PASS_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause before a retry of segments that could not be emptied, for example because of a lease.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The thread and its progress.
 #[derive(Default)]
 pub(crate) struct SpaceThread {
     thread: Arc<BackgroundThread>,
     stopped: Arc<AtomicBool>,
-    /// Completed passes.
     passes: Mutex<u64>,
     pass_ended: Condvar,
     pub(crate) scrub: Mutex<Scrub>,

@@ -12,7 +12,6 @@ const STEP_SCOPES: usize = 256;
 /// registration searches for empty scopes.
 const SLACK: u64 = 64;
 
-/// Limits of the registry.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     scopes: u64,

@@ -54,7 +54,6 @@ pub(crate) struct Live {
     pub(crate) settings: HashMap<ScopeSlot, ScopeSettings>,
 }
 
-/// A live scope.
 #[derive(Debug)]
 pub(crate) struct LiveScope {
     reference: ScopeRef,
@@ -193,12 +192,10 @@ impl Scopes {
         Ok(())
     }
 
-    /// The settings of a scope.
     pub(crate) fn settings(&self, slot: ScopeSlot) -> ScopeSettings {
         self.live.read().settings.get(&slot).copied().unwrap_or_default()
     }
 
-    /// The scopes that have a quota.
     pub(crate) fn with_quota(&self) -> Vec<ScopeSlot> {
         let live = self.live.read();
         let limited = live.settings.iter().filter(|(_, settings)| settings.quota_bytes.is_some());
@@ -275,7 +272,6 @@ impl Scopes {
         self.live.read().by_slot.contains_key(&slot)
     }
 
-    /// The reference of the scope in a slot.
     pub(crate) fn by_slot(&self, slot: ScopeSlot) -> Option<ScopeRef> {
         self.live.read().by_slot.get(&slot).map(|known| known.reference)
     }

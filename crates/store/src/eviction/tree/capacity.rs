@@ -9,7 +9,6 @@
 pub(super) struct CapacityEstimate {
     /// Maximum of the current and of the previous period.
     peak: [Peak; 2],
-    /// Observations in this period.
     observations: u32,
 }
 

@@ -42,7 +42,6 @@ impl History {
         self.names.clear();
     }
 
-    /// Makes client `client_number` the owner.
     pub(super) fn make_owner(&mut self, client_number: usize) {
         let client = self.clients.remove(client_number);
         self.recording = client.recording.clone();
