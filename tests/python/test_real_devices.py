@@ -108,7 +108,8 @@ def check_dead_writes_harmless(
     assert more > 8 << 20, "the writes of the dead process did not outlive it: nothing was tried"
     lost = len(flushed) - len(read(store, flushed))
     assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
-    # Pages that were overwritten before the first read are missing in `flushed`.
+    # Pages that were overwritten before the first read are missing in `flushed`, so the counter of
+    # damaged pages is checked as well.
     assert store.stats()["counters"]["damaged_pages"] == 0
 
 

@@ -289,7 +289,8 @@ def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
     rig.tier.end_step()
     counters.add(0)
-    # Only vLLM's cache was reset, or the reset found blocks in use.
+    # A reset that empties only vLLM's cache, or that finds blocks in use, does not cover the
+    # change.
     guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()

@@ -343,7 +343,7 @@ fn resumed_shrink_closes_emptiest_segments() {
 }
 
 /// While another thread rewrites the index's files, the store does not know their size, so a shrink
-/// evicts no page in their favour.
+/// evicts no page to make space for these files.
 #[test]
 fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();

@@ -22,7 +22,7 @@ HASH_BYTES_MAX = 64 - RANK_BYTES
 # does not name its hash: the two weak hashes that it supports have 8 bytes (builtin) and 16 bytes
 # (xxhash).
 STRONG_HASH_BYTES = 32
-# More than the number of an engine's workers.
+# Maximum number of cached prefixes: more than an engine has workers.
 RANK_PREFIXES_MAX = 4096
 # Separates the fields of a key in the native interface, which is one string.
 SEPARATOR = "@"

@@ -183,8 +183,8 @@ impl Reservations {
         self.withheld.iter().map(|(id, withheld)| (*id, withheld.client.clone())).collect()
     }
 
-    /// Adds the withheld extents of a returned segment for which `mark` succeeds to the extents in
-    /// present segments.
+    /// Moves the withheld extents of the returned segment `id` from [`Withheld::absent`] to
+    /// `extents`. Drops the extents for which `mark` fails.
     pub(super) fn restore_segment(&mut self, id: SegmentId, mut mark: impl FnMut(&Extent) -> bool) {
         for withheld in self.withheld.values_mut() {
             let (back, absent): (Vec<_>, Vec<_>) =

@@ -161,7 +161,8 @@ impl StoreCore {
         // The shares depend on the number of segments in each volume, which is known only now.
         space.share_out(&absence, &manifest, &budget);
         if !clean {
-            // The log does not have the reservations of the last owner's process.
+            // The log lacks the reservations of the last owner's own process, whose writes may be
+            // in flight. Withhold all free space until the segments are drained.
             space.withhold_free();
         }
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
@@ -182,7 +183,8 @@ impl StoreCore {
                 leases: LeaseTable::new(),
                 reservations: Reservations::new(withheld),
                 absence,
-                // A former owner's last writes may not be durable.
+                // The last writes of a former owner may not be durable, so the first sync round
+                // syncs all segments.
                 unsynced: Unsynced { segments: existing.into_iter().collect(), uses: false },
                 removals: PendingRemovals::default(),
                 index_memory: IndexMemory::default(),
