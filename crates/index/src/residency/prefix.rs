@@ -9,8 +9,8 @@ pub struct Prefix {
     pub worker: Worker,
     /// Number of leading pages that the worker holds, on any tier.
     pub pages: u32,
-    /// Number of these pages by the fastest tier that holds them, in the order of [`Tier::ALL`].
-    /// The sum is `pages`.
+    /// Number of pages of the prefix by the fastest tier that holds them, in the order of
+    /// [`Tier::ALL`]. The sum is `pages`.
     pub on: [u32; Tier::ALL.len()],
 }
 

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// Numbers left in the lower half at which a call takes the next upper half.
+///
 /// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
-/// counted. When fewer than `MARGIN` numbers are left in the lower half, a call takes the next
-/// upper half. If it cannot do so before its deadline, it fails only if less than half of the
-/// margin is left: the second half is for concurrent calls, which take numbers after their check.
+/// counted. If a call cannot take the next upper half before its deadline, it fails only if less
+/// than half of `MARGIN` is left. The second half of the margin is for concurrent calls, which take
+/// numbers after their check.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.

@@ -38,10 +38,10 @@ impl Tree {
         let now = self.clock.fetch_add(1, Relaxed) + 1;
         let (mut at, all) = (0, pages.len());
         let mut open: Option<TableSpan> = None;
-        // `usual` is the length of the previous node, and most nodes have this length. With a
-        // branch on it, the processor can guess the position of the next node, and fetch it while
-        // the current node is still being loaded. A position computed from the current node would
-        // wait for this load.
+        // Most nodes have the length of the previous node, `usual`. A branch on this length lets
+        // the processor guess where the next node begins, and fetch it while the current node is
+        // still being loaded. A position that is computed from the current node would be known only
+        // after the load.
         let mut usual = 1;
         while at < all {
             let Some(id) = self.node_starting_with(pages.at(at)) else { break };

@@ -84,8 +84,8 @@ struct Row {
     encode_gb_s: f64,
     decode_gb_s: f64,
     memcpy_gb_s: f64,
-    /// Norm of the error of the attention output over its norm, mean of the layers; zero where
-    /// lossless.
+    /// Relative error of the attention output: the norm of the error over the norm of the output,
+    /// as the mean of the layers. Zero for lossless codecs.
     attention_error: f64,
     /// Attention error of the worst layer.
     attention_error_worst: f64,
