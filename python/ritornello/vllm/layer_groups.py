@@ -45,8 +45,7 @@ class LayerGroups:
 
     @property
     def skipped(self) -> bool:
-        """Whether layers of this step ran unannounced. Valid after all layers of the step have run.
-        """
+        """Whether layers of this step ran unannounced. Valid after its last layer has run."""
         return bool(self._due)
 
     def disable(self) -> str:
