@@ -11,7 +11,6 @@ pub(crate) struct CommitOrder {
 }
 
 struct State {
-    /// The next part to commit.
     next: usize,
     /// Parts numbered `end` and above are not committed.
     end: usize,

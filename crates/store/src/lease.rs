@@ -206,7 +206,6 @@ impl LeaseTable {
         Ok((number, taken))
     }
 
-    /// Returns the error of a lease that exceeds the share of `client`.
     pub(crate) fn share_exceeded(&self, client: ClientId, capacity: u64) -> Error {
         Error::retry(
             "leases would keep too much of the store from other clients: release unneeded leases, \

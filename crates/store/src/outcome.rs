@@ -30,7 +30,6 @@ impl Outcome {
     }
 }
 
-/// The result of a put, or of a part of it.
 #[derive(Default)]
 pub(crate) struct PutProgress {
     /// Leading pages that are stored.
@@ -44,7 +43,6 @@ pub(crate) struct PutProgress {
 }
 
 impl PutProgress {
-    /// Adds the result of the next part.
     pub(crate) fn add(&mut self, part: &Self) {
         self.stored += part.stored;
         self.bytes += part.bytes;

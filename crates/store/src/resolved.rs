@@ -38,7 +38,6 @@ impl Resolved {
         known.push((reference, scope.clone()));
     }
 
-    /// Removes all scopes.
     pub(crate) fn clear(&self) {
         self.0.write().clear();
     }

@@ -15,7 +15,6 @@ const MIB_ALL: u64 = 24;
 const PAGES: usize = 10;
 const TTL: Duration = Duration::from_secs(600);
 
-/// The store in a client process.
 fn client(open: &Open, number: u64) -> Arc<Store> {
     let catalog = Arc::new(open.core.catalog_for(ClientId(number), &format!("client {number}")));
     Store::new(catalog, open.core.segments(), Staging::new(8 * MIB as usize).unwrap())

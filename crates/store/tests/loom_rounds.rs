@@ -72,7 +72,6 @@ impl Disk {
         Ok(())
     }
 
-    /// Writes a page and makes it durable.
     fn put(&self, page: usize, deadline: Instant) -> Result<()> {
         self.written[page].store(true, Ordering::Relaxed);
         self.rounds.join(deadline, || self.round())?;

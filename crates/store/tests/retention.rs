@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
 
-/// Makes a clock for one test.
 macro_rules! clock {
     ($name:ident, $start:expr) => {{
         static $name: AtomicU64 = AtomicU64::new($start);

@@ -204,7 +204,6 @@ fn without(prompt: &[Vec<u8>], hole: usize) -> Arc<FaultyRemote> {
     remote
 }
 
-/// Returns the names of the objects, in order.
 fn objects(remote: &FaultyRemote) -> Vec<String> {
     let mut objects = Vec::new();
     remote.inner.list("", &mut |found| objects.push(found.name)).unwrap();

@@ -127,7 +127,6 @@ impl Holt {
         visited.map(|_| keys).map_err(error)
     }
 
-    /// Whether any key begins with `prefix`.
     pub(super) fn any(&self, prefix: &[u8]) -> Result<bool> {
         self.tree.is_prefix_empty(prefix).map(|empty| !empty).map_err(error)
     }

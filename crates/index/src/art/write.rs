@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Run numbers that are reserved in the tree at a time.
 const NUMBERS: u64 = 1 << 16;
 
-/// The run numbers for new runs.
 #[derive(Debug)]
 pub(super) struct Numbers {
     pub(super) next: u64,

@@ -155,7 +155,6 @@ impl Meter {
         result
     }
 
-    /// Runs a seek, and times it if it is sampled.
     pub(super) fn seek<T>(&self, seek: impl FnOnce() -> T) -> T {
         if !self.seeks.fetch_add(1, Relaxed).is_multiple_of(EVERY_SEEK) {
             return seek();
@@ -195,7 +194,6 @@ impl Meter {
         written.flushes
     }
 
-    /// Mean number of bytes of a flush.
     pub(super) fn flush_bytes(&self) -> Option<f64> {
         let written = self.written.lock();
         (written.flushes > 0).then(|| written.bytes as f64 / written.flushes as f64)
@@ -207,7 +205,6 @@ impl Meter {
         options.get_ticker_count(Ticker::CompactWriteBytes) as f64 / flushed.max(1) as f64
     }
 
-    /// The measured prices.
     pub(super) fn prices(&self, options: &rocksdb::Options) -> Prices {
         let spent = options.get_ticker_count(Ticker::CompactionCpuTotalTime) as f64 * 1e3;
         let written = self.written.lock();

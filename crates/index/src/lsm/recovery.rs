@@ -128,7 +128,6 @@ fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     Ok(())
 }
 
-/// Syncs the directory that contains `path`.
 fn sync_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |dir| fs::File::open(dir)?.sync_all())
 }

@@ -99,7 +99,6 @@ impl Runs {
         self.sets.len() as u64
     }
 
-    /// Bytes of memory held.
     pub(super) fn bytes(&self) -> u64 {
         let runs = self.runs.capacity() * size_of::<Run>() + self.heap;
         let scopes = self.scopes.capacity() * size_of::<[u64; 5]>();

@@ -32,7 +32,6 @@ pub(super) struct Sets {
 struct Set {
     /// Holders, ordered by worker.
     holders: Arc<[Holder]>,
-    /// Number of pages that name the set.
     pages: u64,
     stale: bool,
 }

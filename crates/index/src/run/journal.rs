@@ -30,7 +30,6 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// A journal file on disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JournalFile {
     pub(super) number: u64,

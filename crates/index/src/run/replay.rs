@@ -27,7 +27,6 @@ impl Default for Restored {
 }
 
 impl Restored {
-    /// Number of runs, and of pages.
     pub(super) fn counts(&self) -> (u64, u64) {
         (self.runs.live, self.runs.pages)
     }

@@ -205,7 +205,6 @@ impl Slots {
         shards.map(|shard| (shard.larger() - shard.capacity as usize) * 9).sum()
     }
 
-    /// Bytes of memory held.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes + self.shards.len() * size_of::<Shard>()
     }

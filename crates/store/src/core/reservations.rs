@@ -168,7 +168,6 @@ impl Reservations {
         self.open.len()
     }
 
-    /// Whether a client has open reservations.
     pub(super) fn has_open_of(&self, client: ClientId) -> bool {
         self.open.values().any(|open| open.client == client)
     }

@@ -52,7 +52,6 @@ impl Residents {
         self.usage.link(slot, child, parent, page);
     }
 
-    /// Records a use of the pages of `path`.
     pub(super) fn hit(&mut self, slot: ScopeSlot, path: &[Used]) {
         self.eviction.hit(path);
         self.usage.hit(slot, path);
@@ -69,7 +68,6 @@ impl Residents {
         self.eviction.demanded(demand, after.map(PageHash::low), &mut pages.map(PageHash::low));
     }
 
-    /// Subtracts removed pages.
     pub(super) fn remove(&mut self, gone: &Removed) {
         self.usage.remove(gone);
         if gone.whole {

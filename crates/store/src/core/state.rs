@@ -48,7 +48,6 @@ pub(super) struct Unsynced {
 }
 
 impl Unsynced {
-    /// Records writes to `extents`.
     pub(super) fn note(&mut self, extents: &[Extent]) {
         self.segments.extend(extents.iter().map(|extent| extent.segment));
     }

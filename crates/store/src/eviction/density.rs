@@ -60,7 +60,6 @@ const EXPECTED: f32 = 0.4;
 /// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
 const REMEMBERED: u64 = 2;
 
-/// Pages of one kind.
 #[derive(Debug)]
 struct Kind {
     /// Pieces by step of last use, modulo [`AGES`].

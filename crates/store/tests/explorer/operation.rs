@@ -95,7 +95,6 @@ pub enum Operation {
     ReturnVolume {
         reopen: bool,
     },
-    /// A client puts pages in one call.
     ClientPut {
         client_number: usize,
         at: usize,

@@ -70,7 +70,6 @@ impl RecordingMedium {
         Self { process: disk.process(is_segment), recorder: Arc::clone(&self.recorder) }
     }
 
-    /// Creates a process on the same disk.
     pub fn new_process(&self) -> Self {
         self.on_disk(self.disk())
     }

@@ -38,7 +38,6 @@ impl LoadGate {
         self.gate.lock().set_cap(tier, bytes_per_second);
     }
 
-    /// Records a load that this process measured.
     pub(super) fn record_load(&self, tier: Tier, bytes: u64, took: Duration) {
         self.record_other_load(tier, bytes, took);
         let kept = &mut self.measured.lock()[tier as usize];

@@ -33,7 +33,6 @@ struct State {
     closing: bool,
 }
 
-/// Pages to write.
 #[derive(Clone, Debug)]
 pub(super) struct WriteJob {
     pub(super) pages: PromptPages,

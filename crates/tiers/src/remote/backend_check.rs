@@ -148,7 +148,6 @@ fn expect_eq<T: PartialEq + std::fmt::Debug>(what: &str, is: T, should: T) -> Ou
     if is == should { Ok(()) } else { Err(format!("{what}: {is:?} instead of {should:?}")) }
 }
 
-/// Bytes that are unique to a page.
 fn page(number: u8, at: usize) -> Vec<u8> {
     let seed = u64::from(number) << 32 | at as u64;
     let word =

@@ -79,7 +79,6 @@ impl Inventory {
         Ok(inventory)
     }
 
-    /// The inventory of a given listing.
     #[cfg(feature = "fuzzing")]
     pub(super) fn of(listed: impl IntoIterator<Item = Listed>) -> Self {
         let mut inventory = Self::default();

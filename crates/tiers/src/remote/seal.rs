@@ -155,7 +155,6 @@ impl<'a> Seal<'a> {
         }
     }
 
-    /// The encoded run header.
     pub(super) fn header(&self) -> &'a [u8] {
         &self.body[..self.header_bytes]
     }

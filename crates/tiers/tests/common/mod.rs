@@ -168,12 +168,10 @@ pub fn tier(cache: &Cache, name: &str) -> TierStats {
     cache.stats().unwrap().tiers.into_iter().find(|tier| tier.tier == name).unwrap()
 }
 
-/// Faults of a test remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendFault {
     #[default]
     None,
-    /// Every call fails.
     Fails,
     /// Calls do not return until the fault is cleared.
     Hangs,

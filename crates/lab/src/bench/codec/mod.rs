@@ -87,7 +87,6 @@ struct Row {
     /// Relative error of the attention output: the norm of the error over the norm of the output,
     /// as the mean of the layers. Zero for lossless codecs.
     attention_error: f64,
-    /// Attention error of the worst layer.
     attention_error_worst: f64,
 }
 

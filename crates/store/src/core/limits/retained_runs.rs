@@ -26,7 +26,6 @@ impl Retained {
     }
 }
 
-/// The retained runs.
 #[derive(Debug)]
 pub(crate) struct Retention {
     pub(super) clock: StoreClock,
@@ -71,7 +70,6 @@ impl Retention {
         self.scopes.get(&slot).map_or(0, |(units, _)| *units)
     }
 
-    /// Scopes with retained runs.
     pub(crate) fn scopes(&self) -> Vec<ScopeSlot> {
         self.scopes.keys().copied().collect()
     }

@@ -44,7 +44,6 @@ impl Usage {
         Self { scopes: limited.into_iter().map(empty).collect() }
     }
 
-    /// Adds a run.
     pub(crate) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
         let holding = self.scopes.entry(slot).or_default();
         holding.units += units;

@@ -31,7 +31,6 @@ impl SpaceThread {
         self.thread.wake();
     }
 
-    /// Stops the thread and joins it.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.thread.stop();

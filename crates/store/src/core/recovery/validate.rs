@@ -146,7 +146,6 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
     if metadata_only || adds_up { None } else { Some("place") }
 }
 
-/// Adds the recovered runs to `residents`.
 pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
     // Admission counts as a use, so admit the least recently used run first.
     kept.sort_by_key(|kept| kept.recency);

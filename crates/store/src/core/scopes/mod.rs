@@ -289,7 +289,6 @@ impl Scopes {
 }
 
 impl Live {
-    /// Adds a scope, or replaces it.
     pub(crate) fn add(
         &mut self,
         slot: ScopeSlot,
