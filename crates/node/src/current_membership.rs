@@ -72,6 +72,7 @@ impl CurrentMembership {
         // must keep the settings that the store has then.
         opening.options.capacity = None;
         opening.options.paths.clear();
+        opening.options.further_dirs = None;
         opening.options.index = None;
         Ok(Self {
             opening,

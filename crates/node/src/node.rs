@@ -8,7 +8,9 @@ use crate::process::Process;
 use crate::shared::Shared;
 use ritornello_format::{Error, Result};
 use ritornello_medium::{Host, Medium};
-use ritornello_store::{Directory, Options, Store, StoreCore, StorePolicy, foreign_directory};
+use ritornello_store::{
+    CapacityChange, Directory, Options, Store, StoreCore, StorePolicy, foreign_directory,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,10 +33,10 @@ pub struct Node {
 /// Opens the store in `options.dir`: as its owner if the store has no owner, otherwise as a client
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
-/// The `durability` and `sync_interval` of the owner apply; a client's values apply when the client
-/// becomes the owner. Each process uses its own `io` for its transfers. If capacity, index, paths
-/// or segment size differ from the store's, an owner resizes the store and converts its index, and
-/// a client logs the difference.
+/// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
+/// Each process transfers pages with its own `io`. A client logs a capacity, an index, paths or a
+/// segment size that differ from the store's; an owner resizes the store and converts its index.
+/// Directories of `further_dirs` that the store lacks are added, by a client through the owner.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
@@ -65,7 +67,9 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     if let Some(shared) = open.upgrade() {
         if let Some(policy) = shared.add_handle(&options)? {
             drop(open);
-            return Ok(Node::new(slot, shared, policy));
+            let node = Node::new(slot, shared, policy);
+            node.add_listed_dirs(&options);
+            return Ok(node);
         }
         shared.close_if_unused()?;
     }
@@ -81,6 +85,10 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     *open = Arc::downgrade(&shared);
     drop(open);
     let node = Node::new(slot, shared, policy);
+    // An owner has added the directories before it answered the first call.
+    if node.role() == Role::Client {
+        node.add_listed_dirs(&options);
+    }
     tracing::info!(role = node.role().word(), dir = %path.display(), "the store is open");
     Ok(node)
 }
@@ -93,6 +101,7 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     let path = match fs::canonicalize(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && options.capacity.is_some() => {
             mounts::check_creation(name)?;
+            Directory::new(Arc::clone(medium), name).check_new(options)?;
             medium.create_dir(dir).map_err(refused)?;
             fs::canonicalize(dir).map_err(refused)?
         }
@@ -119,6 +128,7 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
         _ => {}
     }
     mounts::check_creation(name)?;
+    directory.check_new(options)?;
     Ok(path)
 }
 
@@ -126,6 +136,14 @@ impl Node {
     fn new(slot: Slot, shared: Arc<Shared>, policy: StorePolicy) -> Arc<Self> {
         let closed = AtomicBool::new(false);
         Arc::new(Self { process: Process::current(), slot, shared, policy, closed })
+    }
+
+    /// Adds the directories listed at open that the store lacks.
+    fn add_listed_dirs(&self, options: &Options) {
+        let medium = Arc::clone(&self.shared.catalog.membership.opening.medium);
+        Directory::new(medium, self.path()).add_listed(options, |dir| {
+            self.store().change_capacity(&CapacityChange::AddVolume(dir))
+        });
     }
 
     /// The store's permissions when this handle was opened.

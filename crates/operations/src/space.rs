@@ -65,7 +65,12 @@ pub enum PathsCommand {
         path: PathBuf,
     },
     /// Remove a directory: its pages are moved or evicted, and its files removed
-    #[command(after_help = "Examples:\n  ritornello paths drain /nvme/kv /nvme2/kv-segments")]
+    #[command(after_help = "\
+Leave the directory out of the list in the engines' setting `path` first: an opening adds listed
+directories that the store lacks.
+
+Examples:
+  ritornello paths drain /nvme/kv /nvme2/kv-segments")]
     Drain {
         /// The store's directory
         dir: PathBuf,

@@ -19,9 +19,9 @@ use ritornello_format::{
 use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::Segments;
 use std::collections::BTreeSet;
-use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::{io, iter};
 
 /// Names that may exist in a store's directory.
 const OURS: [&str; 15] = [
@@ -55,8 +55,8 @@ pub const POLICY_FILE: &str = "policy.toml";
 pub(crate) const SCOPES: &str = "SCOPES";
 const RESERVATIONS: &str = "RESERVATIONS";
 
-/// The volume of a store without `paths`.
-const SEGMENTS: &str = "segments";
+/// The volume in a store's own directory.
+pub(crate) const SEGMENTS: &str = "segments";
 /// Maximum volumes, including retired volumes.
 pub(crate) const VOLUMES_MAX: usize = 256;
 
@@ -180,6 +180,7 @@ impl Directory {
         options: &Options,
         differences: impl Fn(&Self, &Options, &Manifest) -> Result<Vec<String>>,
     ) -> Result<Manifest> {
+        self.check_listed(options)?;
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let stored = match self.manifest()? {
             Some(stored) if stored.owner_epoch > 0 => stored,
@@ -243,6 +244,7 @@ impl Directory {
     /// because directories may be marked with it. `begun`, the manifest of the interrupted
     /// creation, supplies what `options` leave out.
     fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
+        self.check_new(options)?;
         let begun = begun.as_ref();
         let capacity = options.capacity.or(begun.map(|begun| begun.capacity)).ok_or_else(|| {
             Error::invalid("there is no store here yet: give a capacity to create one")
@@ -250,7 +252,9 @@ impl Directory {
         })?;
         let uuid = begun.map_or_else(random_bytes, |begun| Ok(begun.uuid))?;
         let volumes = match begun {
-            Some(begun) if options.paths.is_empty() => begun.volumes.clone(),
+            Some(begun) if options.paths.is_empty() && options.further_dirs.is_none() => {
+                begun.volumes.clone()
+            }
             _ => self.new_volumes(options, uuid)?,
         };
         let index = match (options.index, begun) {
@@ -290,7 +294,9 @@ impl Directory {
 
     fn volumes(&self, options: &Options) -> Result<Vec<VolumeRecord>> {
         if options.paths.is_empty() {
-            return Ok(vec![VolumeRecord::new(SEGMENTS)]);
+            let further = options.further().iter().map(|path| self.volume_name(path));
+            let names = iter::once(Ok(SEGMENTS.to_owned())).chain(further);
+            return names.map(|name| name.map(VolumeRecord::new)).collect();
         }
         if options.paths.len() > VOLUMES_MAX {
             return Err(Error::invalid("a store spreads over at most 256 paths"));
@@ -307,11 +313,13 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// Returns the volumes of a new store. Directories named in `options.paths` must hold no
-    /// segments and no marker of another store.
+    /// Returns the volumes of a new store. Directories that `options` name besides the store's own
+    /// must hold no segments and no marker of another store.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
-        for dir in volumes.iter().map(|volume| self.path.join(&volume.dir)) {
+        for volume in &volumes {
+            let dir = self.path.join(&volume.dir);
+            let named = volume.dir != SEGMENTS || !options.paths.is_empty();
             self.check_owner(&dir)?;
             let names = match self.medium.list(&dir) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -322,7 +330,7 @@ impl Directory {
                     || (name.as_os_str() == VolumeMarker::FILE && !self.is_marked_by(&dir, uuid))
             };
             let found = names.iter().find(is_volume);
-            if let Some(found) = found.filter(|_| !options.paths.is_empty()) {
+            if let Some(found) = found.filter(|_| named) {
                 return Err(Error::invalid(
                     "the directory holds a volume of another store: name an empty or new \
                      directory; if the volume is this store's, the store's own directory is \

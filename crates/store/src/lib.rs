@@ -29,6 +29,7 @@ mod encode;
 pub mod eviction;
 mod get;
 pub mod lease;
+mod listed_dirs;
 mod machine_memory;
 mod options;
 mod outcome;

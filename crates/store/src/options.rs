@@ -144,10 +144,15 @@ impl IndexKind {
 pub struct Options {
     /// The directory: metadata, the socket, and the segments unless `paths` is set.
     pub dir: PathBuf,
+    /// If the caller lists several directories, one per disk: those after `dir`, which hold only
+    /// segments. A new store is created with all of them. Opening an existing store adds those that
+    /// it lacks, and keeps those that are not listed.
+    pub further_dirs: Option<Vec<PathBuf>>,
     /// Budget in bytes. Required for a new store; the owner resizes an existing one to it.
     pub capacity: Option<u64>,
-    /// Directories of the segments, possibly on several disks. The directories of an existing store
-    /// are changed with [`Catalog::change_capacity`](crate::Catalog::change_capacity).
+    /// Directories of all segments of a new store, instead of a directory in `dir` and
+    /// `further_dirs`. The directories of an existing store are changed with
+    /// [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
     /// When a put counts as done.
     pub durability: Durability,
@@ -203,6 +208,7 @@ impl Options {
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
+            further_dirs: None,
             capacity: None,
             paths: Vec::new(),
             durability: Durability::default(),

@@ -221,7 +221,8 @@ impl Directory {
                 .with("dir", dir.display())
                 .with("why", why));
             }
-            self.medium.create_dir(&dir).map_err(|error| self.refused(error))?;
+            let created = self.medium.create_dir(&dir);
+            created.map_err(|error| self.refused(error).with("path", dir.display()))?;
             self.check_owner(&dir)?;
             match self.write_marker(&dir, marker) {
                 Ok(()) => volume.marked = true,

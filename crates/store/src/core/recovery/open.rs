@@ -47,6 +47,9 @@ use std::time::{Duration, Instant};
 /// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
 /// because a lost index leaves all scopes without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
+/// Maximum time that opening waits for the lock on the directories before it goes on without a
+/// listed directory that the store lacks.
+const ADD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
 
@@ -203,7 +206,9 @@ impl StoreCore {
         if options.background_threads {
             core.start_periodic()?;
         }
-        // Apply the capacity before the maintenance thread starts, because this thread moves runs.
+        // Both are applied before the maintenance thread starts, because that thread moves runs. A
+        // larger capacity may need the added directories.
+        core.add_listed_dirs()?;
         core.apply_capacity()?;
         if options.background_threads {
             core.start_maintenance()?;
@@ -238,6 +243,19 @@ fn withhold_reserved(
 }
 
 impl StoreCore {
+    /// Adds the directories listed at open that the store lacks.
+    ///
+    /// # Errors
+    /// `Retry` if the change failed half-way: the core cannot be used and is closed.
+    fn add_listed_dirs(&self) -> Result<()> {
+        self.shape.directory().add_listed(&self.options, |dir| {
+            self.change_capacity(&CapacityChange::AddVolume(dir), ADD_TIMEOUT)
+        });
+        self.lifecycle.check_writable().inspect_err(|_| {
+            let _ = self.close();
+        })
+    }
+
     /// Resizes the store to the capacity given at open; long work runs in the background. If the
     /// capacity is impossible, logs a warning and keeps the current capacity.
     ///

@@ -39,7 +39,8 @@ pub enum CapacityChange {
 
 impl StoreCore {
     /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
-    /// `timeout`; the change then continues in the background.
+    /// `timeout`; the change then continues in the background. The addition of a directory waits
+    /// for no segments to be emptied.
     ///
     /// # Errors
     /// `Invalid` if the capacity is below two segments, or below the leased, retained and reserved
@@ -104,6 +105,10 @@ impl StoreCore {
                 let said = "the directory is marked again, but still absent";
                 return Err(Error::retry(said).with("why", why));
             }
+        }
+        if matches!(change, CapacityChange::AddVolume(_)) {
+            self.maintenance.space.wake();
+            return Ok(());
         }
         self.await_maintenance(deadline)
     }
