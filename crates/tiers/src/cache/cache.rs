@@ -73,19 +73,22 @@ impl Cache {
     ) -> Result<Self> {
         let (mut local_tiers, mut remote) = (Vec::new(), None);
         for (at, spec) in list.iter().enumerate() {
-            let (dir, capacity) = match &spec.location {
+            let (dir, further_dirs, capacity) = match &spec.location {
                 TierLocation::Remote(address) => {
                     let tier = open_remote(address.expose())?;
                     remote = Some(RemoteHandle { tier, rate: RateLimiter::new(spec.rate) });
                     continue;
                 }
                 TierLocation::Host { dir, capacity } => {
-                    (dir.clone().unwrap_or_else(|| host_dir(list)), Some(*capacity))
+                    let dir = dir.clone().unwrap_or_else(|| host_dir(list));
+                    (dir, Vec::new(), Some(*capacity))
                 }
-                TierLocation::Disk { dir, capacity } => (dir.clone(), *capacity),
+                TierLocation::Disk { dir, further_dirs, capacity } => {
+                    (dir.clone(), further_dirs.clone(), *capacity)
+                }
             };
             let below = list.get(at + 1).is_some_and(|below| below.write == WritePolicy::WriteBack);
-            let node = local_tier::open(spec.tier(), dir, capacity, below)?;
+            let node = local_tier::open(spec.tier(), dir, further_dirs, capacity, below)?;
             let rate = RateLimiter::new(spec.rate);
             let capacity = capacity.unwrap_or(u64::MAX);
             local_tiers.push(LocalTier { kind: spec.tier(), node, capacity, rate });

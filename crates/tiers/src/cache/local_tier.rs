@@ -29,7 +29,7 @@ impl LocalTier {
     }
 }
 
-/// Opens the store of a tier. With `oldest_first` this process, as the store's owner, evicts by
+/// Opens the store of a tier in `dir` and `further_dirs`. With `oldest_first` this process, as the store's owner, evicts by
 /// LRU, because write-back writes the least recently used pages to the tier below first.
 ///
 /// # Errors
@@ -38,6 +38,7 @@ impl LocalTier {
 pub(super) fn open(
     tier: Tier,
     dir: PathBuf,
+    further_dirs: Vec<PathBuf>,
     capacity: Option<u64>,
     oldest_first: bool,
 ) -> Result<Arc<Node>> {
@@ -52,7 +53,9 @@ pub(super) fn open(
         (1 << bytes.ilog2()).min(ritornello_store::SEGMENT_BYTES)
     });
     let eviction = if oldest_first { PolicyKind::Lru } else { PolicyKind::default() };
-    ritornello_node::open(&Options { capacity, segment_bytes, eviction, ..Options::new(dir) })
+    let further_dirs = (!further_dirs.is_empty()).then_some(further_dirs);
+    let options = Options { further_dirs, capacity, segment_bytes, eviction, ..Options::new(dir) };
+    ritornello_node::open(&options)
 }
 
 fn check_memory(capacity: u64) -> Result<()> {

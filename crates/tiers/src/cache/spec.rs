@@ -1,9 +1,10 @@
 //! The list of a cache's tiers, fastest first:
 //!
 //! ```text
-//! host 8GiB [DIR]   disk DIR [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
+//! host 8GiB [DIR]   disk DIR [/DIR...] [200GiB]   s3://bucket/prefix | file:///mnt/kv | memory: | module:Class
 //! ```
 //!
+//! A disk tier may have several directories, one per disk; a word with a slash is a directory.
 //! Options follow a tier: `write=`, with a [`WritePolicy`], and `rate=`, with a limit in bytes per
 //! second.
 
@@ -45,6 +46,8 @@ pub enum TierLocation {
     Disk {
         /// The directory.
         dir: PathBuf,
+        /// Further directories, one per disk.
+        further_dirs: Vec<PathBuf>,
         /// Capacity in bytes; required to create the store.
         capacity: Option<u64>,
     },
@@ -65,9 +68,18 @@ impl TierSpec {
             ["host", size, dir] => {
                 TierLocation::Host { dir: Some(dir.into()), capacity: parse_bytes(size)? }
             }
-            ["disk", dir] => TierLocation::Disk { dir: dir.into(), capacity: None },
-            ["disk", dir, size] => {
-                TierLocation::Disk { dir: dir.into(), capacity: Some(parse_bytes(size)?) }
+            ["disk", dir, ref rest @ ..] => {
+                let (further, capacity) = match rest.split_last() {
+                    Some((size, further)) if !size.contains('/') => {
+                        (further, Some(parse_bytes(size)?))
+                    }
+                    _ => (rest, None),
+                };
+                if !further.iter().all(|word| word.contains('/')) {
+                    return Err(invalid_list("a disk has directories, then a size", text));
+                }
+                let further_dirs = further.iter().map(PathBuf::from).collect();
+                TierLocation::Disk { dir: dir.into(), further_dirs, capacity }
             }
             [address] if address.contains(':') => TierLocation::Remote(address.into()),
             _ => return Err(invalid_list("not a tier", RemoteAddress::shown(text))),
@@ -149,7 +161,8 @@ fn invalid_list(what: &str, given: impl Display) -> Error {
 }
 
 /// Default directory of the host tier: the same for all processes of a user that list the same
-/// tiers below it.
+/// tiers below it. Further directories of the disk tier have no part in it, so that a disk can be
+/// added.
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {
@@ -190,6 +203,11 @@ mod tests {
             "s3://bucket/prefix write=none",
         ])
         .unwrap();
+        let disk = |further: &[&str], capacity| TierLocation::Disk {
+            dir: "/nvme/kv".into(),
+            further_dirs: further.iter().map(PathBuf::from).collect(),
+            capacity,
+        };
         assert_eq!(
             list[0].location,
             TierLocation::Host { dir: Some("/dev/shm/kv".into()), capacity: 8 << 30 }
@@ -197,12 +215,18 @@ mod tests {
         assert_eq!((list[1].write, list[1].rate), (WritePolicy::Selective(2), Some(100 << 20)));
         assert_eq!(list[2].location, TierLocation::Remote("s3://bucket/prefix".into()));
         assert_eq!(list[2].write, WritePolicy::Never);
+        assert_eq!(list[1].location, disk(&[], Some(200 << 30)));
+        for (text, capacity) in
+            [("disk /nvme/kv /a /b/c 1GiB", Some(1 << 30)), ("disk /nvme/kv /a /b/c", None)]
+        {
+            assert_eq!(TierSpec::parse(text).unwrap().location, disk(&["/a", "/b/c"], capacity));
+        }
         assert!(TierSpec::list(&["disk /nvme/a=b"]).is_ok());
     }
 
     #[test]
     fn errors_show_valid_list() {
-        let lists: [&[&str]; 9] = [
+        let lists: [&[&str]; 11] = [
             &[],
             &["disk /a", "host 1GiB"],
             &["s3://a/b"],
@@ -212,6 +236,8 @@ mod tests {
             &["host"],
             &["tape /dev/st0"],
             &["disk /a speed=9"],
+            &["disk"],
+            &["disk /a 1GiB 2GiB"],
         ];
         for list in lists {
             let error = TierSpec::list(list).unwrap_err().to_string();
@@ -242,6 +268,7 @@ mod tests {
     fn host_directory_follows_lower_tiers() {
         let at = |list: &[&str]| host_dir(&TierSpec::list(list).unwrap());
         assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 2GiB", "disk /a 9GiB"]));
+        assert_eq!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /a /b 9GiB"]));
         assert_ne!(at(&["host 1GiB", "disk /a"]), at(&["host 1GiB", "disk /b"]));
         assert_ne!(at(&["host 1GiB", "s3://a?x=1"]), at(&["host 1GiB", "s3://a?x=2"]));
     }
