@@ -212,7 +212,7 @@ class StorePolicy:
 class Store:
     @staticmethod
     def open(
-        path: str | PathLike[str],
+        path: str | PathLike[str] | Sequence[str | PathLike[str]],
         capacity: str | int | None = None,
         *,
         paths: Sequence[str | PathLike[str]] = (),
@@ -227,7 +227,11 @@ class Store:
     ) -> Store:
         """Opens the directory as its owner, or as a client of the process that owns it.
 
-        `capacity` may be omitted if the directory holds a store. `codec` applies to scopes for
+        `path` may be a list of directories, one per disk. The first has the store's metadata, and
+        the others only pages. A new store is created with all of them; directories that an existing
+        store lacks are added, and its other directories stay in use. `paths`: directories of all
+        pages of a new store, so that the directory `path` has only metadata. `capacity`, of the
+        whole store, may be omitted if the directory holds a store. `codec` applies to scopes for
         which no codec is configured. `write_budget` limits drive wear: "2TB/day", "500GiB/hour",
         "20MB/s", or bytes per day; when the budget runs short, pages are written when they are put
         for the second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling
@@ -425,12 +429,13 @@ class Cache:
         prefetch: str = "timeout",
         write_queue: str | int | None = None,
     ) -> Cache:
-        """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix", each
-        followed by options: `write=` ("write_through", "selective(2)", "write_back", "none") and
-        `rate=` (bytes per second of this process, as in "100MiB"). `prefetch`: maximum time that a
-        lookup stays pending while pages are fetched from a remote: "best_effort",
-        "wait_complete", "timeout", or "timeout(1, 0.25)", the minimum seconds and the seconds per
-        1,024 tokens. `write_queue`: maximum bytes that wait to be written to each tier (512 MiB).
+        """`tiers`, fastest first: "host 8GiB", "disk /nvme/kv 200GiB" (on several disks: "disk
+        /nvme0/kv /nvme1/kv 400GiB"), "s3://bucket/prefix", each followed by options: `write=`
+        ("write_through", "selective(2)", "write_back", "none") and `rate=` (bytes per second of
+        this process, as in "100MiB"). `prefetch`: maximum time that a lookup stays pending while
+        pages are fetched from a remote: "best_effort", "wait_complete", "timeout", or
+        "timeout(1, 0.25)", the minimum seconds and the seconds per 1,024 tokens. `write_queue`:
+        maximum bytes that wait to be written to each tier (512 MiB).
         """
     def lookup(
         self,

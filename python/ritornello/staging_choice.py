@@ -20,15 +20,22 @@ MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
 HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "Shared_Hugetlb")
 
 
-def wants_staging(folder: str | os.PathLike[str], address: int, nbytes: int) -> bool:
-    """Returns whether reads from files in `folder` into this memory are faster through staging;
-    False if that cannot be determined. The folder may be missing.
+def wants_staging(folders: Iterable[str], address: int, nbytes: int) -> bool:
+    """Returns whether reads from files in any of `folders` into this memory are faster through
+    staging; False if that cannot be determined. Folders may be missing.
     """
+    if not any(map(_is_on_cutting_disk, folders)):
+        return False
     try:
-        if not cuts_requests(nearest(Path(folder)).stat().st_dev):
-            return False
         with Path("/proc/self/smaps").open() as mappings:
             return not is_huge(mappings, address, nbytes)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_on_cutting_disk(folder: str) -> bool:
+    try:
+        return cuts_requests(nearest(Path(folder)).stat().st_dev)
     except (OSError, ValueError):
         return False
 

@@ -18,7 +18,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 
-def open_small(path: Path, **options: Any) -> rt.Store:
+def open_small(path: Path | Sequence[Path], **options: Any) -> rt.Store:
     """Opens a store of 64 MiB in segments of 4 MiB; `options`: further arguments of
     `Store.open`.
     """

@@ -135,6 +135,15 @@ def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None
         assert cache.take_loads() == []
 
 
+def test_disk_tier_has_several_directories(tmp_path: Path, scope: rt.Scope) -> None:
+    keys = keys_of("spread", 20)
+    with rt.Cache.open([f"disk {tmp_path}/a {tmp_path}/b {tmp_path}/c 64MiB"]) as cache:
+        assert put(cache, scope, keys) == 20
+    with rt.Store.open(tmp_path / "a") as store:
+        assert len(store.stats()["paths"]) == 3
+        assert store.probe(scope, keys) == 20
+
+
 def test_invalid_tiers_error_shows_valid_list(tmp_path: Path) -> None:
     for tiers in (
         [],

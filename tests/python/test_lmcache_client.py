@@ -89,6 +89,17 @@ def test_put_objects_are_loaded(client: NativeClient) -> None:
     assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
 
 
+def test_listed_directories_are_added(where: Path, tmp_path: Path) -> None:
+    listed = [str(where), str(tmp_path / "b"), str(tmp_path / "c")]
+    client, keys = NativeClient(path=listed), texts(20)
+    assert put(client, keys, 64 * KIB)[1:] == (True, "", None)
+    client.close()
+    assert (tmp_path / "b" / "VOLUME").exists() and (tmp_path / "c" / "VOLUME").exists()
+    client = NativeClient(path=listed[0])
+    assert get(client, keys, 64 * KIB)[0] == [True] * 20
+    client.close()
+
+
 def test_each_key_has_its_own_result(client: NativeClient) -> None:
     keys = texts(9)
     put(client, keys[1::3] + keys[2::3], 64 * KIB)

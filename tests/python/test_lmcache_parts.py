@@ -399,6 +399,8 @@ def test_settings_are_parsed() -> None:
     settings = Settings.parse({"path": "/kv", "capacity": "1GiB", "codec": "zstd"})
     assert (settings.path, settings.capacity, settings.namespace) == ("/kv", "1GiB", "")
     assert settings.options() == {"codec": "zstd"}
+    listed = Settings.parse({"path": ["/a/kv", "/b/kv"], "namespace": "n"})
+    assert listed.directories == ("/a/kv", "/b/kv")
 
 
 @pytest.mark.parametrize(
@@ -406,6 +408,9 @@ def test_settings_are_parsed() -> None:
     [
         ({}, 'needs "path"'),
         ({"path": 3}, 'needs "path"'),
+        ({"path": []}, r'"path" is a directory, or a list of directories.* not \[\]'),
+        ({"path": ["/a", 3]}, r"/nvme1/kv\W+, not \['/a', 3\]"),
+        ({"path": ["/a", ""]}, '"path" is a directory, or a list'),
         ({"path": "/kv", "size": 1}, "unknown key 'size'"),
         ({"path": "/kv", "capacity": True}, '"capacity"'),
         ({"path": "/kv", "write_budget": []}, '"write_budget"'),

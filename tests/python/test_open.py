@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from support import SMALL, keys_of, open_small, pages_of
 
 import ritornello as rt
-from ritornello.connector.opening import open_store
+from ritornello.connector.opening import free_bytes, open_store
 from ritornello.connector.settings import StoreSettings
-from ritornello.errors import InvalidError, RitornelloError
+from ritornello.errors import InvalidError, RitornelloError, SettingError
 
 
 def test_new_store_requires_capacity(where: Path) -> None:
@@ -202,3 +203,84 @@ def test_connectors_create_store_next_to_policy(where: Path) -> None:
         open_store(StoreSettings(str(where), capacity="1 potato"), logging.getLogger("test"))
     with open_store(StoreSettings(str(where)), logging.getLogger("test")) as store:
         assert store.policy.allow_weak_hashes
+
+
+def names_of(tmp_path: Path, names: str) -> list[Path]:
+    return [tmp_path / name for name in names]
+
+
+def test_path_may_be_a_list_of_directories(tmp_path: Path) -> None:
+    scope, keys = rt.Scope.opaque("spread", 4096), keys_of("spread", 40)
+    with rt.Store.open(names_of(tmp_path, "abc"), **SMALL) as store:
+        assert store.path == str(tmp_path / "a")
+        assert len(store.stats()["paths"]) == 3
+        assert store.stats()["capacity_bytes"] == 64 << 20
+        assert store.put_batch(scope, keys, pages_of(keys, 4096)) == 40
+    with rt.Store.open(tuple(map(str, names_of(tmp_path, "abcd")))) as store:
+        assert len(store.stats()["paths"]) == 4
+        assert store.probe(scope, keys) == 40
+
+
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [([], r"path is \[\]: pass a directory, or a list"), (3, "path is 3"), ([3], r"path is \[3\]")],
+)
+def test_path_of_wrong_type_is_refused(path: Any, advice: str) -> None:
+    with pytest.raises(SettingError, match=advice):
+        rt.Store.open(path, "64MiB")
+
+
+def test_invalid_lists_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "b").mkdir()
+    open_small(tmp_path / "other").close()
+    for names, advice in (
+        (["a", "b", "b"], "listed twice"),
+        (["a", "b", "link"], "listed twice"),
+        (["a", "a/b"], "inside another"),
+        (["a", "other/segments/b"], "belongs to another store"),
+    ):
+        with pytest.raises(InvalidError, match=advice) as refused:
+            open_small([tmp_path / name for name in names])
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "a").exists()
+
+
+def test_differences_from_list_are_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    open_small(names_of(tmp_path, "ab")).close()
+    assert capfd.readouterr().err == ""
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+    open_small([tmp_path / "a", tmp_path / "thesis"]).close()
+    first, second = capfd.readouterr().err.splitlines()
+    assert f"ritornello paths add {tmp_path}/a {tmp_path}/thesis" in first
+    assert "not empty" in first
+    assert f"keeps them: {tmp_path}/b (`ritornello paths drain {tmp_path}/a DIR`" in second
+    # A single directory is no list.
+    open_small(tmp_path / "a").close()
+    assert capfd.readouterr().err == ""
+    open_small([tmp_path / "a"]).close()
+    assert "ritornello paths drain" in capfd.readouterr().err
+
+
+def test_default_capacity_counts_each_file_system_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed = [str(path) for path in names_of(tmp_path, "abc")]
+    free = shutil.disk_usage(tmp_path).free
+    assert abs(free_bytes(listed) - free) < 1 << 30
+    shm = Path("/dev/shm")
+    if shm.is_dir() and shm.stat().st_dev != tmp_path.stat().st_dev:
+        both = free + shutil.disk_usage(shm).free
+        assert abs(free_bytes([*listed, "/dev/shm/missing/kv"]) - both) < 1 << 30
+    monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 256 << 20)
+    # Segments of 256 MiB need more.
+    with pytest.raises(InvalidError, match="two segments"):
+        open_store(StoreSettings(listed), logging.getLogger("test"))
+    monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 4 << 30)
+    with open_store(StoreSettings(listed), logging.getLogger("test")) as store:
+        assert store.stats()["capacity_bytes"] == 2 << 30
+        assert len(store.stats()["paths"]) == 3
+    assert f"created {', '.join(listed)} with half" in caplog.text

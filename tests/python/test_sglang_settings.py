@@ -16,6 +16,12 @@ def test_path_suffices_and_sglang_keys_pass() -> None:
     assert Settings.parse(extra).options() == {}
 
 
+def test_path_may_be_a_list() -> None:
+    settings = Settings.parse({"path": ["/a/kv", "/b/kv"], "backend_name": "x"})
+    assert settings.directories == ("/a/kv", "/b/kv")
+    assert Settings.parse({"path": "/kv"}).directories == ("/kv",)
+
+
 def test_store_settings_are_passed_on() -> None:
     said = {"codec": "split", "eviction": "lru", "admission": "auto", "write_budget": "2TB/day"}
     settings = Settings.parse({"path": "/kv", "capacity": 1 << 30, **said})
@@ -28,6 +34,9 @@ def test_store_settings_are_passed_on() -> None:
     [
         (None, 'needs "path"'),
         ({"path": ""}, 'needs "path"'),
+        ({"path": []}, r'"path" is a directory, or a list of directories.* not \[\]'),
+        ({"path": ["/a", 3]}, r"/nvme1/kv\W+, not \['/a', 3\]"),
+        ({"path": ["/a", ""]}, '"path" is a directory, or a list'),
         ({"path": "/kv", "size": 1}, "unknown key 'size'; ritornello knows path, capacity"),
         ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),

@@ -68,4 +68,4 @@ def test_disk_limits_requests_by_pieces(
 
 def test_unknown_disk_is_read_directly(tmp_path: Path) -> None:
     assert nearest(tmp_path / "not" / "there") == tmp_path
-    assert not wants_staging("/proc", 0, 1)
+    assert not wants_staging(["/proc", "/sys"], 0, 1)

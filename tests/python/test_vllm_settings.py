@@ -11,6 +11,12 @@ def test_path_suffices() -> None:
     assert Settings.parse({"path": "/kv"}) == Settings("/kv", read_only=False)
 
 
+def test_path_may_be_a_list() -> None:
+    settings = Settings.parse({"path": ["/a/kv", "/b/kv"], "read_only": True})
+    assert (settings.directories, settings.read_only) == (("/a/kv", "/b/kv"), True)
+    assert Settings.parse({"path": "/kv"}).directories == ("/kv",)
+
+
 def test_all_settings_are_parsed() -> None:
     extra = {"path": "/kv", "capacity": "2GiB", "read_only": True}
     assert Settings.parse(extra) == Settings("/kv", "2GiB", read_only=True)
@@ -38,6 +44,9 @@ def test_tiers_replace_path() -> None:
     [
         ({}, 'needs "path"'),
         ({"path": ""}, 'needs "path"'),
+        ({"path": []}, r'"path" is a directory, or a list of directories.* not \[\]'),
+        ({"path": ["/a", 3]}, r"/nvme1/kv\W+, not \['/a', 3\]"),
+        ({"path": ["/a", ""]}, '"path" is a directory, or a list'),
         ({"path": "/kv", "size": 1}, "unknown key 'size'; ritornello knows path, capacity"),
         ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),

@@ -14,8 +14,10 @@ import pytest
 from support import SMALL, open_small
 from tier_support import MODEL, ROW, TOKENS, Request, TierHarness, namespace, offload_keys
 
+from ritornello.connector.meter import Meter
 from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
+from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.tier.tier import LookupAnswer
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
@@ -467,6 +469,19 @@ def test_settings_error_says_what_to_write() -> None:
             TierSettings.parse({"path": "/x", name: value})
     parsed = TierSettings.parse({"path": "/x", "locality": "LOCAL", "codec": "split"})
     assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")
+
+
+def test_path_may_be_a_list(tmp_path: Path) -> None:
+    listed = [str(tmp_path / name) for name in "abc"]
+    parsed = TierSettings.parse({"path": listed})
+    assert parsed.store.directories == tuple(listed)
+    with pytest.raises(ValueError, match='"path" is a directory, or a list of directories'):
+        TierSettings.parse({"path": []})
+    open_small(tmp_path / "a").close()
+    store = TierStore(parsed.store, Meter())
+    stats = store.call("stats", lambda opened: opened.stats(), None)
+    assert stats is not None and len(stats["paths"]) == 3
+    store.close()
 
 
 def test_row_size_is_limited_by_page_size() -> None:

@@ -93,7 +93,7 @@ class TierHarness:
         parsed = TierSettings.parse({"path": str(path), "capacity": "1GiB"} | settings)
         self.counts = Meter()
         self.store = TierStore(parsed.store, self.counts)
-        host_rows = HostRows(self.host.data, row_bytes, str(path))
+        host_rows = HostRows(self.host.data, row_bytes, [str(path)])
         spaces = spaces or namespace(row_bytes=row_bytes)
         self.tier = Tier(self.store, spaces, host_rows, parsed, self.counts)
         self._job = 0

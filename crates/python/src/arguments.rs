@@ -8,6 +8,7 @@ use ritornello_store::PutOptions;
 use ritornello_store::admission::WriteBudget;
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub(crate) fn put_options(
@@ -92,6 +93,21 @@ pub(crate) fn deadline(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<
 /// Returns a control that stops an operation after `timeout` seconds.
 pub(crate) fn control(py: Python<'_>, timeout: Option<f64>) -> PyResult<Control> {
     Ok(Control { deadline: deadline(py, timeout)?, ..Control::default() })
+}
+
+/// Returns the directory of a store and, if `path` is a list, the further directories in it.
+pub(crate) fn directories(path: &Bound<'_, PyAny>) -> PyResult<(PathBuf, Option<Vec<PathBuf>>)> {
+    if let Ok(dir) = path.extract() {
+        return Ok((dir, None));
+    }
+    let advice = "a directory, or a list of directories, one per disk";
+    let mut dirs: Vec<PathBuf> =
+        path.extract().map_err(|_| invalid_argument("path", path, advice))?;
+    if dirs.is_empty() {
+        return Err(invalid_argument("path", path, advice));
+    }
+    let dir = dirs.remove(0);
+    Ok((dir, Some(dirs)))
 }
 
 /// Parses a number of bytes: an integer, or text with a unit. `what` names the argument.

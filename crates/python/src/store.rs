@@ -1,6 +1,8 @@
 //! The Python class of stores.
 
-use crate::arguments::{Keys, budget_of, bytes_of, control, duration, io_choice, put_options};
+use crate::arguments::{
+    Keys, budget_of, bytes_of, control, directories, duration, io_choice, put_options,
+};
 use crate::batch::{BatchMemory, Submission, ask};
 use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
@@ -29,6 +31,7 @@ pub(crate) struct Store {
 #[pymethods]
 impl Store {
     /// Opens a store as owner of the directory, or as client of the process that owns it.
+    /// `path` is a directory, or a list of directories, one per disk: the first has the metadata.
     /// `capacity` ("200GiB", or bytes) may be omitted for a directory that holds a store. A
     /// `SettingError` means that a word or a number is invalid, independent of the directory.
     #[staticmethod]
@@ -46,7 +49,7 @@ impl Store {
     #[allow(clippy::too_many_arguments)]
     fn open(
         py: Python<'_>,
-        path: PathBuf,
+        path: &Bound<'_, PyAny>,
         capacity: Option<Bound<'_, PyAny>>,
         paths: Vec<PathBuf>,
         durability: &str,
@@ -60,8 +63,10 @@ impl Store {
     ) -> PyResult<Self> {
         log::start();
         let read = || -> PyResult<Options> {
+            let (dir, further_dirs) = directories(path)?;
             let index = index.map(parse_index).transpose().or_raise(py)?;
             Ok(Options {
+                further_dirs,
                 capacity: capacity.map(|given| bytes_of("capacity", &given)).transpose()?,
                 paths,
                 durability: Durability::parse(durability).or_raise(py)?,
@@ -73,12 +78,12 @@ impl Store {
                 index: index.map(|(kind, _)| kind),
                 index_memory: index.and_then(|(_, memory)| memory),
                 segment_bytes,
-                ..Options::new(path.clone())
+                ..Options::new(dir)
             })
         };
         let options = read().map_err(|error| as_setting(py, error))?;
         let node = py.detach(|| ritornello_node::open(&options)).or_raise(py)?;
-        Ok(Self { path, node: NodeHandle::new(node) })
+        Ok(Self { path: options.dir, node: NodeHandle::new(node) })
     }
 
     /// Stores pages and returns the number of leading pages now stored, including pages stored

@@ -1,6 +1,7 @@
 """Opens a connector's store as the user's configuration describes it."""
 
 import shutil
+from collections.abc import Iterable
 from logging import Logger
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,11 +29,18 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     except InvalidError as error:
         if NO_STORE not in str(error):
             raise
-        capacity = shutil.disk_usage(nearest(Path(settings.path))).free // 2 // MIB * MIB
+        capacity = free_bytes(settings.directories) // 2 // MIB * MIB
         store = Store.open(settings.path, capacity, **options)
         logger.warning(
             'ritornello: created %s with half of the free space, %d MiB; say "capacity" to choose',
-            settings.path,
+            ", ".join(settings.directories),
             capacity // MIB,
         )
         return store
+
+
+def free_bytes(directories: Iterable[str]) -> int:
+    """Returns the free space of the file systems that hold these directories, present or not."""
+    places = map(nearest, map(Path, directories))
+    file_systems = {place.stat().st_dev: place for place in places}
+    return sum(shutil.disk_usage(place).free for place in file_systems.values())

@@ -1,6 +1,6 @@
 """Store settings that all connectors share; each connector adds its own."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,17 +11,23 @@ SIZES = ("capacity", "write_budget")
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """`path`: the store's directory. `capacity`: its size ("200GiB"), needed only to create it;
-    half of the free space if omitted. The other settings are arguments of `Store.open`, which
-    validates them. The process that opens the store first determines the settings in effect.
+    """`path`: the store's directory, or a list of directories, one per disk, the first of which has
+    the metadata. `capacity`: the size of the store ("200GiB"), needed only to create it; half of
+    the free space if omitted. The other settings are arguments of `Store.open`, which validates
+    them. The process that opens the store first determines the settings in effect.
     """
 
-    path: str
+    path: str | Sequence[str]
     capacity: str | int | None = None
     write_budget: str | int | None = None
     eviction: str | None = None
     codec: str | None = None
     admission: str | None = None
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The directories of `path`."""
+        return (self.path,) if isinstance(self.path, str) else tuple(self.path)
 
     def options(self) -> dict[str, Any]:
         """Returns the keyword arguments of `Store.open` besides the capacity."""
@@ -40,10 +46,15 @@ def check(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> No
             f"{place}: unknown key {unknown[0]!r}; ritornello knows {', '.join(known)}"
         )
     path = given.get("path")
-    if not isinstance(path, str) or not path:
+    if not isinstance(path, str | list | tuple) or path == "":
         raise ValueError(
             f'{place} needs "path", the directory of the store, for example '
             '{"path": "/nvme/kv", "capacity": "200GiB"}'
+        )
+    if not path or not all(isinstance(directory, str) and directory for directory in path):
+        raise ValueError(
+            f'{place}: "path" is a directory, or a list of directories, one per disk, for example '
+            f'["/nvme0/kv", "/nvme1/kv"], not {path!r}'
         )
     for name in SIZES:
         value = given.get(name)

@@ -64,8 +64,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
     def __init__(
         self, params: dict[str, Any], l1_memory_desc: "L1MemoryDesc | None" = None
     ) -> None:
-        self._objects = ObjectStore(Settings.parse(params))
-        self._path = params["path"]
+        settings = Settings.parse(params)
+        self._objects = ObjectStore(settings)
+        self._path = settings.path
         capacity = self._objects.store.capacity()
         super().__init__(max_capacity_bytes=capacity)
         self._lookups = LookupExecutor(self._objects.store.answers_at_once)
@@ -74,7 +75,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._l1_memory, self._l1_start = _l1_memory(l1_memory_desc)
         if self._l1_memory is not None:
             nbytes = self._l1_memory.nbytes
-            self._objects.staged = wants_staging(self._path, self._l1_start, nbytes)
+            folders = settings.directories
+            self._objects.staged = wants_staging(folders, self._l1_start, nbytes)
         self._stores, self._loads = Completions(), Completions()
         self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: dict[int, tuple[list[ObjectKey], list[int]]] = {}

@@ -31,14 +31,15 @@ class NativeClient:
     def __init__(self, **params: Any) -> None:
         from ritornello._core import Completions
 
-        self._objects = ObjectStore(Settings.parse(params))
+        settings = Settings.parse(params)
+        self._objects = ObjectStore(settings)
         self._lookups = LookupExecutor(self._objects.store.answers_at_once)
         self._lock = Lock()
         self._completions = Completions()
         self._completed: list[Completion] = []
         self._puts: set[int] = set()
         self._numbers = count(1)
-        self._path: str = params["path"]
+        self._folders = settings.directories
         # The first buffer decides: all memory of LMCache is assumed to be in pages of the same
         # kind.
         self._staging_undecided = True
@@ -118,7 +119,7 @@ class NativeClient:
             if self._staging_undecided and nbytes and not memoryview(memory).readonly:
                 self._staging_undecided = False
                 place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-                self._objects.staged = wants_staging(self._path, place, nbytes)
+                self._objects.staged = wants_staging(self._folders, place, nbytes)
             items.append(Item(name, ObjectFormat(nbytes), memory) if name and nbytes else None)
         return items
 

@@ -8,16 +8,17 @@ jobs may run.
 """
 
 import ctypes
+from collections.abc import Iterable
 
 from ritornello.staging_choice import wants_staging
 
 
 class HostRows:
-    """`view`: of shape (rows, row_bytes), C-contiguous. `staged`: loads from a store in `folder` go
-    through its staging memory.
+    """`view`: of shape (rows, row_bytes), C-contiguous. `staged`: loads from a store in `folders`
+    go through its staging memory.
     """
 
-    def __init__(self, view: memoryview, row_bytes: int, folder: str) -> None:
+    def __init__(self, view: memoryview, row_bytes: int, folders: Iterable[str]) -> None:
         from ritornello._core import PagePool
 
         whole_array = memoryview(view.obj)
@@ -27,4 +28,4 @@ class HostRows:
         buffer = (ctypes.c_ubyte * view.nbytes).from_address(start)
         self._memory_owner: object = view.obj
         self.pool = PagePool([buffer], [row_bytes])
-        self.staged = wants_staging(folder, start, view.nbytes)
+        self.staged = wants_staging(folders, start, view.nbytes)

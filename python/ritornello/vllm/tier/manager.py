@@ -117,7 +117,7 @@ class RitornelloTier(SecondaryTierManager):
         )
         if namespace.model.epoch:
             logger.warning(f"ritornello: {EPOCH_WARNING}", "stored")
-        rows = HostRows(primary_kv_view, row_bytes, settings.store.path)
+        rows = HostRows(primary_kv_view, row_bytes, settings.store.directories)
         store = TierStore(settings.store, self._meter, namespace.model.hash_algorithm)
         guard = guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
@@ -325,7 +325,7 @@ def config_info_of(settings: TierSettings) -> dict[str, str]:
     """Returns the labels of `vllm:kv_offload_config_info`."""
     store = settings.store
     return {
-        "ritornello_path": store.path,
+        "ritornello_path": ",".join(store.directories),
         "ritornello_capacity": str(store.capacity or "default"),
         "ritornello_read_only": str(store.read_only),
         "ritornello_codec": store.codec or "raw",
