@@ -184,10 +184,10 @@ impl Directory {
 
 /// Returns those of `dirs` that are on the root file system, unless all of them are. `device`
 /// returns the device of a path.
-fn below_mount_points<'a>(
-    dirs: &'a [PathBuf],
+fn below_mount_points(
+    dirs: &[PathBuf],
     device: impl Fn(&Path) -> Option<u64>,
-) -> impl Iterator<Item = &'a PathBuf> {
+) -> impl Iterator<Item = &PathBuf> {
     let root = device(Path::new("/"));
     let is_on_root = move |dir: &&PathBuf| device(dir) == root;
     let all = dirs.iter().all(|dir| is_on_root(&dir));
