@@ -339,8 +339,8 @@ class Store:
         unless the scope has fewer. Reads from disk.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
-        """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: at least `least`,
-        and more, up to 60, for bytes that the slowest directory moves in more than a quarter of it.
+        """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: at least
+        `least`, and up to 60 if the slowest directory needs more than a quarter of that.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that

@@ -177,8 +177,8 @@ MUTATIONS = [
     Mutation(
         "space of a dead owner reused before it is drained",
         f"{CORE}/recovery/open.rs",
-        "        if !clean {\n            // The last",
-        "        if clean && !clean {\n            // The last",
+        "        if !clean {\n            // The log",
+        "        if clean && !clean {\n            // The log",
     ),
     Mutation(
         "space of a dead client reused before it is drained",
