@@ -123,7 +123,7 @@ def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
     # Nothing was measured: 64 MiB/s are assumed, and a quarter of it is enough.
     assert store.time_limit(512 << 20, 10.0) == 32.0
     assert store.time_limit(8 << 30, 10.0, put=True) == 60.0
-    with pytest.raises(rt.RitornelloError, match="least"):
+    with pytest.raises(rt.errors.InvalidError, match="least"):
         store.time_limit(1, -1.0)
 
 

@@ -227,12 +227,13 @@ class WorkerSide:
 
     def _start_load(self, load: Load) -> PendingLoad:
         started, nbytes = monotonic(), 0
-        for pages in load.pages if self._held is not None else ():
-            objects = self._held.groups[pages.group]
+        held = self._held
+        for pages in load.pages:
+            objects = held.groups[pages.group] if held is not None else ()
             nbytes += len(pages.keys) * sum(obj.pool.page_bytes for obj in objects)
         return PendingLoad(
             self._store,
-            self._held,
+            held,
             load,
             started,
             self._store.time_limit(nbytes, LOAD_SECONDS),

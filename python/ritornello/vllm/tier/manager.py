@@ -1,6 +1,7 @@
 """vLLM's secondary tier: passes each call to `Tier`, without vLLM's types."""
 
-# The type checker runs without vLLM, whose classes are therefore Any. mypy: allow-subclassing-any
+# The type checker runs without vLLM, whose classes are therefore Any.
+# mypy: allow-subclassing-any
 
 import logging
 import sys
