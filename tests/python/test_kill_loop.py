@@ -35,7 +35,7 @@ sys.path.insert(0, {here!r})
 from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
 import ritornello as rt
 from ritornello.errors import RitornelloError
-path, capacity, name = sys.argv[1], sys.argv[2] or None, int(sys.argv[3])
+path, capacity, name = sys.argv[1].split(","), sys.argv[2] or None, int(sys.argv[3])
 rng = random.Random(name)
 with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
     print("open", flush=True)
@@ -62,10 +62,13 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
 
 
 class Loop:
-    """Two children that work on one store, and what each had flushed when it was killed."""
+    """Two children that work on one store in `volumes` directories, and what each had flushed when
+    it was killed.
+    """
 
-    def __init__(self, path: Path, capacity: str) -> None:
+    def __init__(self, path: Path, capacity: str, volumes: int = 1) -> None:
         self.capacity = capacity
+        self.volumes = volumes
         self.next = 0
         self.kills = 0
         self.begin(path)
@@ -73,6 +76,8 @@ class Loop:
     def begin(self, path: Path) -> None:
         """Creates a new store."""
         self.path = path
+        further = range(1, self.volumes)
+        self.paths = [path, *(path.with_name(f"{path.name}-{at}") for at in further)]
         # Flushed pages, by sequence name.
         self.flushed: dict[int, int] = {}
         self.children = [self.start() for _ in range(2)]
@@ -88,7 +93,8 @@ class Loop:
         """Starts a child with unique sequence names."""
         self.next += 10_000
         code = CHILD.format(here=str(Path(__file__).parent))
-        words = [sys.executable, "-c", code, str(self.path), self.capacity, str(self.next)]
+        words = [sys.executable, "-c", code, ",".join(map(str, self.paths))]
+        words += [self.capacity, str(self.next)]
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait(self, at: int, delay: float, *, opened: bool) -> None:
@@ -120,7 +126,7 @@ class Loop:
     def check(self, names: list[int], *, evicts: bool) -> None:
         """Opens the store and checks sequences that were flushed."""
         out = [bytearray(PAGE_BYTES) for _ in range(7)]
-        with rt.Store.open(self.path, capacity=self.capacity, segment_bytes=4 << 20) as store:
+        with rt.Store.open(self.paths, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
                 keys = keys_of(name, 1 + name % 7)
                 got = store.get_batch(SCOPE, keys, out[: len(keys)])
@@ -152,17 +158,20 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
             flushed += len(loop.flushed)
             if over:
                 return flushed, loop.kills
-            shutil.rmtree(loop.path)
+            for path in loop.paths:
+                shutil.rmtree(path)
             loop.begin(loop.path.with_name(str(loop.kills)))
 
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
-@pytest.mark.parametrize("capacity", ["2GiB", "48MiB"])
-def test_kill_loop(tmp_path: Path, capacity: str) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "volumes"), [("2GiB", 1), ("48MiB", 1), ("2GiB", 4), ("64MiB", 2)]
+)
+def test_kill_loop(tmp_path: Path, capacity: str, volumes: int) -> None:
     """A large store has all flushed pages; a small store evicts continuously."""
-    loop = Loop(tmp_path / "0", capacity)
+    loop = Loop(tmp_path / "0", capacity, volumes)
     try:
-        flushed, kills = run(loop, random.Random(SEED), evicts=capacity == "48MiB")
+        flushed, kills = run(loop, random.Random(SEED), evicts=capacity != "2GiB")
     finally:
         loop.end()
     print(f"{capacity}: {kills} kills, {flushed} sequences flushed before one and looked at")
@@ -207,7 +216,7 @@ class SlowLoop(Loop):
 
     def begin(self, path: Path) -> None:
         """Creates a new store."""
-        self.path = path
+        self.path, self.paths = path, [path]
         self.flushed: dict[int, int] = {}
         self.children = [self.start_ahead(), self.start()]
         self.opened = [False, False]

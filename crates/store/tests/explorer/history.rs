@@ -91,6 +91,9 @@ impl History {
         let operations = if workload.steady { 2000 } else { operations };
         if workload.volumes || (!workload.plain && rng.one_in(2)) {
             options.paths = vec!["/a".into(), "/b".into()];
+            if rng.one_in(3) {
+                options.paths.extend(["/c".into(), "/d".into()]);
+            }
         }
         let nothing = vec![0; SEQUENCES];
         let bounds = Bounds {

@@ -87,7 +87,8 @@ impl Arena {
             process: std::process::id(),
         };
         // If huge pages exceed the limit of a cgroup, the first access raises SIGBUS. Touch them by
-        // a call that returns an error instead. SAFETY: the mapping was made above.
+        // a call that returns an error instead.
+        // SAFETY: the mapping was made above.
         unsafe { madvise(mapping.as_ptr(), len, Advice::LinuxPopulateWrite) }.ok()?;
         Some(arena)
     }
