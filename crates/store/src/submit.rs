@@ -2,7 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::store::{PutOptions, Store, check_sections};
-use crate::ticket::{Closing, Lane, Ticket};
+use crate::ticket::{Closing, JobKind, Ticket};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::page_memory::{OffsetPages, PageSource, PageTarget};
 use ritornello_volume::staging::StagedPages;
@@ -25,7 +25,7 @@ impl Store {
         control: Control,
     ) -> Result<Ticket> {
         let pages = source.len();
-        self.submit(Lane::Put, keys, pages, control, move |store, keys, control| {
+        self.submit(JobKind::Put, keys, pages, control, move |store, keys, control| {
             store.put_batch(&scope, keys, source.as_ref(), &options, control)
         })
     }
@@ -79,7 +79,7 @@ impl Store {
                 .finish(Outcome::none(requested, if requested > 0 { "staging_full" } else { "" }));
             return Ok(ticket);
         }
-        self.submit(Lane::Put, keys, requested, control, move |store, keys, control| {
+        self.submit(JobKind::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
             let outcome = store.put_batch(&scope, &keys[..held], &source, &options, control);
             let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
@@ -110,7 +110,7 @@ impl Store {
         control: Control,
         work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
     ) -> Result<Ticket> {
-        self.submit(Lane::Get, keys, pages, control, move |_, keys, control| {
+        self.submit(JobKind::Get, keys, pages, control, move |_, keys, control| {
             let started = Instant::now();
             Ok(work(keys, control)?.timed(started.elapsed()))
         })
@@ -131,14 +131,14 @@ impl Store {
     ) -> Result<Ticket> {
         check_sections(&scope, &control)?;
         let pages = target.len();
-        self.submit(Lane::Get, keys, pages, control, move |store, keys, control| {
+        self.submit(JobKind::Get, keys, pages, control, move |store, keys, control| {
             store.get_batch(&scope, keys, target.as_ref(), control)
         })
     }
 
     fn submit(
         self: &Arc<Self>,
-        lane: Lane,
+        kind: JobKind,
         keys: Vec<Box<[u8]>>,
         pages: usize,
         control: Control,
@@ -159,7 +159,7 @@ impl Store {
             };
             handle.finish(outcome);
         };
-        self.io_threads.submit(lane, Box::new(job))?;
+        self.io_threads.submit(kind, Box::new(job))?;
         Ok(ticket)
     }
 }

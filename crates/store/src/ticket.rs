@@ -180,9 +180,9 @@ pub(crate) enum Closing {
     Yes,
 }
 
-/// The queue of a job.
+/// The kind of a job; each kind has a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum JobKind {
     Get,
     Put,
 }
@@ -209,7 +209,7 @@ impl IoThreads {
     }
 
     /// Queues a job. The first job starts the threads.
-    pub(crate) fn submit(&self, lane: Lane, job: Job) -> Result<()> {
+    pub(crate) fn submit(&self, kind: JobKind, job: Job) -> Result<()> {
         self.start()?;
         let mut queues = self.shared.lock();
         if queues.closing {
@@ -218,9 +218,9 @@ impl IoThreads {
         if queues.gets.len() + queues.puts.len() >= QUEUE_MAX {
             return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
         }
-        match lane {
-            Lane::Get => queues.gets.push_back(job),
-            Lane::Put => queues.puts.push_back(job),
+        match kind {
+            JobKind::Get => queues.gets.push_back(job),
+            JobKind::Put => queues.puts.push_back(job),
         }
         self.shared.wake_one();
         Ok(())

@@ -21,14 +21,14 @@ const LANES_MAX: usize = 16;
 
 /// Some runs of one transfer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Lane {
+struct Lane {
     /// Positions of the runs in the transfer, ascending.
     runs: Vec<usize>,
     bytes: u64,
     /// The volume of all these runs; `None` if they are on several.
     volume: Option<u8>,
     /// Bytes that the lane keeps in flight.
-    pub(super) in_flight: usize,
+    in_flight: usize,
 }
 
 /// A run that moves, and the bytes of it that move.
@@ -55,67 +55,76 @@ impl MovedRun for RunWrite<'_> {
     }
 }
 
-/// Runs `work` on every lane of `runs`, at the same time, and returns what it returns for each run,
-/// in the order of `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and
-/// returns one result for each of these runs, and the time in which it waited for the disk.
-pub(super) fn run<R: MovedRun, T: Send>(
-    segments: &Segments,
-    runs: &[R],
+/// The lanes of one transfer.
+pub(super) struct Lanes<'a> {
+    segments: &'a Segments,
     moved: Moved,
-    work: impl Fn(&[R], usize) -> (Vec<T>, Duration) + Sync,
-) -> Vec<T> {
-    let per_volume = segments.speeds.lanes(moved);
-    let lanes = split(runs, segments.in_flight_bytes, per_volume);
-    let began = Instant::now();
-    if let [lane] = lanes.as_slice() {
-        let (results, computed) = measured(segments, lane, moved, || work(runs, lane.in_flight));
-        note_load(segments, moved, began, &lanes, [computed]);
-        return results;
-    }
-    let done = map_on_threads(lanes.len(), lanes.len(), "ritornello-lane", |at| {
-        let lane = &lanes[at];
-        let runs: Vec<R> = lane.runs.iter().map(|run| runs[*run]).collect();
-        measured(segments, lane, moved, || work(&runs, lane.in_flight))
-    });
-    note_load(segments, moved, began, &lanes, done.iter().map(|(_, computed)| *computed));
-    let mut results: Vec<Option<T>> = runs.iter().map(|_| None).collect();
-    for (lane, (of_lane, _)) in lanes.into_iter().zip(done) {
-        lane.runs.into_iter().zip(of_lane).for_each(|(run, result)| results[run] = Some(result));
-    }
-    results.into_iter().flatten().collect()
-}
-
-/// Records for how long the lanes computed, of a transfer that is long enough to have several.
-fn note_load(
-    segments: &Segments,
-    moved: Moved,
+    lanes: Vec<Lane>,
     began: Instant,
-    lanes: &[Lane],
-    computed: impl IntoIterator<Item = Duration>,
-) {
-    let total: u64 = lanes.iter().map(|lane| lane.bytes).sum();
-    if total > segments.in_flight_bytes as u64 {
-        let of_volumes = lanes.iter().zip(computed);
-        let of_volumes = of_volumes.filter_map(|(lane, time)| Some((lane.volume?, time)));
-        segments.speeds.computed(moved, began.elapsed(), of_volumes);
-    }
 }
 
-/// Runs one lane and records the speed of its volume. Returns the results, and the time in which
-/// the lane computed.
-fn measured<T>(
-    segments: &Segments,
-    lane: &Lane,
-    moved: Moved,
-    work: impl FnOnce() -> (Vec<T>, Duration),
-) -> (Vec<T>, Duration) {
-    let began = Instant::now();
-    let (results, waited) = work();
-    let elapsed = began.elapsed();
-    if let Some(volume) = lane.volume {
-        segments.speeds.moved(moved, volume, lane.bytes, elapsed);
+impl<'a> Lanes<'a> {
+    /// Deals `runs` to lanes.
+    pub(super) fn of<R: MovedRun>(segments: &'a Segments, runs: &[R], moved: Moved) -> Self {
+        let lanes = split(runs, segments.in_flight_bytes, segments.speeds.lanes(moved));
+        Self { segments, moved, lanes, began: Instant::now() }
     }
-    (results, elapsed.saturating_sub(waited))
+
+    /// Whether the caller moves all runs itself, with the usual bytes in flight. It then calls
+    /// [`Lanes::end`].
+    pub(super) fn is_one(&self) -> bool {
+        self.lanes.len() == 1
+    }
+
+    /// Records what the only lane took, of which it `waited` for the disk.
+    pub(super) fn end(&self, waited: Duration) {
+        let computed = self.end_lane(0, self.began, waited);
+        self.record_load([computed]);
+    }
+
+    /// Runs `work` on every lane, at the same time, and returns what it returns for each run, in
+    /// the order of `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and
+    /// returns one result for each of these runs, and for how long it waited for the disk.
+    pub(super) fn run<R: MovedRun, T: Send>(
+        self,
+        runs: &[R],
+        work: impl Fn(&[R], usize) -> (Vec<T>, Duration) + Sync,
+    ) -> Vec<T> {
+        let count = self.lanes.len();
+        let done = map_on_threads(count, count, "ritornello-lane", |at| {
+            let began = Instant::now();
+            let lane = &self.lanes[at];
+            let runs: Vec<R> = lane.runs.iter().map(|run| runs[*run]).collect();
+            let (results, waited) = work(&runs, lane.in_flight);
+            (results, self.end_lane(at, began, waited))
+        });
+        self.record_load(done.iter().map(|(_, computed)| *computed));
+        let mut results: Vec<Option<T>> = runs.iter().map(|_| None).collect();
+        for (lane, (of_lane, _)) in self.lanes.into_iter().zip(done) {
+            let each = lane.runs.into_iter().zip(of_lane);
+            each.for_each(|(run, result)| results[run] = Some(result));
+        }
+        results.into_iter().flatten().collect()
+    }
+
+    /// Records the speed of a lane's volume. Returns for how long the lane computed.
+    fn end_lane(&self, at: usize, began: Instant, waited: Duration) -> Duration {
+        let (lane, elapsed) = (&self.lanes[at], began.elapsed());
+        if let Some(volume) = lane.volume {
+            self.segments.speeds.moved(self.moved, volume, lane.bytes, elapsed);
+        }
+        elapsed.saturating_sub(waited)
+    }
+
+    /// Records for how long each lane computed, if the transfer is long enough for several.
+    fn record_load(&self, computed: impl IntoIterator<Item = Duration>) {
+        let total: u64 = self.lanes.iter().map(|lane| lane.bytes).sum();
+        if total > self.segments.in_flight_bytes as u64 {
+            let of_volumes = self.lanes.iter().zip(computed);
+            let of_volumes = of_volumes.filter_map(|(lane, time)| Some((lane.volume?, time)));
+            self.segments.speeds.computed(self.moved, self.began.elapsed(), of_volumes);
+        }
+    }
 }
 
 /// Bytes that a transfer in one lane keeps in flight.

@@ -12,9 +12,10 @@
 
 use super::check::{Expected, decode_header, slices_of, total};
 use super::chunk::RunLayout;
+use super::lanes::{self, Lanes};
 use super::page::{Direct, PageMemory};
 use super::sections::Arrivals;
-use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, lanes, mapped};
+use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, mapped};
 use crate::segments::{Moved, Segments};
 use ritornello_format::{RunHeader, Slice, UNIT};
 use std::ops::Range;
@@ -36,9 +37,14 @@ impl Segments {
             let in_flight = lanes::in_flight(self, reads);
             return disk::read(self, reads, control, sections, in_flight).0;
         }
-        lanes::run(self, reads, Moved::Read, |reads, in_flight| {
-            disk::read(self, reads, control, None, in_flight)
-        })
+        let lanes = Lanes::of(self, reads, Moved::Read);
+        if lanes.is_one() {
+            let in_flight = self.in_flight_bytes;
+            let (outcomes, waited) = disk::read(self, reads, control, None, in_flight);
+            lanes.end(waited);
+            return outcomes;
+        }
+        lanes.run(reads, |reads, in_flight| disk::read(self, reads, control, None, in_flight))
     }
 }
 

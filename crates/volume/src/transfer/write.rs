@@ -4,8 +4,9 @@
 
 use super::check::{SliceSums, raw, total};
 use super::chunk::RunLayout;
+use super::lanes::Lanes;
 use super::page::{Direct, PageMemory};
-use super::{Control, MissReason, RunWrite, disk, lanes, mapped};
+use super::{Control, MissReason, RunWrite, disk, mapped};
 use crate::segments::{Moved, Segments};
 use ritornello_format::{Error, ErrorKind, Result, RunHeader, SegmentId, Slice, UNIT};
 use std::io;
@@ -27,9 +28,13 @@ impl Segments {
         if self.is_mapped() {
             return mapped::write(self, runs, control);
         }
-        lanes::run(self, runs, Moved::Written, |runs, in_flight| {
-            disk::write(self, runs, control, in_flight)
-        })
+        let lanes = Lanes::of(self, runs, Moved::Written);
+        if lanes.is_one() {
+            let (results, waited) = disk::write(self, runs, control, self.in_flight_bytes);
+            lanes.end(waited);
+            return results;
+        }
+        lanes.run(runs, |runs, in_flight| disk::write(self, runs, control, in_flight))
     }
 }
 
