@@ -111,7 +111,7 @@ mod tests {
         // The third counts as 1/8 of the first.
         assert_eq!(taken(&mut turns, 35, |_| true), [24, 8, 3]);
         for _ in 0..100 {
-            turns.measured(&[100, 90, 76]);
+            turns.measured(&[1000, 900, 850]);
         }
         let even = taken(&mut turns, 30, |_| true);
         assert!(even.iter().all(|count| (9..=11).contains(count)), "{even:?}");
