@@ -49,8 +49,9 @@ pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed
 --paths measures a store over several directories, one per disk: the raw limit of each directory
 alone and of all directories at the same time (the sum), then put and get with calls of each length in
 --call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. It needs about
-three times --total, spread over the directories, and memory for one call. --throttle replaces slow
-disks: transfers in each directory are limited to this rate, by calls instead of io_uring.
+three times --total, spread over the directories, and memory for a call of each length. --throttle
+replaces slow disks: transfers in each directory are limited to this rate, by calls instead of
+io_uring.
 
 Examples:
   ritornello bench store --paths /nvme1,/nvme2 --call-bytes 256MiB,2GiB
