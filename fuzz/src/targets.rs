@@ -35,18 +35,18 @@ fn seal_end(input: &mut Vec<u8>) {
     input.extend(sum);
 }
 
-/// Seals a file: magic (8), version, length of the body, body, checksum.
+/// Seals a file: magic (8), version, features, length of the body, body, checksum.
 fn seal_file(input: &mut Vec<u8>) {
-    if let Some(body) = input.len().checked_sub(24) {
-        input[12..16].copy_from_slice(&(body as u32).to_le_bytes());
+    if let Some(body) = input.len().checked_sub(28) {
+        input[16..20].copy_from_slice(&(body as u32).to_le_bytes());
     }
     seal_end(input);
 }
 
-/// Seals a file that consists of a head and of records. A record is the length of its body, the
-/// body, and a checksum. The last record ends at the input's end.
-fn seal_registry(input: &mut [u8]) {
-    let (mut start, mut fixed) = (0, 16);
+/// Seals a file whose head is followed by records: length of the body, body, checksum. The last
+/// record ends at the input's end.
+fn seal_log(input: &mut [u8]) {
+    let (mut start, mut fixed) = (0, 20);
     while let Some(rest) = input.len().checked_sub(start + fixed + 8) {
         let length = start + fixed - 4..start + fixed;
         let claimed: [u8; 4] = input[length.clone()].try_into().unwrap_or_default();
@@ -102,14 +102,14 @@ pub fn targets() -> Vec<Target> {
         Target {
             name: "registry",
             seeds: registries(),
-            seal: |input| seal_registry(input),
+            seal: |input| seal_log(input),
             parse: |bytes| ScopeRegistry::decode(bytes).is_ok(),
         },
         Target {
             name: "reservations",
             seeds: reservations(),
-            seal: keep,
-            parse: |bytes| !ReservationRecord::decode_all(bytes).is_empty(),
+            seal: |input| seal_log(input),
+            parse: |bytes| ReservationRecord::decode_log(bytes).is_ok_and(|log| !log.is_empty()),
         },
         Target { name: "journal", seeds: records(), seal: seal_frame, parse: journal },
         Target {
@@ -201,7 +201,8 @@ fn reservations() -> Vec<Vec<u8>> {
     let reserved =
         ReservationRecord::Reserved { id: 5, client: "abc".to_owned(), extents: extents() };
     let ended = ReservationRecord::Ended { id: 5 };
-    vec![reserved.encode(), [reserved.encode(), ended.encode()].concat()]
+    let one = ReservationRecord::encode_log(std::slice::from_ref(&reserved));
+    vec![one, ReservationRecord::encode_log(&[reserved, ended])]
 }
 
 fn place() -> Place {

@@ -33,7 +33,7 @@ fn doctor_leaves_remote_directory_unchanged() {
 fn fsck_repair_removes_damaged_objects() {
     let dir = scratch();
     let hex = "0123456789abcdef0123456789abcdef";
-    let inside = dir.path().join("ritornello/1").join(hex);
+    let inside = dir.path().join("ritornello/3").join(hex);
     std::fs::create_dir_all(&inside).unwrap();
     std::fs::write(inside.join(format!("{hex}.2")), b"no object").unwrap();
     std::fs::create_dir_all(dir.path().join("ritornello/7")).unwrap();
@@ -54,7 +54,7 @@ fn fsck_repair_removes_damaged_objects() {
 fn gc_removes_old_objects_unless_dry_run() {
     let dir = scratch();
     let hex = "0123456789abcdef0123456789abcdef";
-    let inside = dir.path().join("ritornello/1").join(hex);
+    let inside = dir.path().join("ritornello/3").join(hex);
     std::fs::create_dir_all(&inside).unwrap();
     std::fs::write(inside.join(format!("{hex}.1")), vec![0; 1000]).unwrap();
     let at = address(dir.path());

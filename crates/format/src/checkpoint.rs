@@ -17,8 +17,8 @@ use crate::journal::{
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
 
-/// The header of a checkpoint: magic `RTRNCKPT` (8), version `u32`, zero `u32`, id `u64`, journal
-/// `u64`, first `u64`, CRC-64.
+/// The header of a checkpoint: magic `RTRNCKPT` (8), version `u32`, features `u32`, id `u64`,
+/// journal `u64`, first `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointHeader {
     /// The checkpoint's number, counted from one. Its low 32 bits are part of every frame's
@@ -44,7 +44,8 @@ impl CheckpointHeader {
     /// Decodes what [`CheckpointHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
+    /// unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [id, journal, first] = read_header(Self::MAGIC, "checkpoint", bytes)?;
         Ok(Self { id, journal, first })

@@ -1,5 +1,6 @@
 //! The run header, which precedes the pages of a run and describes them.
 
+use crate::version::check_version;
 use crate::wire::{Reader, Writer};
 use crate::{
     Error, Extent, FORMAT_VERSION, KEY_BYTES_MAX, KEY_BYTES_MIN, PAGE_BYTES_MAX, Result, ScopeId,
@@ -15,9 +16,9 @@ pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 /// Minimum number of extents that a header has room for. Further extents are listed while they fit;
 /// only salvage (`fsck --salvage`) reads the list.
 const EXTENT_ROOM: usize = 32;
-/// Magic, version, length, store, scope, slot, slices per page, units of header and page,
+/// Magic, version, length, features, store, scope, slot, slices per page, units of header and page,
 /// generation, page bytes, extents in all, extents listed, pages, parent length.
-const FIXED_BYTES: usize = 8 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
+const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
 const EXTENT_BYTES: usize = 12;
 const SLICE_BYTES: usize = 4 + 1 + 8;
 const CHECKSUM_BYTES: usize = 8;
@@ -89,7 +90,7 @@ impl RunHeader {
     pub fn store_of(unit: &[u8]) -> Option<[u8; 16]> {
         let version = unit.get(8..12)?;
         let is_header = unit.starts_with(&RUN_MAGIC) && version == FORMAT_VERSION.to_le_bytes();
-        is_header.then(|| unit.get(16..32)?.try_into().ok()).flatten()
+        is_header.then(|| unit.get(20..36)?.try_into().ok()).flatten()
     }
 
     /// Number of units that the header of a run takes, given the lengths of the keys of its pages.
@@ -163,6 +164,7 @@ impl RunHeader {
             .raw(&RUN_MAGIC)
             .u32(FORMAT_VERSION)
             .u32(length as u32)
+            .u32(0)
             .raw(&self.store)
             .raw(&self.scope.0)
             .u32(self.slot.0)
@@ -202,8 +204,9 @@ impl RunHeader {
         }
         let version = reader.u32()?;
         if version != FORMAT_VERSION {
-            return Err(Error::miss("a run header of an unsupported format version")
-                .with("version", version));
+            return Err(Error::miss("a run header of another format version")
+                .with("version", version)
+                .with("read", FORMAT_VERSION));
         }
         let length = reader.u32()? as usize;
         let whole = bytes
@@ -216,6 +219,8 @@ impl RunHeader {
             return Err(Error::miss("a run header fails its checksum"));
         }
         let mut reader = Reader::new(&body[16..]);
+        check_version("run header", version, reader.u32()?)
+            .map_err(|error| Error::miss("a run header with unknown features").because(error))?;
         let header = Self::decode_fields(&mut reader)?;
         if reader.remaining() != 0 {
             return Err(Error::miss("a run header is longer than its fields"));
@@ -376,6 +381,16 @@ mod tests {
                 assert!(RunHeader::decode(&bad).is_err(), "bit {bit} of byte {at}");
             }
         }
+    }
+
+    #[test]
+    fn header_with_unknown_features_misses() {
+        let (mut bytes, _) = header(2, 1).encode().unwrap();
+        bytes[16] = 1;
+        let body = bytes.len() - CHECKSUM_BYTES;
+        let sum = checksum(&bytes[..body]).to_le_bytes();
+        bytes[body..].copy_from_slice(&sum);
+        assert_eq!(RunHeader::decode(&bytes).unwrap_err().kind(), crate::ErrorKind::Miss);
     }
 
     proptest! {

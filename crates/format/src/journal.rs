@@ -18,6 +18,7 @@
 //! run has no effect, even if a later run has the same number, because the reuse counts differ. A
 //! checkpoint can therefore be copied while the index changes.
 
+use crate::version::check_version;
 use crate::wire::{Reader, Writer};
 use crate::{
     Error, Extent, FORMAT_VERSION, PageHash, Place, Result, ScopeSlot, SegmentId, checksum,
@@ -96,7 +97,7 @@ pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
 }
 
 /// Encodes the header of a file of frames, whose layout is the same in every version: magic (8),
-/// version `u32`, zero `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
+/// version `u32`, features `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
 pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.raw(magic).u32(FORMAT_VERSION).u32(0);
@@ -121,19 +122,13 @@ pub(crate) fn read_header<const N: usize>(
         return Err(Error::miss(format!("the header of a {what} is damaged")));
     }
     let mut reader = Reader::new(whole);
-    let (found, version) = (reader.array::<8>()?, reader.u32()?);
-    reader.u32()?;
+    let (found, version, features) = (reader.array::<8>()?, reader.u32()?, reader.u32()?);
     if &found != magic {
         return Err(Error::miss(format!(
             "a file in the place of a {what} has a different magic number"
         )));
     }
-    if version != FORMAT_VERSION {
-        return Err(Error::invalid(format!(
-            "this {what} is of format {version}, and this Ritornello reads format \
-             {FORMAT_VERSION}: use the version that wrote it, or another directory"
-        )));
-    }
+    check_version(what, version, features)?;
     let mut numbers = [0; N];
     for number in &mut numbers {
         *number = reader.u64()?;
@@ -141,8 +136,8 @@ pub(crate) fn read_header<const N: usize>(
     Ok(numbers)
 }
 
-/// The header of a journal file: magic `RTRNJRNL` (8), version `u32`, zero `u32`, number `u64`,
-/// first sequence number `u64`, CRC-64.
+/// The header of a journal file: magic `RTRNJRNL` (8), version `u32`, features `u32`, number
+/// `u64`, first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
     /// The file's number. Numbers are consecutive and never reused.
@@ -165,7 +160,8 @@ impl JournalHeader {
     /// Decodes what [`JournalHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
+    /// unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "journal", bytes)?;
         Ok(Self { number, first })

@@ -6,7 +6,8 @@
 //! their code.
 //!
 //! **Promises.** Decoding never panics, and never returns bytes whose checksum disagrees. Encoding
-//! is canonical: equal values encode to equal bytes.
+//! is canonical: equal values encode to equal bytes. The bytes of version 1 do not change:
+//! `tests/golden.rs` compares them with recorded bytes.
 //!
 //! **May not know** files, threads, clocks, or any other crate of the project: this crate is pure.
 
@@ -26,6 +27,8 @@ mod reservation;
 pub mod residency;
 mod scope;
 mod size;
+mod version;
+mod whole_file;
 pub mod wire;
 
 pub use checksum::{SliceChecksum, checksum};
@@ -39,7 +42,4 @@ pub use registry::{ScopeRegistry, ScopeSettings, StoredRegistry};
 pub use reservation::ReservationRecord;
 pub use scope::{PAGE_BYTES_MAX, Scope, ScopeId, ScopeSlot};
 pub use size::parse_bytes;
-
-/// The version of a store's files. The bytes of version zero may still change; files of other
-/// versions are refused.
-pub const FORMAT_VERSION: u32 = 0;
+pub use version::FORMAT_VERSION;

@@ -1,10 +1,14 @@
 //! The manifest: identity and layout of a store.
 
+use crate::whole_file::{seal, unseal};
 use crate::wire::{Reader, Writer};
-use crate::{Error, FORMAT_VERSION, Result, checksum};
+use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"RTRNMANI";
+/// Flags of a volume.
+const DRAINING: u8 = 1;
+const MARKED: u8 = 2;
 
 /// A directory of segments.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -39,6 +43,20 @@ impl VolumeRecord {
     #[must_use]
     pub fn is_active(&self) -> bool {
         !self.is_retired() && !self.draining
+    }
+
+    fn encode(&self) -> Writer {
+        let mut entry = Writer::new();
+        let flags = if self.draining { DRAINING } else { 0 } | if self.marked { MARKED } else { 0 };
+        entry.blob(self.dir.as_bytes()).u32(self.first_segment).u8(flags);
+        entry
+    }
+
+    fn decode(entry: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(entry);
+        let (dir, first_segment, flags) = (reader.text()?, reader.u32()?, reader.u8()?);
+        let (draining, marked) = (flags & DRAINING != 0, flags & MARKED != 0);
+        Ok(Self { dir, draining, first_segment, marked })
     }
 }
 
@@ -85,26 +103,21 @@ impl Manifest {
         self.paths(dir).into_iter().filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// Encodes the record: magic, version, length, body, CRC-64 of all preceding bytes.
+    /// Encodes the file: a whole-file record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
         body.raw(&self.uuid)
             .u32(self.owner_epoch)
+            .u32(self.generations)
+            .u8(u8::from(self.clean))
             .u64(self.segment_bytes)
             .u64(self.capacity)
             .blob(self.index.as_bytes())
+            .blob(self.owner.as_bytes())
             .u32(self.volumes.len() as u32);
         for volume in &self.volumes {
-            body.blob(volume.dir.as_bytes());
-        }
-        body.blob(self.owner.as_bytes());
-        for volume in &self.volumes {
-            body.u8(u8::from(volume.draining)).u32(volume.first_segment);
-        }
-        body.u32(self.generations).u8(u8::from(self.clean));
-        for volume in &self.volumes {
-            body.u8(u8::from(volume.marked));
+            body.blob(volume.encode().as_slice());
         }
         seal(MAGIC, body.as_slice())
     }
@@ -118,8 +131,8 @@ impl Manifest {
     /// Decodes what [`Manifest::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` if the file is not a manifest, or its version is unsupported; `Fatal` if the
-    /// manifest is damaged.
+    /// `Invalid` if the file is not a manifest, or of another version or with unknown features;
+    /// `Fatal` if the manifest is damaged.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let damaged = |error: Error| Error::fatal("the manifest is damaged").because(error);
         let body = unseal(MAGIC, "store", bytes)?;
@@ -128,79 +141,26 @@ impl Manifest {
             let mut manifest = Self {
                 uuid: reader.array()?,
                 owner_epoch: reader.u32()?,
-                generations: 0,
-                clean: false,
+                generations: reader.u32()?,
+                clean: reader.u8()? != 0,
                 segment_bytes: reader.u64()?,
                 capacity: reader.u64()?,
                 index: reader.text()?,
+                owner: reader.text()?,
                 volumes: Vec::new(),
-                owner: String::new(),
             };
             for _ in 0..reader.u32()? {
-                manifest.volumes.push(VolumeRecord::new(reader.text()?));
+                manifest.volumes.push(VolumeRecord::decode(reader.blob()?)?);
             }
-            manifest.owner = reader.text()?;
-            if reader.remaining() > 0 {
-                for volume in &mut manifest.volumes {
-                    volume.draining = reader.u8()? != 0;
-                    volume.first_segment = reader.u32()?;
-                }
-            }
-            if reader.remaining() > 0 {
-                manifest.generations = reader.u32()?;
-                manifest.clean = reader.u8()? != 0;
-                for volume in &mut manifest.volumes {
-                    volume.marked = reader.u8()? != 0;
-                }
-            }
-            // Earlier builds used the owner epoch as the upper half of generations.
-            manifest.generations = manifest.generations.max(manifest.owner_epoch);
             Ok(manifest)
         })()
         .map_err(damaged)
     }
 }
 
-/// Encodes a whole-file record: magic (8), version `u32`, length `u32`, body, CRC-64.
-#[must_use]
-pub fn seal(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
-    let mut writer = Writer::new();
-    writer.raw(magic).u32(FORMAT_VERSION).blob(body);
-    let sum = checksum(writer.as_slice());
-    writer.u64(sum);
-    writer.into_vec()
-}
-
-/// Decodes a record of [`seal`] and returns its body. `what` names the kind of file in errors.
-///
-/// # Errors
-/// `Invalid` if the magic or the version differs; `Fatal` if the record is damaged.
-pub fn unseal<'a>(magic: &[u8; 8], what: &str, bytes: &'a [u8]) -> Result<&'a [u8]> {
-    let damaged = || Error::fatal(format!("the {what} file is damaged")).with("bytes", bytes.len());
-    let mut reader = Reader::new(bytes);
-    let found: [u8; 8] = reader.array().map_err(|_| damaged())?;
-    if &found != magic {
-        return Err(Error::invalid(format!(
-            "this is not a Ritornello {what}: name an empty or new directory"
-        )));
-    }
-    let version = reader.u32().map_err(|_| damaged())?;
-    if version != FORMAT_VERSION {
-        return Err(Error::invalid(format!(
-            "this {what} is of format {version}, and this Ritornello reads format \
-             {FORMAT_VERSION}: use the version that wrote it, or another directory"
-        )));
-    }
-    let body = reader.blob().map_err(|_| damaged())?;
-    let stored = reader.u64().map_err(|_| damaged())?;
-    let covered = &bytes[..bytes.len() - reader.remaining() - 8];
-    if stored == checksum(covered) { Ok(body) } else { Err(damaged()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     fn manifest() -> Manifest {
         Manifest {
@@ -236,12 +196,19 @@ mod tests {
         }
     }
 
+    /// What a later build may append to a volume's entry and to the body.
     #[test]
-    fn other_version_is_refused_with_its_number() {
-        let mut other = manifest().encode();
-        other[8] = 9;
-        let error = Manifest::decode(&other).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Invalid);
-        assert!(error.to_string().contains("format 9"), "{error}");
+    fn appended_fields_are_ignored() {
+        let plain = Manifest { volumes: Vec::new(), ..manifest() };
+        let sealed = plain.encode();
+        let mut body = unseal(MAGIC, "store", &sealed).unwrap().to_vec();
+        let count = body.len() - 4;
+        body[count] = 1;
+        let mut entry = manifest().volumes[1].encode();
+        entry.u64(77);
+        let mut writer = Writer::new();
+        writer.raw(&body).blob(entry.as_slice()).u64(99);
+        let longer = Manifest::decode(&seal(MAGIC, writer.as_slice())).unwrap();
+        assert_eq!(longer, Manifest { volumes: vec![manifest().volumes[1].clone()], ..plain });
     }
 }

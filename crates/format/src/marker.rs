@@ -1,6 +1,6 @@
 //! The marker of a volume: the file that names the store and volume of a directory.
 
-use crate::manifest::{seal, unseal};
+use crate::whole_file::{seal, unseal};
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ impl VolumeMarker {
     /// Name of the file.
     pub const FILE: &'static str = "VOLUME";
 
-    /// Encodes the file: magic, version, length, body, CRC-64 of all preceding bytes.
+    /// Encodes the file: a whole-file record.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -33,11 +33,14 @@ impl VolumeMarker {
     /// Decodes what [`VolumeMarker::encode`] wrote.
     ///
     /// # Errors
-    /// `Invalid` if the file is not a marker, or its version is unsupported; `Fatal` if the marker
-    /// is damaged.
+    /// `Invalid` if the marker is of another version or with unknown features; `Fatal` if it is
+    /// damaged, or the file is not a marker.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        let body = unseal(MAGIC, "volume marker", bytes)?;
         let damaged = |error: Error| Error::fatal("the volume marker is damaged").because(error);
+        if !bytes.starts_with(MAGIC) {
+            return Err(damaged(Error::invalid("the file has another magic number")));
+        }
+        let body = unseal(MAGIC, "volume marker", bytes)?;
         let mut reader = Reader::new(body);
         let store = reader.array().map_err(damaged)?;
         let volume = reader.u8().map_err(damaged)?;

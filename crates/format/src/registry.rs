@@ -1,10 +1,9 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file begins with the head: the registry at one moment, encoded like the manifest (magic,
-//! version, length, body, checksum). Records of the changes since the head was written follow. A
+//! The file begins with the head: the registry at one moment, a whole-file record. Records of the changes since the head was written follow. A
 //! registration appends one record, so that its cost does not depend on the number of scopes.
 
-use crate::manifest::{seal, unseal};
+use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
 use crate::{Error, Result, Scope, ScopeSlot, checksum};
 use serde::{Deserialize, Serialize};
@@ -12,8 +11,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const MAGIC: &[u8; 8] = b"RTRNSCOP";
-/// Bytes of the head besides its body: magic, version, length, checksum.
-const SEAL_BYTES: usize = 24;
 /// Kinds of appended records.
 const REGISTERED: u8 = 1;
 const DROPPED: u8 = 2;
@@ -32,22 +29,22 @@ pub struct ScopeSettings {
 impl ScopeSettings {
     /// Encodes a bit per field, set if the field is `Some`, then all fields, zero where they are
     /// `None`.
-    fn encode(&self, writer: &mut Writer) {
+    fn encode(&self) -> Writer {
         let given =
             [self.codec.is_some(), self.quota_bytes.is_some(), self.retained_bytes.is_some()];
         let bits = given.iter().rev().fold(0u8, |bits, given| bits << 1 | u8::from(*given));
-        writer
+        let mut entry = Writer::new();
+        entry
             .u8(bits)
             .u8(self.codec.unwrap_or_default())
             .u64(self.quota_bytes.unwrap_or_default())
             .u64(self.retained_bytes.unwrap_or_default());
+        entry
     }
 
-    fn decode(reader: &mut Reader<'_>) -> Result<Self> {
+    fn decode(entry: &[u8]) -> Result<Self> {
+        let mut reader = Reader::new(entry);
         let bits = reader.u8()?;
-        if bits > 7 {
-            return Err(Error::miss("the settings of a scope are malformed"));
-        }
         let (codec, quota, retained) = (reader.u8()?, reader.u64()?, reader.u64()?);
         Ok(Self {
             codec: (bits & 1 != 0).then_some(codec),
@@ -85,22 +82,21 @@ pub struct StoredRegistry {
 }
 
 impl ScopeRegistry {
-    /// Encodes the head: magic, version, length, body, CRC-64. Body: next slot; count, then slot
-    /// and scope of each; count, then slot and settings of each; [`Scope::IDENTITY`].
+    /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; count, then slot
+    /// and scope of each; count, then slot and settings of each. Scopes and settings are blobs.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
-        body.u32(self.next).u32(self.scopes.len() as u32);
+        body.u8(Scope::IDENTITY).u32(self.next).u32(self.scopes.len() as u32);
         for (slot, scope) in &self.scopes {
-            body.u32(slot.0);
-            scope.encode(&mut body);
+            let mut entry = Writer::new();
+            scope.encode(&mut entry);
+            body.u32(slot.0).blob(entry.as_slice());
         }
         body.u32(self.settings.len() as u32);
         for (slot, settings) in &self.settings {
-            body.u32(slot.0);
-            settings.encode(&mut body);
+            body.u32(slot.0).blob(settings.encode().as_slice());
         }
-        body.u8(Scope::IDENTITY);
         seal(MAGIC, body.as_slice())
     }
 
@@ -147,23 +143,21 @@ impl ScopeRegistry {
 
     fn decode_head(body: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(body);
+        let identity = reader.u8()?;
         let mut registry = Self { next: reader.u32()?, ..Self::default() };
+        let scopes = reader.u32()?;
+        if identity != Scope::IDENTITY && scopes > 0 {
+            return Err(Error::miss("the scopes have ids that another version of Ritornello made")
+                .with("scopes", scopes));
+        }
+        for _ in 0..scopes {
+            let slot = ScopeSlot(reader.u32()?);
+            let scope = Scope::decode(&mut Reader::new(reader.blob()?))?;
+            registry.scopes.insert(slot, Arc::new(scope));
+        }
         for _ in 0..reader.u32()? {
             let slot = ScopeSlot(reader.u32()?);
-            registry.scopes.insert(slot, Arc::new(Scope::decode(&mut reader)?));
-        }
-        // Registries of builds without settings end here.
-        if reader.remaining() > 0 {
-            for _ in 0..reader.u32()? {
-                let slot = ScopeSlot(reader.u32()?);
-                registry.settings.insert(slot, ScopeSettings::decode(&mut reader)?);
-            }
-        }
-        // Registries of identity version 0 end here.
-        let identity = if reader.remaining() > 0 { reader.u8()? } else { 0 };
-        if identity != Scope::IDENTITY && !registry.scopes.is_empty() {
-            return Err(Error::miss("the scopes have ids that another version of Ritornello made")
-                .with("scopes", registry.scopes.len()));
+            registry.settings.insert(slot, ScopeSettings::decode(reader.blob()?)?);
         }
         Ok(registry)
     }
@@ -290,9 +284,24 @@ mod tests {
     #[test]
     fn scopes_of_another_identity_are_a_miss() {
         let bytes = registry().encode();
-        let body = unseal(MAGIC, "scope registry", &bytes).unwrap();
-        let first = seal(MAGIC, &body[..body.len() - 1]);
-        let error = ScopeRegistry::decode(&first).unwrap_err();
+        let mut body = unseal(MAGIC, "scope registry", &bytes).unwrap().to_vec();
+        body[0] = Scope::IDENTITY + 1;
+        let error = ScopeRegistry::decode(&seal(MAGIC, &body)).unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::Miss);
+    }
+
+    /// What a later build may append to a scope, to its settings and to the body.
+    #[test]
+    fn appended_fields_are_ignored() {
+        let (mut a, mut settings, mut body) = (Writer::new(), Writer::new(), Writer::new());
+        scope("a").encode(&mut a);
+        a.u64(1);
+        settings.raw(&[0b1111_1101, 0]).u64(0).u64(7).u64(2);
+        body.u8(Scope::IDENTITY).u32(9).u32(1).u32(3).blob(a.as_slice());
+        body.u32(1).u32(3).blob(settings.as_slice()).u64(3);
+        let mut expected = registry();
+        expected.settings.remove(&ScopeSlot(4));
+        let stored = ScopeRegistry::decode(&seal(MAGIC, body.as_slice())).unwrap();
+        assert_eq!(stored.registry, expected);
     }
 }

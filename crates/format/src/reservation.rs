@@ -1,7 +1,11 @@
-//! The records of the reservation log: space that may still be written by a client process.
+//! The reservation log: space that may still be written by a client process. A head, which is a
+//! whole-file record without a body, precedes the records.
 
+use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
-use crate::{Extent, Result, SegmentId, checksum};
+use crate::{ErrorKind, Extent, Result, SegmentId, checksum};
+
+const MAGIC: &[u8; 8] = b"RTRNRESV";
 
 /// One record of the reservation log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,15 +49,35 @@ impl ReservationRecord {
         record.into_vec()
     }
 
-    /// Decodes records until the log ends or a record is damaged (a torn tail).
+    /// A log of these records.
     #[must_use]
-    pub fn decode_all(log: &[u8]) -> Vec<Self> {
-        let mut reader = Reader::new(log);
+    pub fn encode_log(records: &[Self]) -> Vec<u8> {
+        let mut log = seal(MAGIC, &[]);
+        records.iter().for_each(|record| log.extend(record.encode()));
+        log
+    }
+
+    /// Decodes a log: its records until it ends or a record is damaged (a torn tail). A log without
+    /// an intact head has no records: the log is not synced, and a power loss, which may tear the
+    /// head, ends the clients too.
+    ///
+    /// # Errors
+    /// `Invalid` if the log is of another version or with unknown features.
+    pub fn decode_log(log: &[u8]) -> Result<Vec<Self>> {
         let mut records = Vec::new();
+        if !log.starts_with(MAGIC) {
+            return Ok(records);
+        }
+        let head = match unseal(MAGIC, "reservation log", log) {
+            Ok(body) => SEAL_BYTES + body.len(),
+            Err(error) if error.kind() == ErrorKind::Invalid => return Err(error),
+            Err(_) => return Ok(records),
+        };
+        let mut reader = Reader::new(&log[head..]);
         while let Ok(record) = Self::decode(&mut reader) {
             records.push(record);
         }
-        records
+        Ok(records)
     }
 
     fn decode(reader: &mut Reader<'_>) -> Result<Self> {
@@ -96,14 +120,18 @@ mod tests {
             extents: vec![Extent { segment: SegmentId(2), start: 3, units: 4 }],
         };
         let second = ReservationRecord::Ended { id: 1 };
-        let mut log = first.encode();
+        let decoded = |log: &[u8]| ReservationRecord::decode_log(log).unwrap();
+        let mut log = ReservationRecord::encode_log(std::slice::from_ref(&first));
         let whole = log.len();
         log.extend(second.encode());
-        assert_eq!(ReservationRecord::decode_all(&log), vec![first.clone(), second]);
+        assert_eq!(decoded(&log), vec![first.clone(), second]);
         for cut in whole..log.len() {
-            assert_eq!(ReservationRecord::decode_all(&log[..cut]), vec![first.clone()]);
+            assert_eq!(decoded(&log[..cut]), vec![first.clone()]);
+        }
+        for cut in 0..whole {
+            assert_eq!(decoded(&log[..cut]), vec![]);
         }
         log[whole + 6] ^= 1;
-        assert_eq!(ReservationRecord::decode_all(&log), vec![first]);
+        assert_eq!(decoded(&log), vec![first]);
     }
 }

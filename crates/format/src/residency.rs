@@ -95,8 +95,8 @@ pub struct Holder {
     pub tiers: Tiers,
 }
 
-/// The header of a file: magic `RTRNRESI` (8), version `u32`, zero `u32`, number `u64`, first
-/// sequence number `u64`, CRC-64.
+/// The header of a file: magic `RTRNRESI` (8), version `u32`, features `u32`, number `u64`,
+/// first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidencyHeader {
     /// The file's number. Numbers are consecutive and never reused.
@@ -119,7 +119,8 @@ impl ResidencyHeader {
     /// Decodes what [`ResidencyHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact and its version is unsupported.
+    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
+    /// unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "residency log", bytes)?;
         Ok(Self { number, first })

@@ -204,7 +204,8 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     }
     for (version, (objects, size)) in &inventory.others {
         lines.push(format!(
-            "{} objects ({}) of format {version}, which this version does not read",
+            "{} objects ({}) under ritornello/{version}/ are of another format, which this \
+             Ritornello neither reads nor removes",
             count(*objects),
             bytes(*size)
         ));

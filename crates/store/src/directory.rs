@@ -441,15 +441,15 @@ impl Directory {
         Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
 
-    /// Replaces the reservation log by `records`. Returns the renamed file for appending: opening
-    /// it again by its name could fail, and the caller would then append to a file that no next
-    /// owner reads. The directory is not synced, because a failed sync would have the same effect,
-    /// and because a power loss ends the clients too.
+    /// Replaces the reservation log by `log`. Returns the renamed file for appending: opening
+    /// it again by its name could fail and leave the caller with a file that no next owner reads.
+    /// The directory is not synced, because a failed sync would have the same effect, and a power
+    /// loss ends the clients too.
     ///
     /// # Errors
     /// File-system errors, with advice: the old log remains in place.
-    pub fn replace_reservation_log(&self, records: &[u8]) -> Result<Arc<dyn MediumFile>> {
-        let replaced = self.rename_over(&self.path, RESERVATIONS, records);
+    pub fn replace_reservation_log(&self, log: &[u8]) -> Result<Arc<dyn MediumFile>> {
+        let replaced = self.rename_over(&self.path, RESERVATIONS, log);
         replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))
     }
 

@@ -5,7 +5,9 @@
 //! marker can be read.
 
 use crate::directory::Directory;
-use ritornello_format::{Error, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord};
+use ritornello_format::{
+    Error, ErrorKind, Manifest, Result, RunHeader, UNIT, VolumeMarker, VolumeRecord,
+};
 use ritornello_medium::{Access, Medium};
 use ritornello_volume::segments::{IoChoice, Segments, SegmentsConfig};
 use std::io;
@@ -28,7 +30,8 @@ pub(crate) enum VolumeState {
     Retired,
     /// The volume's directory cannot be used, for this reason.
     Absent(String),
-    /// The volume's directory holds a volume of another store, or a different volume of this store.
+    /// The volume's directory holds a volume of another store, a different volume of this store, or
+    /// a volume of another format version.
     Foreign(String),
 }
 
@@ -84,11 +87,15 @@ impl Directory {
         }
     }
 
-    /// Whether `dir` carries the marker of a store different from `manifest`'s.
+    /// Whether `dir` carries the marker of a store different from `manifest`'s, or a marker of
+    /// another format version.
     #[must_use]
     pub fn is_foreign(&self, dir: &Path, manifest: &Manifest) -> bool {
-        let found = self.marker_in(dir).ok().flatten();
-        found.is_some_and(|found| found.is_ok_and(|found| found.store != manifest.uuid))
+        match self.marker_in(dir).ok().flatten() {
+            Some(Ok(found)) => found.store != manifest.uuid,
+            Some(Err(error)) => error.kind() == ErrorKind::Invalid,
+            None => false,
+        }
     }
 
     /// The directories of the volumes that are present.
@@ -128,6 +135,9 @@ impl Directory {
             }
             Some(Ok(_)) => {
                 VolumeState::Foreign("its directory holds another store's volume".to_owned())
+            }
+            Some(Err(error)) if error.kind() == ErrorKind::Invalid => {
+                VolumeState::Foreign(error.to_string())
             }
             None if needs_marker => VolumeState::Absent(
                 "its directory has no marker: mount its file system, or, if the marker was lost, \

@@ -47,7 +47,7 @@ fn writer_does_not_follow_planted_links() {
     let target = home.path().join("authorized_keys");
     std::fs::write(&target, b"precious").unwrap();
     let scope = ScopeId([9; 16]);
-    let inside = dir.path().join(format!("ritornello/2/{scope}"));
+    let inside = dir.path().join(format!("ritornello/4/{scope}"));
     std::fs::create_dir_all(&inside).unwrap();
     for number in 0..4 {
         symlink(&target, inside.join(format!(".new-host-77-{number}"))).unwrap();
@@ -83,7 +83,7 @@ fn names_of_other_file_types_are_not_found() {
 #[test]
 fn fsck_does_not_wait_for_pipe() {
     let dir = tempfile::tempdir().unwrap();
-    make_pipe(&dir.path().join(format!("ritornello/2/{HEX}/{HEX}.8")));
+    make_pipe(&dir.path().join(format!("ritornello/4/{HEX}/{HEX}.8")));
     let backend = DirectoryBackend::new(dir.path(), "host-77");
     let inventory = Inventory::take(&backend).unwrap();
     assert!(ends(move || {
@@ -94,9 +94,9 @@ fn fsck_does_not_wait_for_pipe() {
 #[test]
 fn gc_does_not_wait_for_pipe() {
     let dir = tempfile::tempdir().unwrap();
-    make_pipe(&dir.path().join(format!("ritornello/2/{HEX}/{HEX}.8")));
+    make_pipe(&dir.path().join(format!("ritornello/4/{HEX}/{HEX}.8")));
     let backend = DirectoryBackend::new(dir.path(), "host-77");
-    backend.set(&format!("ritornello/2/{HEX}/{}.8", HEX.replace('0', "f")), b"x").unwrap();
+    backend.set(&format!("ritornello/4/{HEX}/{}.8", HEX.replace('0', "f")), b"x").unwrap();
     let options =
         CollectOptions { max_age: None, budget: Some(0), grace: Duration::ZERO, dry_run: true };
     assert!(ends(move || {
@@ -135,7 +135,7 @@ fn reader_keeps_its_threads_when_objects_become_pipes() {
 fn deep_directory_does_not_end_listing() {
     let dir = tempfile::tempdir().unwrap();
     let backend = DirectoryBackend::new(dir.path(), "host-77");
-    backend.set(&format!("ritornello/2/{HEX}/{HEX}.8"), b"x").unwrap();
+    backend.set(&format!("ritornello/4/{HEX}/{HEX}.8"), b"x").unwrap();
     let (name, open) = ("x".repeat(200), OFlags::DIRECTORY | OFlags::CLOEXEC);
     let mut at = openat(CWD, dir.path().join("ritornello"), open, Mode::empty()).unwrap();
     for _ in 0..30 {

@@ -41,7 +41,7 @@ fn gc_of_circular_headers_takes_linear_time() {
         let mut value = header(scope, key.clone(), key.clone());
         value.resize(UNIT as usize, 0);
         let hash = hex(PageHash::of(&scope, &key));
-        backend.set(&format!("ritornello/1/{scope}/{hash}.1"), &value).unwrap();
+        backend.set(&format!("ritornello/3/{scope}/{hash}.1"), &value).unwrap();
     }
     let options =
         CollectOptions { max_age: None, budget: Some(0), grace: Duration::ZERO, dry_run: true };
@@ -111,7 +111,7 @@ fn forged_header_does_not_choose_what_gc_removes() {
     forged.extend([0; 16 + 32]);
     forged.extend(encoded);
     forged.extend([0; 32]);
-    let name = format!("ritornello/2/{scope}/{}.1", hex(PageHash::of(&scope, &key)));
+    let name = format!("ritornello/4/{scope}/{}.1", hex(PageHash::of(&scope, &key)));
     backend.set(&name, &forged).unwrap();
     backend.1.lock().unwrap().insert(name, 9000);
     let bytes = Inventory::take(backend.as_ref()).unwrap().bytes();

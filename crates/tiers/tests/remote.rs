@@ -121,7 +121,7 @@ fn cold_probe_of_256_pages_queries_12_times() {
 fn object_name(last: &[u8], pages: usize) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = ritornello_format::PageHash::of(&SCOPE, last);
-    format!("ritornello/1/{}/{}.{pages}", hex(&SCOPE.0), hex(&hash.0))
+    format!("ritornello/3/{}/{}.{pages}", hex(&SCOPE.0), hex(&hash.0))
 }
 
 #[test]
@@ -376,7 +376,7 @@ fn unfinished_files_are_removed_after_a_day() {
     let collected = collect(backend.as_ref(), &KEEP, None, &mut |_| {}).unwrap();
     assert_eq!((collected.objects, collected.removed_objects, collected.failed), (8, 0, 0));
     let left = Inventory::take(backend.as_ref()).unwrap().unfinished;
-    assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/1/.new-a-2"]);
+    assert_eq!(left.iter().map(|l| l.name.as_str()).collect::<Vec<_>>(), ["ritornello/3/.new-a-2"]);
     assert_eq!(present(&backend, &first), 32);
 }
 

@@ -289,7 +289,7 @@ fn unsealed_object_under_sealed_name_is_rejected() {
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, PAGES as u64);
     assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both forms exist");
     for name in &plain {
-        let planted = name.replace("ritornello/1/", "ritornello/2/");
+        let planted = name.replace("ritornello/3/", "ritornello/4/");
         remote.backend.set(&planted, &remote.value(name)).unwrap();
     }
     let tier = remote.tier("a");

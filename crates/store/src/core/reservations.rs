@@ -259,16 +259,17 @@ impl ReservationLog {
         directory: Directory,
         outstanding: HashMap<u64, Withheld>,
     ) -> Result<Self> {
-        let records: Vec<u8> = outstanding
+        let records: Vec<ReservationRecord> = outstanding
             .iter()
-            .flat_map(|(id, withheld)| {
+            .map(|(id, withheld)| {
                 let client = withheld.client.clone();
                 let extents = [withheld.extents.as_slice(), &withheld.absent].concat();
-                ReservationRecord::Reserved { id: *id, client, extents }.encode()
+                ReservationRecord::Reserved { id: *id, client, extents }
             })
             .collect();
-        let file = directory.replace_reservation_log(&records)?;
-        Ok(Self { directory, file, length: records.len() as u64, outstanding })
+        let log = ReservationRecord::encode_log(&records);
+        let file = directory.replace_reservation_log(&log)?;
+        Ok(Self { directory, file, length: log.len() as u64, outstanding })
     }
 
     /// Rewrites the log with all outstanding reservations.
@@ -318,9 +319,12 @@ impl ReservationLog {
     }
 
     /// Returns the reservations that `log` leaves outstanding.
-    pub(crate) fn outstanding(log: &[u8]) -> HashMap<u64, Withheld> {
+    ///
+    /// # Errors
+    /// `Invalid` if the format version differs.
+    pub(crate) fn outstanding(log: &[u8]) -> Result<HashMap<u64, Withheld>> {
         let mut open = HashMap::new();
-        for record in ReservationRecord::decode_all(log) {
+        for record in ReservationRecord::decode_log(log)? {
             match record {
                 ReservationRecord::Reserved { id, client, extents } => {
                     open.insert(id, Withheld { client, extents, absent: Vec::new() });
@@ -330,7 +334,7 @@ impl ReservationLog {
                 }
             }
         }
-        open
+        Ok(open)
     }
 }
 

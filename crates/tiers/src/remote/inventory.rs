@@ -177,21 +177,21 @@ mod tests {
     fn names_are_classified() {
         let backend = MemoryBackend::default();
         let hex = "0123456789abcdef0123456789abcdef";
-        let good = format!("ritornello/1/{hex}/{hex}.32");
-        let sealed = format!("ritornello/2/{hex}/{hex}.8");
+        let good = format!("ritornello/3/{hex}/{hex}.32");
+        let sealed = format!("ritornello/4/{hex}/{hex}.8");
         for name in [
             good.as_str(),
-            &format!("ritornello/1/{hex}/{hex}.33"),
-            &format!("ritornello/1/{hex}/{hex}"),
-            &format!("ritornello/1/{hex}/{hex}.256"),
-            &format!("ritornello/2/{hex}/{hex}.+8"),
-            &format!("ritornello/2/{hex}/{hex}.08"),
-            &format!("ritornello/2/{hex}/what.ever"),
+            &format!("ritornello/3/{hex}/{hex}.33"),
+            &format!("ritornello/3/{hex}/{hex}"),
+            &format!("ritornello/3/{hex}/{hex}.256"),
+            &format!("ritornello/4/{hex}/{hex}.+8"),
+            &format!("ritornello/4/{hex}/{hex}.08"),
+            &format!("ritornello/4/{hex}/what.ever"),
             sealed.as_str(),
-            &format!("ritornello/3/{hex}/what.ever"),
+            &format!("ritornello/5/{hex}/what.ever"),
             "ritornello/1234/x",
             "ritornello/clock-7",
-            &format!("ritornello/1/{hex}/.new-me-7"),
+            &format!("ritornello/3/{hex}/.new-me-7"),
             "ritornello/readme",
             "others/1/x",
         ] {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!((inventory.pages(), inventory.bytes(), inventory.scopes()), (40, 10, 1));
         assert_eq!(Form::ALL.map(|form| inventory.objects_of(form)), [1, 1]);
         assert_eq!(inventory.objects[1].scope_id().unwrap().to_string(), hex);
-        assert_eq!(inventory.others, BTreeMap::from([("3".to_owned(), (1, 5))]));
+        assert_eq!(inventory.others, BTreeMap::from([("5".to_owned(), (1, 5))]));
         assert_eq!((inventory.unrecognized.len(), inventory.unrecognized_names), (8, 8));
         assert_eq!(inventory.unfinished.len(), 2);
     }

@@ -36,11 +36,13 @@ impl Form {
     /// Both forms.
     pub const ALL: [Self; 2] = [Self::Plain, Self::Sealed];
 
-    /// Prefix of the names; changes with the object format.
+    /// Prefix of the names. Changes with the format of objects, that is, with the version of run
+    /// headers and of seals, so that no reader finds an object that it cannot read. Builds from
+    /// before the first release used 1 and 2.
     pub(super) const fn root(self) -> &'static str {
         match self {
-            Self::Plain => "ritornello/1/",
-            Self::Sealed => "ritornello/2/",
+            Self::Plain => "ritornello/3/",
+            Self::Sealed => "ritornello/4/",
         }
     }
 }

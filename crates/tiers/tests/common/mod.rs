@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub mod remote_fixture;
+
 use ritornello_format::{Result, Scope};
 use ritornello_node::Node;
 use ritornello_store::{Catalog, ClientId, Outcome, PutOptions};

@@ -158,7 +158,7 @@ impl StoreCore {
         let (eviction, usage) = (options.eviction.build(), Usage::new(scopes.with_quota()));
         let mut residents = Residents::new(clock, eviction, usage, Retention::new(time));
         restore(&mut residents, kept);
-        let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?);
+        let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?)?;
         let mut space = StoreSpace::new(space);
         withhold_reserved(&mut space, &absence, &mut withheld, &alive);
         // The shares depend on the number of segments in each volume, which is known only now.
