@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a fuzzer fails by panicking")]
 
 mod generator;
+#[cfg(test)]
+mod pinned;
 
 use crate::channel::decode;
 use crate::greeting::{First, NEWEST, OLDEST};

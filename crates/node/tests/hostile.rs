@@ -140,9 +140,9 @@ impl Raw {
     /// Sends a hello. Returns the connection, or the refusal.
     fn enter(&self, dir: &Path, first: bool) -> Result<UnixStream, String> {
         let mut stream = connect(dir);
-        // A hello is the greeting, format 0, a name of 32 digits, pid 1, and whether the connection
+        // A hello is the greeting, format 1, a name of 32 digits, pid 1, and whether the connection
         // is the client's first.
-        let hello = [GREETING, b"\0\x20", self.name.as_bytes(), &[1, u8::from(first)]].concat();
+        let hello = [GREETING, b"\x01\x20", self.name.as_bytes(), &[1, u8::from(first)]].concat();
         stream.write_all(&framed(&hello)).unwrap();
         let answer = read_message(&mut stream);
         // The byte after the greeting is 0 if the owner grants the connection.
@@ -215,9 +215,9 @@ fn malformed_message_costs_its_connection_only() {
 fn unlocked_name_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _node = open(&options(dir.path())).unwrap();
-    // A hello is the greeting, format 0, a name of 32 digits, pid 1, and a 1 for the client's first
+    // A hello is the greeting, format 1, a name of 32 digits, pid 1, and a 1 for the client's first
     // connection.
-    let hello = [GREETING, b"\0\x20", b"0123456789abcdef0123456789abcdef", b"\x01\x01"];
+    let hello = [GREETING, b"\x01\x20", b"0123456789abcdef0123456789abcdef", b"\x01\x01"];
     let answer = answer_to(dir.path(), &framed(&hello.concat()));
     let text = String::from_utf8_lossy(&answer);
     assert!(text.contains("not locked"), "{text}");

@@ -23,6 +23,10 @@ const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// The only request without a response.
 const RELEASE: u8 = 3;
+/// Where a recorded hello names its client, and before it the format: after the length, the
+/// greeting, the format and the length of the name.
+const NAME: std::ops::Range<usize> = 14..46;
+const FORMAT: usize = 12;
 
 #[test]
 fn helper() {
@@ -99,16 +103,19 @@ fn hear_owner_again(dir: &Path) {
     std::fs::rename(dir.join("owner.sock.moved"), dir.join("owner.sock")).unwrap();
 }
 
+/// The recorded build writes format 0. The messages of its version are served to a build that
+/// writes this format.
 #[test]
 fn recorded_client_of_version_7_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
-    let (client, recorded) = (frames(CLIENT_7), frames(OWNER_7));
-    // Bytes 14 to 46 are the name; before it are the length, the greeting, the format and the
-    // length of the name.
-    let name = std::str::from_utf8(&client[0][14..46]).unwrap();
+    let (mut client, recorded) = (frames(CLIENT_7), frames(OWNER_7));
+    let name = std::str::from_utf8(&client[0][NAME]).unwrap();
     let lock = std::fs::File::create(dir.path().join("clients").join(name)).unwrap();
     rustix::fs::fcntl_lock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    let mut hello = client[0].to_vec();
+    hello[FORMAT] = 1;
+    client[0] = &hello;
     let mut stream = connect(&dir.path().join("owner.sock"));
     let mut answers = Vec::new();
     for frame in client {
@@ -123,6 +130,19 @@ fn recorded_client_of_version_7_is_served() {
     let kinds = |answers: &[Vec<u8>]| answers[1..].iter().map(|body| body[0]).collect::<Vec<u8>>();
     let expected: Vec<_> = recorded.iter().map(|frame| frame[4..].to_vec()).collect();
     assert_eq!(kinds(&answers), kinds(&expected));
+    owner.finish();
+}
+
+#[test]
+fn client_of_another_format_is_refused_with_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let mut stream = connect(&dir.path().join("owner.sock"));
+    stream.write_all(frames(CLIENT_7)[0]).unwrap();
+    let answer = read_message(&mut stream);
+    let said = String::from_utf8_lossy(&answer);
+    assert!(said.contains("different formats") && said.contains("format=1, yours=0"), "{said}");
+    assert!(read_message(&mut stream).is_empty(), "it hangs up");
     owner.finish();
 }
 

@@ -1,0 +1,131 @@
+//! The messages of a protocol version do not change: the number of each variant, and the encoding
+//! of one sample of each, are recorded in `tests/recorded/messages-VERSION.txt`.
+//!
+//! postcard writes a variant as its position, and a struct as its fields without names. Inserting,
+//! removing or reordering a variant or a field therefore changes the meaning of messages, silently.
+//! To change a message: append the variant, or the field in a new variant; raise `greeting::NEWEST`;
+//! and keep sending the old messages to processes of older versions (`docs/sharing.md`, *Rolling
+//! upgrades*). Then record the messages of the new version:
+//!
+//! ```text
+//! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-node pinned
+//! ```
+//!
+//! writes the file of `greeting::NEWEST` if it does not exist, and never over a file that does. A
+//! version that was in no release may change: remove its file, and record it again.
+
+use super::generator::Generator;
+use super::written;
+use crate::greeting::{First, NEWEST};
+use crate::protocol::{Hello, HelloReply, OwnerEpoch};
+use ritornello_format::{Error, ErrorKind, Scope, ScopeId, ScopeSettings, ScopeSlot};
+use ritornello_store::{
+    CapacityChange, Keys, Refusal, Request, ReserveRequest, Response, ScopeRef, WireError,
+};
+use serde::{Deserialize, Serialize};
+use std::fmt::Debug;
+use std::path::PathBuf;
+
+/// The name of a variant, from its debugging form, which begins with it.
+fn variant(message: &impl Debug) -> String {
+    let text = format!("{message:?}");
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
+}
+
+/// The sample of `message`: its name, and its encoding, which begins with the variant's number.
+fn sample(name: &str, message: &(impl Serialize + Debug)) -> String {
+    let hex: String = written(message).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{name} {hex}\n")
+}
+
+/// Samples of each variant of an enum.
+fn each<'de, T: Deserialize<'de> + Serialize + Debug>(
+    name: &str,
+    known: super::generator::Known<'de>,
+    samples: &mut String,
+) {
+    let (mut made, mut last) = (Vec::new(), None);
+    Generator::new(known).each_variant(
+        1,
+        |from| T::deserialize(from).ok(),
+        |value| made.push(value),
+    );
+    for value in made {
+        let line = sample(&format!("{name}::{}", variant(&value)), &value);
+        assert_ne!(last.as_ref(), Some(&line));
+        samples.push_str(&line);
+        last = Some(line);
+    }
+}
+
+fn samples() -> String {
+    let (id, slot) = (ScopeId([3; 16]), ScopeSlot(7));
+    let scope = Scope {
+        page_tokens: 16,
+        layers: (1, 2),
+        kv_heads: (3, 4),
+        head_dim: 64,
+        extra: [("isa".to_owned(), "amx".to_owned())].into(),
+        ..Scope::opaque("a", 4096, true)
+    };
+    let reference = ScopeRef { id, slot, page_bytes: 4096, chained: true, codec: 1 };
+    let reserve = ReserveRequest {
+        page_units: vec![1; 3],
+        slices_per_page: 2,
+        retain_until: 1 << 33,
+        timeout: std::time::Duration::new(5, 6),
+        flushed_later: true,
+    };
+    let keys: [&[u8]; 2] = [&[1; 8], &[2; 64]];
+    let known = [
+        ("Scope", vec![written(&scope)]),
+        ("ScopeRef", vec![written(&reference)]),
+        ("PackedKeys", vec![written(&Keys::Listed(&keys))]),
+        ("ReserveRequest", vec![written(&reserve)]),
+    ];
+    let mut all = String::new();
+    let hello = Hello { format: 1, name: "a".repeat(32), pid: 4, first: true };
+    all += &sample("Hello", &First { version: NEWEST, body: hello });
+    let epoch = OwnerEpoch { store: [5; 16], owner: 300, clean: true, durable: false };
+    let refusal = WireError::from(Error::retry("text"));
+    for reply in [HelloReply::Granted(epoch), HelloReply::Gone, HelloReply::Refused(refusal)] {
+        let name = format!("HelloReply::{}", variant(&reply));
+        all += &sample(&name, &First { version: NEWEST, body: reply });
+    }
+    all += &sample("Scope", &scope);
+    all += &sample("ScopeRef", &reference);
+    all += &sample("ReserveRequest", &reserve);
+    let settings = ScopeSettings { codec: Some(1), quota_bytes: Some(300), retained_bytes: None };
+    all += &sample("ScopeSettings", &settings);
+    for kind in
+        [ErrorKind::Invalid, ErrorKind::Retry, ErrorKind::Miss, ErrorKind::Fatal, ErrorKind::Closed]
+    {
+        all += &sample(&format!("WireError::{kind:?}"), &WireError::from(Error::new(kind, "text")));
+    }
+    each::<Refusal>("Refusal", &known, &mut all);
+    each::<CapacityChange>("CapacityChange", &known, &mut all);
+    each::<Request<'_>>("Request", &known, &mut all);
+    each::<Response>("Response", &known, &mut all);
+    all
+}
+
+#[test]
+fn pinned_messages_match_recordings() {
+    let name = format!("tests/recorded/messages-{NEWEST}.txt");
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name);
+    let made = samples();
+    if !path.exists() && std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some() {
+        std::fs::write(&path, &made).unwrap();
+    }
+    let recorded = std::fs::read_to_string(&path).unwrap_or_else(|error| {
+        panic!("the messages of version {NEWEST} are not recorded ({error}): see this file's head")
+    });
+    for (made, recorded) in made.lines().zip(recorded.lines()) {
+        assert_eq!(
+            made, recorded,
+            "a message of protocol version {NEWEST} changed: append instead, and raise NEWEST, as \
+             this file's head says"
+        );
+    }
+    assert_eq!(made.lines().count(), recorded.lines().count(), "variants were added at the end");
+}
