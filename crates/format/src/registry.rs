@@ -1,7 +1,8 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file begins with the head: the registry at one moment, a whole-file record. Records of the changes since the head was written follow. A
-//! registration appends one record, so that its cost does not depend on the number of scopes.
+//! The file begins with the head: the registry at one moment, a whole-file record. Records of the
+//! changes since the head was written follow. A registration appends one record, so that its cost
+//! does not depend on the number of scopes.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -82,8 +83,9 @@ pub struct StoredRegistry {
 }
 
 impl ScopeRegistry {
-    /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; count, then slot
-    /// and scope of each; count, then slot and settings of each. Scopes and settings are blobs.
+    /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; count, then
+    /// slot and scope of each; count, then slot and settings of each. Scopes and settings are
+    /// blobs.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

@@ -3,9 +3,9 @@
 //!
 //! postcard writes a variant as its position, and a struct as its fields without names. Inserting,
 //! removing or reordering a variant or a field therefore changes the meaning of messages, silently.
-//! To change a message: append the variant, or the field in a new variant; raise `greeting::NEWEST`;
-//! and keep sending the old messages to processes of older versions (`docs/sharing.md`, *Rolling
-//! upgrades*). Then record the messages of the new version:
+//! To change a message: append the variant, or the field in a new variant; raise
+//! `greeting::NEWEST`; and keep sending the old messages to processes of older versions
+//! (`docs/sharing.md`, *Rolling upgrades*). Then record the messages of the new version:
 //!
 //! ```text
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-node pinned
