@@ -219,7 +219,7 @@ fn foreign_and_damaged_objects_are_reported() {
     backend.set("ritornello/5/some/thing", b"new").unwrap();
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     assert_eq!((inventory.pages(), inventory.others["5"]), (PAGES as u64, (1, 3)));
-    // One object gets a header of a newer format, another object a flipped bit.
+    // Change one object's header to a newer format, and flip a bit of another object.
     let by_end = |pages: u32| inventory.objects.iter().filter(move |object| object.pages == pages);
     let (newer, damaged) = (by_end(16).next().unwrap(), by_end(4).next().unwrap());
     for (object, at) in [(newer, 8), (damaged, 5 << 14)] {
