@@ -161,10 +161,11 @@ fn make_store(home: &Path) {
         }
         let retain_until = if scope.model == "retained" { RETAINED_UNTIL } else { 0 };
         // The first and the third are put in two parts, in order and in reverse order.
+        let all = 0..keys.len();
         let parts = match at {
             0 => vec![0..3, 3..5],
             2 => vec![2..4, 0..2],
-            _ => vec![0..keys.len()],
+            _ => vec![all],
         };
         for part in parts {
             let parent = part.start.checked_sub(1).map(|before| keys[before].as_slice().into());
