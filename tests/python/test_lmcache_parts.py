@@ -185,8 +185,8 @@ def test_formats_are_read_at_intervals() -> None:
 
 
 def test_put_does_not_wait_for_formats() -> None:
-    """A put does not wait for the owner's answer, because it knows its format without asking the
-    owner.
+    """A put goes on while another thread asks the owner which formats are stored: the object to
+    put has its format.
     """
 
     def ask() -> list[tuple[rt.Scope, int, int]]:

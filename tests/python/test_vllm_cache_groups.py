@@ -47,7 +47,7 @@ def present(pages: str) -> list[bool]:
     ("window", "state", "tokens"),
     [
         ("xxxxx", "xxxxx", 5),
-        # The state is stored at some boundaries only.
+        # Of a recurrent layer only the state behind the third page is stored.
         ("xxxxx", "..x..", 3),
         # The window needs the last two pages of a prefix: the prefixes of 2 and of 5 pages have
         # them.

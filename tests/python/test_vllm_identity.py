@@ -158,7 +158,7 @@ def test_unreadable_files_have_no_fingerprint(tmp_path: Path, content: bytes) ->
 def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
 ) -> dict[WorkerRank, ShardFacts]:
-    """Returns the workers' reports for a model with two layers in each stage."""
+    """Returns what the workers report of their KV memory, for a model with two layers a stage."""
     return {
         (stage, rank): ShardFacts(
             tuple(

@@ -64,8 +64,8 @@ fn answer(
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // Both objects of one prompt take 14 MB of 32 MiB, less than half, so `lookup` can lease all of
-    // its pages.
+    // The pages of one prompt take 14 MB. A lookup may lease at most half of the first tier, which
+    // has 32 MiB, so it can lease all pages of one prompt and not of both.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);

@@ -5,8 +5,9 @@ use super::pieces::{List, Piece, Pieces};
 
 /// Evicts the least recently used piece.
 ///
-/// A use of a sequence touches its pieces leaf first, so a piece is evicted before its ancestors,
-/// unless the ancestors were put or linked later.
+/// A use of a sequence touches its pieces leaf first, so a piece is evicted before its ancestors.
+/// Exception: pages may be put before the pages that they follow, and such an ancestor enters the
+/// order when it is put.
 #[derive(Debug)]
 pub(super) struct Lru(List);
 

@@ -34,7 +34,8 @@ pub(crate) struct Retention {
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
     units: u64,
     order: u64,
-    /// When the clock was last recorded.
+    /// When the time of `clock` was last recorded in the index; `None` if this owner has not
+    /// recorded it.
     pub(super) noted: Option<Instant>,
 }
 

@@ -96,7 +96,8 @@ impl StoreSpace {
         self.limbo.add(released);
     }
 
-    /// Removes extents in absent segments, whose space is never freed.
+    /// Returns those of `extents` that are in present segments. Space in an absent segment is not
+    /// freed: when the segment returns, its space is derived from the index.
     pub(crate) fn only_present(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.allocator.has_segment(extent.segment));
         extents
@@ -156,8 +157,8 @@ impl StoreSpace {
 
     /// Ends a round. Returns the extents to [`free`](Self::free_from_limbo) if it succeeded.
     pub(crate) fn end_round(&mut self, space: RoundSpace, synced: bool) -> Vec<Extent> {
-        // After a successful round the removals of the withheld space are durable, so it may be
-        // drained.
+        // After a successful round no durable record names a run in the withheld space, so the
+        // space may be reused once its segments are drained.
         self.draining.put_back(space.withheld, synced);
         if synced {
             return space.limbo;
