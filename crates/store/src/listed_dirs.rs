@@ -94,7 +94,7 @@ impl Directory {
                 if self.has_volume(&stored, &name) {
                     return Ok(false);
                 }
-                self.check_addition(&name)?;
+                self.check_addition(&name, further)?;
                 match add(name.clone()) {
                     Err(error) if !self.has_volume_now(&name) => Err(error),
                     _ => Ok(true),
@@ -150,15 +150,18 @@ impl Directory {
 
     /// Checks what `paths add` leaves to the operator: that the directory's disk is mounted, and
     /// that the directory is in no other store.
-    fn check_addition(&self, name: &str) -> Result<()> {
-        let dirs = [self.real(""), self.real(name)];
-        if below_mount_points(&dirs, device).any(|dir| *dir == dirs[1]) {
+    fn check_addition(&self, name: &str, further: &[PathBuf]) -> Result<()> {
+        let new = self.real(name);
+        let listed = further.iter().filter_map(|path| self.volume_name(path).ok());
+        let mut dirs = vec![self.real(""), new.clone()];
+        dirs.extend(listed.map(|name| self.real(&name)));
+        if below_mount_points(&dirs, device).any(|dir| *dir == new) {
             return Err(Error::retry(
-                "it is on the root file system and the store is not, as if its disk were not \
-                 mounted: mount it",
+                "it is on the root file system and another listed directory is not, as if its \
+                 disk were not mounted: mount it",
             ));
         }
-        self.check_outside_stores(&dirs[1])
+        self.check_outside_stores(&new)
     }
 
     /// Checks that `dir` neither holds a store nor is inside a directory of one.

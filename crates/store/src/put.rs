@@ -100,6 +100,12 @@ impl Store {
             self.transfers.put_stored_bytes.add(written.disk_bytes);
             self.transfers.put_micros.add(started.elapsed().as_micros() as u64);
         }
+        if control.stop().is_none()
+            && let Some(speeds) = self.segments.new_speeds()
+        {
+            // If the report fails, the volumes keep their turns until the next measurement.
+            let _ = self.catalog.report_speeds(&speeds);
+        }
         Ok(written.outcome(keys.len()))
     }
 }
@@ -190,10 +196,6 @@ impl Put<'_> {
             timeout,
             flushed_later: self.in_parts,
         };
-        if let Some(speeds) = store.segments.new_speeds() {
-            // If the report fails, the volumes keep their turns until the next measurement.
-            let _ = store.catalog.report_speeds(&speeds);
-        }
         let reserved = store.catalog.reserve(self.scope, keys, parent, &request)?;
         let refused = reserved.refused.map_or("", |refusal| refusal.word());
         let mut prepared = PreparedPart { store, reserved, sums: Vec::new(), reason: refused };

@@ -83,18 +83,13 @@ impl Speeds {
         self.is_new.store(true, Ordering::Release);
     }
 
-    /// Records for how long the lanes of a transfer computed, by volume: if one thread cannot keep
-    /// up with a volume, the next transfer has more lanes.
-    pub(crate) fn computed(
-        &self,
-        moved: Moved,
-        elapsed: Duration,
-        lanes: impl Iterator<Item = (u8, Duration)>,
-    ) {
-        let mut busy = BTreeMap::<u8, Duration>::new();
-        lanes.for_each(|(volume, of_lane)| *busy.entry(volume).or_default() += of_lane);
-        let Some(most) = busy.into_values().max().filter(|_| !elapsed.is_zero()) else { return };
-        let percent = u64::try_from(100 * most.as_micros() / elapsed.as_micros().max(1));
+    /// Records that the lanes of the busiest volume computed for `busiest` in all, in a transfer of
+    /// `elapsed`: if one thread cannot keep up with a volume, the next transfer has more lanes.
+    pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
+        if elapsed.is_zero() {
+            return;
+        }
+        let percent = u64::try_from(100 * busiest.as_micros() / elapsed.as_micros().max(1));
         let mut direction = self.of(moved).lock();
         direction.more_lanes =
             more_lanes(direction.more_lanes, percent.unwrap_or(u64::MAX), copy_threads_max());
@@ -113,7 +108,8 @@ impl Speeds {
     }
 
     /// The speeds of the volumes in KiB/s, by volume number, zero for a volume without a
-    /// measurement: of reads if any was measured, else of writes.
+    /// measurement: of reads if they were measured on every volume with measured writes, else of
+    /// writes.
     fn get(&self) -> Vec<u32> {
         let of = |direction: &Mutex<Direction>| {
             let volumes = &direction.lock().volumes;
@@ -125,8 +121,10 @@ impl Speeds {
             }
             list
         };
-        let read = of(&self.read);
-        if read.len() > 1 { read } else { of(&self.written) }
+        let (read, written) = (of(&self.read), of(&self.written));
+        let is_measured = |at: usize| read.get(at).is_some_and(|speed| *speed > 0);
+        let covers = written.iter().enumerate().all(|(at, speed)| *speed == 0 || is_measured(at));
+        if covers { read } else { written }
     }
 }
 
@@ -162,7 +160,9 @@ mod tests {
         assert_eq!(speeds.get(), [0, 128 << 10], "64 MiB are half of a measurement");
         speeds.moved(Moved::Read, 0, 64 << 20, 3 * SECOND);
         speeds.moved(Moved::Read, 2, 256 << 20, SECOND);
-        assert_eq!(speeds.get(), [32 << 10, 0, 256 << 10], "reads come first");
+        assert_eq!(speeds.get(), [0, 128 << 10], "no read of volume 1 is measured");
+        speeds.moved(Moved::Read, 1, 128 << 20, SECOND);
+        assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "reads come first");
         assert_eq!(speeds.slowest(Moved::Read), Some(32 << 20));
         assert_eq!(Speeds::default().slowest(Moved::Read), None);
         for _ in 0..50 {

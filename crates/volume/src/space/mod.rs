@@ -350,6 +350,7 @@ impl Space {
             }
         };
         let Some(extents) = extents else {
+            self.lacking = self.lacking.or_else(|| self.growing_volume(shape.units()));
             self.refused_shape += 1;
             return None;
         };

@@ -26,11 +26,11 @@ impl Space {
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));
-        let mut candidates = self.turns.order();
-        if candidates.first().is_some_and(|first| self.can_grow(*first)) {
-            candidates.truncate(1);
-        }
         let units = shape.units();
+        let candidates = match self.growing_volume(units) {
+            Some(volume) => vec![volume],
+            None => self.turns.order(),
+        };
         for &at in &candidates {
             if let Some(hole) = self.volumes[at].free.best(units) {
                 let pick = Pick { volume: u8::try_from(at).ok()?, hole, units: units as u32 };
@@ -48,6 +48,13 @@ impl Space {
             return self.pieces(shape, &candidates, limit);
         }
         fewest
+    }
+
+    /// The volume whose turn it is for a run of `units`, if it can grow. Volumes that have neither
+    /// a hole for the run nor can grow have no turn.
+    pub(super) fn growing_volume(&self, units: u64) -> Option<usize> {
+        let takes = |at: &usize| self.can_grow(*at) || self.volumes[*at].free.best(units).is_some();
+        self.turns.order().into_iter().find(takes).filter(|at| self.can_grow(*at))
     }
 
     /// Takes the largest holes of `volumes` until the remainder fits one hole, then the smallest

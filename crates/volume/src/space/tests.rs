@@ -99,6 +99,29 @@ fn volumes_alternate_and_grow_evenly() {
     assert!(space.next_segment().is_none());
 }
 
+/// The volumes of the first `count` runs of 300 units, with segments made as needed.
+fn turns_of(maxima: &[u32], count: usize) -> Vec<u8> {
+    let mut space = Space::new(config(maxima)).unwrap();
+    let run = |_| loop {
+        if let Some(extents) = space.allocate(1, 299, 1, Reserve::Keep) {
+            return extents[0].segment.volume();
+        }
+        let id = space.next_segment().unwrap();
+        space.add_segment(id).unwrap();
+    };
+    (0..count).map(run).collect()
+}
+
+#[test]
+fn volumes_without_room_have_no_turn() {
+    assert_eq!(turns_of(&[0, 4, 4, 4], 9), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+    assert_eq!(turns_of(&[4, 0, 4], 6), [0, 2, 0, 2, 0, 2]);
+    // The first volume is full after three runs.
+    let turns = turns_of(&[1, 8, 8], 20);
+    assert_eq!(turns.iter().filter(|volume| **volume == 0).count(), 3);
+    assert!(turns[9..].windows(2).all(|pair| pair[0] != pair[1]), "{turns:?}");
+}
+
 #[test]
 fn growth_can_be_stopped() {
     let mut space = Space::new(config(&[2, 2])).unwrap();

@@ -16,7 +16,8 @@ use ritornello_format::{Place, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Maximum lanes of one transfer.
+/// Maximum lanes of one transfer. Volumes whose numbers differ by a multiple of it share a lane, and
+/// are not measured by transfers that touch both.
 const LANES_MAX: usize = 16;
 
 /// Some runs of one transfer.
@@ -63,31 +64,52 @@ pub(super) struct Lanes<'a> {
     began: Instant,
 }
 
+/// What a lane took.
+struct LaneTime {
+    elapsed: Duration,
+    /// The part of `elapsed` in which the lane did not wait for the disk.
+    computed: Duration,
+    /// Whether the lane moved all its bytes.
+    is_complete: bool,
+}
+
 impl<'a> Lanes<'a> {
-    /// Deals `runs` to lanes.
-    pub(super) fn of<R: MovedRun>(segments: &'a Segments, runs: &[R], moved: Moved) -> Self {
-        let lanes = split(runs, segments.in_flight_bytes, segments.speeds.lanes(moved));
+    /// Deals `runs` to lanes. `are_staged`: the pages go through staging memory, so the lanes share
+    /// the bytes in flight of one lane, and leave staging memory to other transfers.
+    pub(super) fn of<R: MovedRun>(
+        segments: &'a Segments,
+        runs: &[R],
+        moved: Moved,
+        are_staged: bool,
+    ) -> Self {
+        let mut lanes = split(runs, segments.in_flight_bytes, segments.speeds.lanes(moved));
+        if are_staged {
+            let share = segments.in_flight_bytes / lanes.len().max(1);
+            let least = 2 * segments.op_bytes() as usize;
+            lanes.iter_mut().for_each(|lane| lane.in_flight = lane.in_flight.min(share.max(least)));
+        }
         Self { segments, moved, lanes, began: Instant::now() }
     }
 
-    /// Whether the caller moves all runs itself, with the usual bytes in flight. It then calls
-    /// [`Lanes::end`].
-    pub(super) fn is_one(&self) -> bool {
-        self.lanes.len() == 1
+    /// If there is one lane: the bytes that it keeps in flight. The caller moves all runs itself,
+    /// and then calls [`Lanes::end`].
+    pub(super) fn only(&self) -> Option<usize> {
+        if let [lane] = self.lanes.as_slice() { Some(lane.in_flight) } else { None }
     }
 
     /// Records what the only lane took, of which it `waited` for the disk.
-    pub(super) fn end(&self, waited: Duration) {
-        let computed = self.end_lane(0, self.began, waited);
-        self.record_load([computed]);
+    pub(super) fn end(&self, waited: Duration, is_complete: bool) {
+        self.record(&[LaneTime::since(self.began, waited, is_complete)]);
     }
 
     /// Runs `work` on every lane, at the same time, and returns what it returns for each run, in
     /// the order of `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and
     /// returns one result for each of these runs, and for how long it waited for the disk.
+    /// `is_complete` says whether a result means that all bytes of its run were moved.
     pub(super) fn run<R: MovedRun, T: Send>(
         self,
         runs: &[R],
+        is_complete: impl Fn(&T) -> bool + Sync,
         work: impl Fn(&[R], usize) -> (Vec<T>, Duration) + Sync,
     ) -> Vec<T> {
         let count = self.lanes.len();
@@ -96,34 +118,50 @@ impl<'a> Lanes<'a> {
             let lane = &self.lanes[at];
             let runs: Vec<R> = lane.runs.iter().map(|run| runs[*run]).collect();
             let (results, waited) = work(&runs, lane.in_flight);
-            (results, self.end_lane(at, began, waited))
+            let time = LaneTime::since(began, waited, results.iter().all(&is_complete));
+            (results, time)
         });
-        self.record_load(done.iter().map(|(_, computed)| *computed));
+        let (done, times): (Vec<Vec<T>>, Vec<LaneTime>) = done.into_iter().unzip();
+        self.record(&times);
         let mut results: Vec<Option<T>> = runs.iter().map(|_| None).collect();
-        for (lane, (of_lane, _)) in self.lanes.into_iter().zip(done) {
+        for (lane, of_lane) in self.lanes.into_iter().zip(done) {
             let each = lane.runs.into_iter().zip(of_lane);
             each.for_each(|(run, result)| results[run] = Some(result));
         }
         results.into_iter().flatten().collect()
     }
 
-    /// Records the speed of a lane's volume. Returns for how long the lane computed.
-    fn end_lane(&self, at: usize, began: Instant, waited: Duration) -> Duration {
-        let (lane, elapsed) = (&self.lanes[at], began.elapsed());
-        if let Some(volume) = lane.volume {
-            self.segments.speeds.moved(self.moved, volume, lane.bytes, elapsed);
+    /// Records the speed of each volume over all its lanes, unless one did not move all its bytes:
+    /// an operation that fails takes no time. Records for how long the lanes computed, if the
+    /// transfer is long enough for several.
+    fn record(&self, times: &[LaneTime]) {
+        let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
+        for (lane, time) in self.lanes.iter().zip(times) {
+            let Some(volume) = lane.volume else { continue };
+            let sum = volumes.entry(volume).or_insert((0, Duration::ZERO, Duration::ZERO, true));
+            sum.0 += lane.bytes;
+            sum.1 = sum.1.max(time.elapsed);
+            sum.2 += time.computed;
+            sum.3 &= time.is_complete;
         }
-        elapsed.saturating_sub(waited)
-    }
-
-    /// Records for how long each lane computed, if the transfer is long enough for several.
-    fn record_load(&self, computed: impl IntoIterator<Item = Duration>) {
+        let (speeds, mut busiest) = (&self.segments.speeds, Duration::ZERO);
+        for (volume, (bytes, elapsed, computed, is_complete)) in volumes {
+            if is_complete {
+                speeds.moved(self.moved, volume, bytes, elapsed);
+            }
+            busiest = busiest.max(computed);
+        }
         let total: u64 = self.lanes.iter().map(|lane| lane.bytes).sum();
         if total > self.segments.in_flight_bytes as u64 {
-            let of_volumes = self.lanes.iter().zip(computed);
-            let of_volumes = of_volumes.filter_map(|(lane, time)| Some((lane.volume?, time)));
-            self.segments.speeds.computed(self.moved, self.began.elapsed(), of_volumes);
+            speeds.computed(self.moved, self.began.elapsed(), busiest);
         }
+    }
+}
+
+impl LaneTime {
+    fn since(began: Instant, waited: Duration, is_complete: bool) -> Self {
+        let elapsed = began.elapsed();
+        Self { elapsed, computed: elapsed.saturating_sub(waited), is_complete }
     }
 }
 
@@ -142,7 +180,8 @@ fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<La
     };
     let volumes = volumes_of(runs);
     let all = lane((0..runs.len()).collect(), &volumes, in_flight);
-    if all.bytes <= in_flight as u64 || (volumes.len() < 2 && per_volume < 2) {
+    let is_short = all.bytes <= in_flight as u64 || volumes.is_empty();
+    if is_short || (volumes.len() < 2 && per_volume < 2) {
         return vec![all];
     }
     // Above 16 volumes a lane has the runs of several.

@@ -17,7 +17,7 @@ use super::page::{Direct, PageMemory};
 use super::sections::Arrivals;
 use super::{Control, Encoded, MissReason, PageOutcome, RunRead, Sections, disk, mapped};
 use crate::segments::{Moved, Segments};
-use ritornello_format::{RunHeader, Slice, UNIT};
+use ritornello_format::{RunHeader, Slice, UNIT, units_of};
 use std::ops::Range;
 
 impl Segments {
@@ -37,14 +37,22 @@ impl Segments {
             let in_flight = lanes::in_flight(self, reads);
             return disk::read(self, reads, control, sections, in_flight).0;
         }
-        let lanes = Lanes::of(self, reads, Moved::Read);
-        if lanes.is_one() {
-            let in_flight = self.in_flight_bytes;
+        if self.is_inherited() {
+            return disk::read(self, reads, control, None, self.in_flight_bytes).0;
+        }
+        let is_encoded =
+            |read: &RunRead<'_>| u64::from(read.place.page_units) < units_of(read.page_bytes);
+        let are_staged = control.through_staging || reads.iter().any(is_encoded);
+        let lanes = Lanes::of(self, reads, Moved::Read, are_staged);
+        let is_complete = |run: &Vec<PageOutcome>| run.iter().all(|page| page.is_verified());
+        if let Some(in_flight) = lanes.only() {
             let (outcomes, waited) = disk::read(self, reads, control, None, in_flight);
-            lanes.end(waited);
+            lanes.end(waited, outcomes.iter().all(is_complete));
             return outcomes;
         }
-        lanes.run(reads, |reads, in_flight| disk::read(self, reads, control, None, in_flight))
+        let work =
+            |reads: &[RunRead<'_>], in_flight| disk::read(self, reads, control, None, in_flight);
+        lanes.run(reads, is_complete, work)
     }
 }
 

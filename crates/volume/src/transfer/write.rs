@@ -28,13 +28,14 @@ impl Segments {
         if self.is_mapped() {
             return mapped::write(self, runs, control);
         }
-        let lanes = Lanes::of(self, runs, Moved::Written);
-        if lanes.is_one() {
-            let (results, waited) = disk::write(self, runs, control, self.in_flight_bytes);
-            lanes.end(waited);
+        let lanes = Lanes::of(self, runs, Moved::Written, control.through_staging);
+        if let Some(in_flight) = lanes.only() {
+            let (results, waited) = disk::write(self, runs, control, in_flight);
+            lanes.end(waited, results.iter().all(Result::is_ok));
             return results;
         }
-        lanes.run(runs, |runs, in_flight| disk::write(self, runs, control, in_flight))
+        let work = |runs: &[RunWrite<'_>], in_flight| disk::write(self, runs, control, in_flight);
+        lanes.run(runs, Result::is_ok, work)
     }
 }
 
