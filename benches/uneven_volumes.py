@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE_BYTES = 8 << 20
 PAGES = 32
 CALL_BYTES = PAGES * PAGE_BYTES
-# Twice the bytes of the calls: in a full store the disks hold equal shares whatever their rates.
+# Capacity per byte of the calls. In a full store the disks hold equal shares, whatever their rates.
 SPACE = 2
 
 

@@ -1,4 +1,4 @@
-//! How long a transfer may take: longer for more bytes.
+//! The time limit of a transfer, which grows with its bytes.
 
 use crate::store::Store;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! What this process has measured of its volumes: the speed of each, and whether one thread can
-//! checksum as fast as a volume moves bytes.
+//! This process's measurements of its volumes: the speed of each volume, and whether one thread
+//! checksums as fast as a volume moves bytes.
 
 use crate::transfer::copy_threads_max;
 use parking_lot::Mutex;

@@ -6,8 +6,9 @@
 /// A volume counts as at least 1/8 as fast as the fastest, so that it is never unused, and so that
 /// one wrong measurement does little harm.
 const SLOWEST: u64 = 8;
-/// A volume that is at least 3/4 as fast as the fastest counts as equally fast: measurements
-/// differ by that much, and equal turns cost at most a seventh of the sum of the speeds.
+/// A volume that is at least 3/4 as fast as the fastest counts as equally fast: on a shared machine
+/// measurements of equal disks differ by a quarter. Equal turns on two such volumes reach at least
+/// 6/7 of the sum of their speeds.
 const EQUAL: (u64, u64) = (3, 4);
 /// Position per unit on the fastest volume.
 const STEP: u64 = 1 << 10;

@@ -1,10 +1,10 @@
 //! Splits a long transfer into lanes that run at the same time, each on a thread of its own.
 //!
-//! One lane has the runs of one volume, keeps the usual bytes in flight, and checksums what it
-//! moves. So every disk of a store has work from the first moment to the last, a slow disk holds up
-//! its own lane only, and checksums use as many processors as there are lanes. Runs that are on
-//! several volumes (long pages) are dealt to lanes of their own, which keep the usual bytes in
-//! flight for each volume.
+//! A lane moves the runs of one volume: it keeps the usual bytes in flight, and checksums what it
+//! moves. Every disk of a store therefore has work during the whole transfer, a slow disk delays
+//! its own lane only, and checksums use one processor for each lane. Runs that are on several
+//! volumes (long pages) go to further lanes, which keep the usual bytes in flight for each volume.
+//! Lanes whose pages go through staging memory share the bytes in flight of one lane.
 //!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
 //! all its operations are in flight at the same time anyway.
