@@ -114,7 +114,7 @@ pub fn object(input: &[u8]) -> bool {
 #[must_use]
 pub fn names() -> Vec<Vec<u8>> {
     let hex = "0123456789abcdef0123456789abcdef";
-    ["1", "2"].map(|root| format!("ritornello/{root}/{hex}/{hex}.32").into_bytes()).to_vec()
+    ["3", "4"].map(|root| format!("ritornello/{root}/{hex}/{hex}.32").into_bytes()).to_vec()
 }
 
 /// Whether `name` is the name of an object.
