@@ -40,6 +40,9 @@ pub enum Op {
     Stat,
 }
 
+/// Interval at which a stalled operation looks whether it may continue.
+const STALL_CHECK: Duration = Duration::from_millis(2);
+
 /// Number of kinds in [`Op`].
 const OPS: usize = Op::Stat as usize + 1;
 
@@ -62,6 +65,8 @@ pub enum MediumFault {
     Torn,
     /// Performs the operation after a delay.
     Slow(Duration),
+    /// Performs the operation after [`Schedule::heal`].
+    Stall,
 }
 
 impl MediumFault {
@@ -72,7 +77,9 @@ impl MediumFault {
             Self::NoSpace => rustix::io::Errno::NOSPC,
             Self::NoSystemFiles => rustix::io::Errno::NFILE,
             Self::NoProcessFiles => rustix::io::Errno::MFILE,
-            Self::Io | Self::Short | Self::Torn | Self::Slow(_) => rustix::io::Errno::IO,
+            Self::Io | Self::Short | Self::Torn | Self::Slow(_) | Self::Stall => {
+                rustix::io::Errno::IO
+            }
         };
         code.into()
     }
@@ -208,7 +215,8 @@ impl Schedule {
         self.0.lock().injected
     }
 
-    /// Counts an operation and returns the fault to inject, after the delay of a slow operation.
+    /// Counts an operation and returns the fault to inject, after the delay of a slow or stalled
+    /// operation.
     pub(crate) fn next(&self, op: Op, path: &Path) -> Option<MediumFault> {
         let due: Vec<_> = {
             let mut script = self.0.lock();
@@ -222,6 +230,12 @@ impl Schedule {
         match self.decide(op, path) {
             Some(MediumFault::Slow(pause)) => {
                 std::thread::sleep(pause);
+                None
+            }
+            Some(MediumFault::Stall) => {
+                while !self.0.lock().rules.is_empty() {
+                    std::thread::sleep(STALL_CHECK);
+                }
                 None
             }
             fault => fault,

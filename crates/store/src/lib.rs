@@ -28,6 +28,7 @@ mod directory;
 mod encode;
 pub mod eviction;
 mod get;
+mod io_threads;
 pub mod lease;
 mod listed_dirs;
 mod machine_memory;

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use ritornello_format::{ErrorKind, Result, RunHeader, Scope, UNIT};
 use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
 use ritornello_volume::run_on_threads;
-use ritornello_volume::transfer::{Control, RunWrite};
+use ritornello_volume::transfer::{Control, MissReason, RunWrite};
 use std::panic::resume_unwind;
 use std::time::Instant;
 
@@ -227,7 +227,9 @@ impl Put<'_> {
             result
                 .inspect_err(|error| {
                     tracing::warn!(%error, "a run could not be written");
-                    reason = control.stop().map_or("io", |stop| stop.word());
+                    let is_stalled = store.segments.is_stalled(&run.place);
+                    let failed = if is_stalled { MissReason::Stalled } else { MissReason::Io };
+                    reason = control.stop().unwrap_or(failed).word();
                 })
                 .ok()
         };

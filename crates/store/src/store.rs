@@ -3,9 +3,9 @@
 
 use crate::catalog::{Catalog, KeyListing, LeaseNumber, Leased, ScopeListing, ScopeRef};
 use crate::core::CapacityChange;
+use crate::io_threads::IoThreads;
 use crate::owner_silent;
 use crate::resolved::Resolved;
-use crate::ticket::IoThreads;
 use crate::transfer_stats::{StoreStats, TransferCounters};
 use ritornello_format::{Error, ErrorKind, Result, Scope, ScopeSettings, ScopeSlot, check_keys};
 use ritornello_volume::process_id;
@@ -68,11 +68,11 @@ impl Store {
     ) -> Arc<Self> {
         Arc::new(Self {
             catalog,
+            io_threads: IoThreads::new(Arc::clone(&segments)),
             segments,
             staging,
             transfers: TransferCounters::default(),
             resolved: Resolved::default(),
-            io_threads: IoThreads::new(),
             process: process_id(),
             closed: AtomicBool::new(false),
         })

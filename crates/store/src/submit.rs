@@ -1,8 +1,9 @@
 //! Puts and gets that run on worker threads, each with a ticket.
 
+use crate::io_threads::{Closing, JobKind};
 use crate::outcome::Outcome;
 use crate::store::{PutOptions, Store, check_sections};
-use crate::ticket::{Closing, JobKind, Ticket};
+use crate::ticket::Ticket;
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_volume::page_memory::{OffsetPages, PageSource, PageTarget};
 use ritornello_volume::staging::StagedPages;

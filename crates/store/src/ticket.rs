@@ -2,23 +2,13 @@
 
 use crate::outcome::Outcome;
 use parking_lot::Mutex;
-use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_format::{Error, Result};
 use ritornello_volume::{ForkSafeLock, Sections};
 use rustix::event::{EventfdFlags, eventfd};
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-/// Threads that work on tickets. Each thread keeps several I/O operations in flight, so few threads
-/// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
-/// time, because a layer needs its part of every object.
-const IO_THREADS: usize = 8;
-/// Threads reserved for gets, because reads come first.
-const IO_THREADS_FOR_GETS: usize = 5;
-/// Maximum waiting tickets.
-const QUEUE_MAX: usize = 4096;
 
 /// A submitted put or get. Its buffers are kept until the ticket is done, even if the ticket is
 /// dropped.
@@ -168,121 +158,5 @@ impl Ticket {
         if let Some((queue, name)) = self.shared.listener.lock().take() {
             queue.push(name);
         }
-    }
-}
-
-type Job = Box<dyn FnOnce(Closing) + Send>;
-
-/// Whether a job does its work, or only reports that the I/O threads are closing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closing {
-    No,
-    Yes,
-}
-
-/// The kind of a job; each kind has a queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum JobKind {
-    Get,
-    Put,
-}
-
-#[derive(Default)]
-struct Queues {
-    gets: VecDeque<Job>,
-    puts: VecDeque<Job>,
-    puts_running: usize,
-    closing: bool,
-}
-
-/// The threads that work on tickets, gets before puts. A `ThreadPool` does not suffice: gets and
-/// puts share threads but have separate queues, and closing waits for running tickets and reports
-/// waiting tickets.
-pub(crate) struct IoThreads {
-    shared: Arc<ForkSafeLock<Queues>>,
-    threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
-}
-
-impl IoThreads {
-    pub(crate) fn new() -> Self {
-        Self { shared: Arc::default(), threads: Mutex::default() }
-    }
-
-    /// Queues a job. The first job starts the threads.
-    pub(crate) fn submit(&self, kind: JobKind, job: Job) -> Result<()> {
-        self.start()?;
-        let mut queues = self.shared.lock();
-        if queues.closing {
-            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
-        }
-        if queues.gets.len() + queues.puts.len() >= QUEUE_MAX {
-            return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
-        }
-        match kind {
-            JobKind::Get => queues.gets.push_back(job),
-            JobKind::Put => queues.puts.push_back(job),
-        }
-        self.shared.wake_one();
-        Ok(())
-    }
-
-    fn start(&self) -> Result<()> {
-        let mut threads = self.threads.lock();
-        while threads.len() < IO_THREADS {
-            let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new()
-                .name("ritornello-io".to_owned())
-                .spawn(move || work(&shared))
-                .map_err(|e| Error::retry("no thread for tickets").because(e))?;
-            threads.push(thread);
-        }
-        Ok(())
-    }
-
-    /// Finishes running jobs, ends waiting ones, and joins the threads.
-    pub(crate) fn close(&self) {
-        let waiting: Vec<Job> = {
-            let mut queues = self.shared.lock();
-            queues.closing = true;
-            let queues = &mut *queues;
-            queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
-        };
-        self.shared.wake_all();
-        waiting.into_iter().for_each(|job| job(Closing::Yes));
-        let threads = std::mem::take(&mut *self.threads.lock());
-        let me = std::thread::current().id();
-        for thread in threads.into_iter().filter(|thread| thread.thread().id() != me) {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
-        }
-    }
-}
-
-fn work(queues: &ForkSafeLock<Queues>) {
-    let mut guard = queues.lock();
-    loop {
-        let put_allowed = guard.puts_running < IO_THREADS - IO_THREADS_FOR_GETS;
-        if let Some(job) = guard.gets.pop_front() {
-            drop(guard);
-            job(Closing::No);
-        } else if put_allowed && let Some(job) = guard.puts.pop_front() {
-            guard.puts_running += 1;
-            drop(guard);
-            job(Closing::No);
-            queues.lock().puts_running -= 1;
-            queues.wake_one();
-        } else if guard.closing {
-            return;
-        } else {
-            guard = queues.wait(guard);
-            continue;
-        }
-        guard = queues.lock();
-    }
-}
-
-impl std::fmt::Debug for IoThreads {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IoThreads").finish_non_exhaustive()
     }
 }

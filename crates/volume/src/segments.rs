@@ -10,13 +10,16 @@ mod names;
 mod report;
 mod selftest;
 mod speeds;
+mod stalls;
 mod volumes;
 
 pub use report::{IoChoice, IoMode, IoReport};
 pub(crate) use speeds::Moved;
+pub(crate) use stalls::OpInFlight;
 pub use volumes::{Candidate, Discover, Guard};
 
 use speeds::Speeds;
+use stalls::Stalls;
 use volumes::{Discovery, Volume};
 
 use crate::io_engine::IoEngine;
@@ -26,7 +29,7 @@ use crate::staging::{Staging, StagingStats};
 use files::Files;
 use maps::Maps;
 use parking_lot::{Mutex, RwLock};
-use ritornello_format::{Error, Result, SegmentId, UNIT};
+use ritornello_format::{Error, Place, Result, SegmentId, UNIT};
 use ritornello_medium::{Access, Medium};
 use std::fmt;
 use std::io;
@@ -82,6 +85,7 @@ pub struct Segments {
     /// Bytes that one call keeps in flight on each volume.
     pub(crate) in_flight_bytes: usize,
     pub(crate) speeds: Speeds,
+    pub(crate) stalls: Stalls,
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) staging: Arc<Staging>,
     files: Files,
@@ -141,6 +145,7 @@ impl Segments {
             segment_bytes,
             in_flight_bytes,
             speeds: Speeds::default(),
+            stalls: Stalls::new(),
             engine: choice.engine,
             staging,
             files: Files::default(),
@@ -340,6 +345,20 @@ impl Segments {
     #[must_use]
     pub fn slowest(&self, written: bool) -> Option<u64> {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })
+    }
+
+    /// Whether a volume has completed no operation of this process for a quarter of a second,
+    /// although some are in flight.
+    #[must_use]
+    pub fn is_any_volume_silent(&self) -> bool {
+        self.stalls.is_any_silent()
+    }
+
+    /// Whether a volume of `place` has completed no operation of this process for two seconds,
+    /// although some are in flight. Its pages miss, and writes to it fail.
+    #[must_use]
+    pub fn is_stalled(&self, place: &Place) -> bool {
+        place.extents.iter().any(|extent| self.stalls.is_stalled(extent.segment.volume()))
     }
 
     /// Length of a segment in bytes.

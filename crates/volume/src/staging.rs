@@ -36,6 +36,8 @@ pub struct Staging {
 struct State {
     /// Free spans: offset to length, both multiples of 4 KiB. Adjacent spans are always joined.
     free: BTreeMap<usize, usize>,
+    /// Number of calls that wait.
+    waiting: usize,
     in_use: usize,
     peak: usize,
 }
@@ -61,7 +63,7 @@ impl Staging {
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let arena = Arena::new(bytes)?;
         let free = BTreeMap::from([(0, arena.len())]);
-        let state = Mutex::new(State { free, in_use: 0, peak: 0 });
+        let state = Mutex::new(State { free, waiting: 0, in_use: 0, peak: 0 });
         Ok(Arc::new(Self { arena, state, freed: Condvar::new() }))
     }
 
@@ -84,10 +86,12 @@ impl Staging {
     }
 
     /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no free span is long
-    /// enough.
+    /// enough, or if a call waits for memory: calls that have memory already would otherwise take
+    /// every span that is freed.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingBuffer> {
-        self.carve(&mut self.state.lock(), bytes)
+        let mut state = self.state.lock();
+        if state.waiting == 0 { self.carve(&mut state, bytes) } else { None }
     }
 
     /// Memory for `bytes`, rounded up to a multiple of 4 KiB. Waits for it until `deadline`, at
@@ -102,17 +106,19 @@ impl Staging {
     ) -> Option<StagingBuffer> {
         let limit = Instant::now() + WAIT_MAX;
         let deadline = deadline.map_or(limit, |deadline| deadline.min(limit));
+        if bytes > self.arena.len() {
+            return None;
+        }
         let mut state = self.state.lock();
         loop {
-            if bytes > self.arena.len() {
-                return None;
-            }
             let buffer = self.carve(&mut state, bytes);
             let now = Instant::now();
             if buffer.is_some() || now >= deadline || is_stopped() {
                 return buffer;
             }
+            state.waiting += 1;
             self.freed.wait_until(&mut state, deadline.min(now + CANCEL_CHECK));
+            state.waiting -= 1;
         }
     }
 

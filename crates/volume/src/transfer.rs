@@ -160,11 +160,13 @@ pub enum MissReason {
     Cancelled,
     /// The deadline passed.
     Deadline,
+    /// The volume has completed no operation for two seconds, although some are in flight.
+    Stalled,
 }
 
 impl MissReason {
     /// All reasons, in the order of counter tables.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Place,
         Self::Header,
         Self::Scope,
@@ -177,6 +179,7 @@ impl MissReason {
         Self::Staging,
         Self::Cancelled,
         Self::Deadline,
+        Self::Stalled,
     ];
 
     /// The reason as one lower-case word, as in metrics.
@@ -195,6 +198,7 @@ impl MissReason {
             Self::Staging => "staging",
             Self::Cancelled => "cancelled",
             Self::Deadline => "deadline",
+            Self::Stalled => "stalled",
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct Op {
     pub(crate) tag: u64,
     file: Arc<dyn MediumFile>,
     pub(super) write: bool,
+    /// The volume of the file.
+    pub(super) volume: u8,
     pub(super) offset: u64,
     iovecs: Vec<IoVec>,
     /// Index of the first iovec that is not fully transferred.
@@ -71,7 +73,12 @@ impl Op {
         iovecs: Vec<IoVec>,
     ) -> Self {
         let left = iovecs.iter().map(IoVec::len).sum();
-        Self { tag, file, write, offset, iovecs, at: 0, left, retries: 0 }
+        Self { tag, file, write, volume: 0, offset, iovecs, at: 0, left, retries: 0 }
+    }
+
+    /// The operation, on a file of `volume`.
+    pub(crate) fn on(self, volume: u8) -> Self {
+        Self { volume, ..self }
     }
 
     pub(super) fn descriptor(&self) -> Option<RawFd> {

@@ -4,16 +4,17 @@
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Maximum threads of the pool, and maximum operations of one call in flight.
+/// Maximum threads for each volume, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
-/// Threads that run operations. The number of callers bounds their queue: each caller has at most
+/// Threads that run operations, separate for each volume: operations on a volume that stalls take
+/// no thread from those on others. The number of callers bounds the queues: each caller has at most
 /// `THREADS_MAX` operations in flight. An idle thread holds no caller's memory, since every call
 /// waits for its own operations.
-pub(crate) struct Pool(ThreadPool<OpJob>);
+pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {
     op: Op,
@@ -39,13 +40,18 @@ impl Job for OpJob {
 
 impl Pool {
     pub(crate) fn new() -> Self {
-        Self(ThreadPool::new("ritornello-pool", THREADS_MAX, usize::MAX))
+        Self((0..=u8::MAX).map(|_| OnceLock::new()).collect())
+    }
+
+    fn of(&self, volume: u8) -> &ThreadPool<OpJob> {
+        self.0[usize::from(volume)]
+            .get_or_init(|| ThreadPool::new("ritornello-pool", THREADS_MAX, usize::MAX))
     }
 }
 
 impl IoEngine for Pool {
     fn run(&self, work: &mut dyn Work) -> Duration {
-        drive(&mut PoolQueue { pool: &self.0, reply: Arc::default(), in_flight: 0 }, work)
+        drive(&mut PoolQueue { pool: self, reply: Arc::default(), in_flight: 0 }, work)
     }
     fn name(&self) -> &'static str {
         "pool"
@@ -53,7 +59,7 @@ impl IoEngine for Pool {
 }
 
 struct PoolQueue<'a> {
-    pool: &'a ThreadPool<OpJob>,
+    pool: &'a Pool,
     reply: Arc<Reply>,
     in_flight: usize,
 }
@@ -64,7 +70,9 @@ impl OpQueue for PoolQueue<'_> {
     }
     fn submit(&mut self, op: Op) {
         self.in_flight += 1;
-        if let Err(job) = self.pool.submit(OpJob { op, reply: Arc::clone(&self.reply) }) {
+        if let Err(job) =
+            self.pool.of(op.volume).submit(OpJob { op, reply: Arc::clone(&self.reply) })
+        {
             // The pool has no thread and cannot start one: run the operation on this thread.
             job.run();
         }

@@ -35,6 +35,23 @@ fn waiter_gets_freed_memory_or_stops_at_deadline() {
 }
 
 #[test]
+fn no_other_call_takes_memory_before_a_waiter() {
+    let staging = Staging::new(2 << 20).unwrap();
+    let (held, rest) = (staging.try_take(1 << 20).unwrap(), staging.try_take(1 << 19).unwrap());
+    let other = Arc::clone(&staging);
+    let waiter = std::thread::spawn(move || Control::default().stage(&other, 2 << 20));
+    while staging.state.lock().waiting == 0 {
+        std::thread::yield_now();
+    }
+    drop(rest);
+    assert!(staging.try_take(1).is_none(), "free memory is left to the waiter");
+    drop(held);
+    let buffer = waiter.join().unwrap();
+    assert_eq!(buffer.unwrap().bytes().len(), 2 << 20);
+    assert!(staging.try_take(2 << 20).is_some());
+}
+
+#[test]
 fn copies_are_padded_with_zeroes() {
     let staging = Staging::new(1).unwrap();
     staging.try_take(1 << 20).unwrap().bytes_mut().fill(0xff);

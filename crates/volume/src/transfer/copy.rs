@@ -120,7 +120,7 @@ impl Segments {
             let iovec = IoVec::new(now.as_mut_ptr(), now.len());
             // SAFETY: `now` is borrowed until the engine returns.
             let op = unsafe { Op::new(0, file, true, extent.offset(), vec![iovec]) };
-            SingleOp::run(self, op)?;
+            SingleOp::run(self, op.on(extent.segment.volume()))?;
             from = rest;
         }
         Ok(())

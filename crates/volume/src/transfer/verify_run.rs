@@ -125,7 +125,7 @@ impl Segments {
         let iovec = IoVec::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine returns.
         let op = unsafe { Op::new(0, file, false, offset, vec![iovec]) };
-        SingleOp::run(self, op)
+        SingleOp::run(self, op.on(segment.volume()))
     }
 }
 

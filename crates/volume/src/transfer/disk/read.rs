@@ -7,7 +7,7 @@
 use super::fetches::{Fetches, Span};
 use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
-use crate::segments::Segments;
+use crate::segments::{OpInFlight, Segments};
 use crate::staging::StagingBuffer;
 use crate::transfer::check::PartCheck;
 use crate::transfer::read::ReadJob;
@@ -54,7 +54,7 @@ pub(in crate::transfer) fn read(
 
 struct DiskRead<'a> {
     fetches: Fetches<'a>,
-    in_flight: InFlight<PendingOp>,
+    in_flight: InFlight<PendingOp<'a>>,
     /// No chunk is read while parts in memory have this number of unverified bytes or more.
     unverified_limit: u64,
     /// The part that is being verified.
@@ -63,9 +63,10 @@ struct DiskRead<'a> {
     scratch: Vec<u8>,
 }
 
-struct PendingOp {
+struct PendingOp<'a> {
     span: Span,
     buffers: OpBuffers,
+    _op: OpInFlight<'a>,
     /// Staging memory of parts, held until the operation has completed, because the kernel writes
     /// to it.
     _staging_buffers: Vec<Arc<StagingBuffer>>,
@@ -85,6 +86,10 @@ impl DiskRead<'_> {
         }
         let Some(Span { chunk, .. }) = self.fetches.queue.front() else { return NextOp::Wait };
         let (segments, control) = (self.fetches.job.segments, self.fetches.job.control);
+        let volume = chunk.segment.volume();
+        if segments.stalls.is_stalled(volume) {
+            return NextOp::Fail(MissReason::Stalled);
+        }
         let file = match segments.file(chunk.segment) {
             Ok(file) => file,
             Err(error) => {
@@ -123,11 +128,13 @@ impl DiskRead<'_> {
         let (offset, bytes) =
             (span.chunk.offset, span.chunk.logical.end - span.chunk.logical.start);
         let _staging_buffers = self.fetches.staging_of(&span);
-        let tag = self.in_flight.insert(bytes, PendingOp { span, buffers, _staging_buffers });
+        let pending =
+            PendingOp { span, buffers, _op: segments.stalls.begin(volume), _staging_buffers };
+        let tag = self.in_flight.insert(bytes, pending);
         // SAFETY: the target's memory is exclusive until the call returns (`PageTarget`), the
         // pending operation holds the buffers until it completes, the header block stays until its
         // last chunk completes, and the engine does not return before all operations complete.
-        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) })
+        NextOp::Ready(unsafe { Op::new(tag, file, false, offset, iovecs) }.on(volume))
     }
 }
 
@@ -153,7 +160,7 @@ impl Work for DiskRead<'_> {
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        let Some(PendingOp { span, buffers, _staging_buffers }) = self.in_flight.complete(tag)
+        let Some(PendingOp { span, buffers, _op, _staging_buffers }) = self.in_flight.complete(tag)
         else {
             return;
         };

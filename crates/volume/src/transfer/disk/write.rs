@@ -4,7 +4,7 @@
 use super::{InFlight, OpBuffers, STEP};
 use crate::io_engine::{Op, Work};
 use crate::memory_block::Block;
-use crate::segments::Segments;
+use crate::segments::{OpInFlight, Segments};
 use crate::transfer::check::SliceSums;
 use crate::transfer::chunk::Chunk;
 use crate::transfer::page::Direct;
@@ -47,7 +47,7 @@ struct DiskWrite<'a> {
     runs: Vec<Result<RunState<'a>>>,
     /// Runs whose `body` is submitted. Their headers wait until the checksums of pages are known.
     heads: VecDeque<usize>,
-    in_flight: InFlight<PendingOp>,
+    in_flight: InFlight<PendingOp<'a>>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
     /// staging are checksummed during the copy.
     to_sum: VecDeque<(usize, usize)>,
@@ -78,9 +78,10 @@ struct RunState<'a> {
     gather_sums: Option<SliceSums<'a>>,
 }
 
-struct PendingOp {
+struct PendingOp<'a> {
     run: usize,
     chunk: Chunk,
+    _op: OpInFlight<'a>,
     /// Memory of the operation, held until it has completed.
     _buffers: (OpBuffers, Option<Block>),
 }
@@ -165,6 +166,10 @@ impl<'a> DiskWrite<'a> {
         let Ok(run) = &mut self.runs[at] else { return NextOp::Wait };
         let queue = if is_head { &run.head } else { &run.body };
         let Some(chunk) = queue.front().cloned() else { return NextOp::Wait };
+        let volume = chunk.segment.volume();
+        if self.segments.stalls.is_stalled(volume) {
+            return NextOp::Fail(stopped(MissReason::Stalled));
+        }
         let file = match self.segments.file(chunk.segment) {
             Ok(file) => file,
             Err(error) => return NextOp::Fail(failed("a segment cannot be opened", &chunk, error)),
@@ -194,7 +199,8 @@ impl<'a> DiskWrite<'a> {
             }
         }
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let pending = PendingOp { run: at, chunk, _buffers: (buffers, header) };
+        let _op = self.segments.stalls.begin(volume);
+        let pending = PendingOp { run: at, chunk, _op, _buffers: (buffers, header) };
         let tag = self.in_flight.insert(bytes, pending);
         for (page, _) in parts {
             self.queue(at, page);
@@ -202,7 +208,7 @@ impl<'a> DiskWrite<'a> {
         // SAFETY: the source's memory is readable until the call returns (`PageSource`),
         // `in_flight` holds buffers and header until the operation completes, and the engine does
         // not return before that.
-        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) })
+        NextOp::Ready(unsafe { Op::new(tag, file, true, offset, iovecs) }.on(volume))
     }
 }
 
@@ -296,9 +302,8 @@ impl Work for DiskWrite<'_> {
     }
 
     fn done(&mut self, tag: u64, result: io::Result<()>) {
-        if let Some(PendingOp { run, chunk, .. }) = self.in_flight.complete(tag)
-            && let Err(error) = result
-        {
+        let Some(PendingOp { run, chunk, .. }) = self.in_flight.complete(tag) else { return };
+        if let Err(error) = result {
             self.fail(run, failed("a run could not be written", &chunk, error));
         }
     }

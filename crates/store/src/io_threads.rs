@@ -1,0 +1,208 @@
+//! The threads that work on tickets.
+
+use parking_lot::Mutex;
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_volume::ForkSafeLock;
+use ritornello_volume::segments::Segments;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Threads that work on tickets. Each thread keeps several I/O operations in flight, so few threads
+/// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
+/// time, because a layer needs its part of every object.
+const THREADS: usize = 8;
+/// Threads reserved for gets, because reads come first.
+const THREADS_FOR_GETS: usize = 5;
+/// Maximum threads while a volume completes no operations. A call on a stalled volume keeps its
+/// thread until the kernel returns the operation, so tickets for other volumes need more threads.
+const THREADS_MAX: usize = 64;
+/// Interval at which the queues are checked while all threads are busy.
+const CHECK: Duration = Duration::from_millis(250);
+/// Maximum waiting tickets.
+const QUEUE_MAX: usize = 4096;
+
+type Job = Box<dyn FnOnce(Closing) + Send>;
+
+/// Whether a job does its work, or only reports that the I/O threads are closing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closing {
+    No,
+    Yes,
+}
+
+/// The kind of a job; each kind has a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JobKind {
+    Get,
+    Put,
+}
+
+/// The threads that work on tickets, gets before puts. A `ThreadPool` does not suffice: gets and
+/// puts share threads but have separate queues, closing waits for running tickets and reports
+/// waiting tickets, and stalled volumes must not take all threads.
+pub(crate) struct IoThreads {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queues: ForkSafeLock<Queues>,
+    handles: Mutex<Vec<JoinHandle<()>>>,
+    segments: Arc<Segments>,
+}
+
+#[derive(Default)]
+struct Queues {
+    gets: VecDeque<Job>,
+    puts: VecDeque<Job>,
+    threads: usize,
+    gets_running: usize,
+    puts_running: usize,
+    /// Whether a thread checks the queues for tickets that wait because of a stalled volume.
+    is_watched: bool,
+    closing: bool,
+}
+
+impl Queues {
+    /// Takes a job that may run now. Puts leave [`THREADS_FOR_GETS`] threads to gets.
+    fn take(&mut self) -> Option<(JobKind, Job)> {
+        if let Some(job) = self.gets.pop_front() {
+            return Some((JobKind::Get, job));
+        }
+        let may_put = self.puts_running + THREADS_FOR_GETS < self.threads;
+        let job = if may_put { self.puts.pop_front() } else { None };
+        job.map(|job| (JobKind::Put, job))
+    }
+
+    fn running(&mut self, kind: JobKind) -> &mut usize {
+        match kind {
+            JobKind::Get => &mut self.gets_running,
+            JobKind::Put => &mut self.puts_running,
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.gets.len() + self.puts.len()
+    }
+}
+
+impl IoThreads {
+    pub(crate) fn new(segments: Arc<Segments>) -> Self {
+        let (queues, handles) = (ForkSafeLock::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { queues, handles, segments }) }
+    }
+
+    /// Queues a job. The first job starts the threads.
+    pub(crate) fn submit(&self, kind: JobKind, job: Job) -> Result<()> {
+        let mut queues = self.shared.queues.lock();
+        if queues.closing {
+            return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
+        }
+        if queues.waiting() >= QUEUE_MAX {
+            return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
+        }
+        while queues.threads < THREADS {
+            self.shared.start(&mut queues, work)?;
+            queues.threads += 1;
+        }
+        match kind {
+            JobKind::Get => queues.gets.push_back(job),
+            JobKind::Put => queues.puts.push_back(job),
+        }
+        let running = queues.gets_running + queues.puts_running;
+        if running + queues.waiting() > queues.threads && !queues.is_watched {
+            // If this thread cannot start, the tickets wait for the others.
+            queues.is_watched = self.shared.start(&mut queues, watch).is_ok();
+        }
+        drop(queues);
+        self.shared.queues.wake_one();
+        Ok(())
+    }
+
+    /// Finishes running jobs, ends waiting ones, and joins the threads.
+    pub(crate) fn close(&self) {
+        let waiting: Vec<Job> = {
+            let mut queues = self.shared.queues.lock();
+            queues.closing = true;
+            let queues = &mut *queues;
+            queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
+        };
+        self.shared.queues.wake_all();
+        waiting.into_iter().for_each(|job| job(Closing::Yes));
+        let handles = std::mem::take(&mut *self.shared.handles.lock());
+        let me = thread::current().id();
+        for handle in handles.into_iter().filter(|handle| handle.thread().id() != me) {
+            handle.thread().unpark();
+            // A panic of the thread was reported when it happened.
+            let _ = handle.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Starts a thread that runs `work`. The caller holds the lock of the queues, so that
+    /// [`IoThreads::close`] joins every thread.
+    fn start(self: &Arc<Self>, _: &mut Queues, work: fn(&Arc<Shared>)) -> Result<()> {
+        let shared = Arc::clone(self);
+        let handle = thread::Builder::new()
+            .name("ritornello-io".to_owned())
+            .spawn(move || work(&shared))
+            .map_err(|error| Error::retry("no thread for tickets").because(error))?;
+        let mut handles = self.handles.lock();
+        handles.retain(|handle| !handle.is_finished());
+        handles.push(handle);
+        Ok(())
+    }
+}
+
+/// Works on tickets. A thread beyond the usual number ends when no ticket waits.
+fn work(shared: &Arc<Shared>) {
+    let mut queues = shared.queues.lock();
+    loop {
+        if let Some((kind, job)) = queues.take() {
+            *queues.running(kind) += 1;
+            drop(queues);
+            job(Closing::No);
+            queues = shared.queues.lock();
+            *queues.running(kind) -= 1;
+            if kind == JobKind::Put {
+                // This thread may take a get next, and another put may run now.
+                shared.queues.wake_one();
+            }
+        } else if queues.closing || queues.threads > THREADS {
+            queues.threads -= 1;
+            return;
+        } else {
+            queues = shared.queues.wait(queues);
+        }
+    }
+}
+
+/// Starts further threads while tickets wait and a volume completes nothing. Ends when no ticket
+/// waits.
+fn watch(shared: &Arc<Shared>) {
+    loop {
+        thread::park_timeout(CHECK);
+        let mut queues = shared.queues.lock();
+        if queues.closing || queues.waiting() == 0 {
+            queues.is_watched = false;
+            return;
+        }
+        if !shared.segments.is_any_volume_silent() {
+            continue;
+        }
+        for _ in 0..queues.waiting().min(THREADS) {
+            if queues.threads == THREADS_MAX || shared.start(&mut queues, work).is_err() {
+                break;
+            }
+            queues.threads += 1;
+        }
+    }
+}
+
+impl std::fmt::Debug for IoThreads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IoThreads").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,110 @@
+//! A disk that completes no operations: it holds up only the calls that need it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::Scope;
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+use ritornello_store::{Catalog, ClientId, Options, Ticket};
+use ritornello_volume::page_memory::OwnedPagesMut;
+use ritornello_volume::transfer::Control;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 64 << 10;
+/// More than the threads that work on tickets.
+const CAUGHT: usize = 20;
+const SHORT: Duration = Duration::from_millis(500);
+const LONG: Duration = Duration::from_secs(60);
+
+fn two_volumes(dir: &Path) -> (Schedule, Open) {
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let paths = ["disk0", "disk1"].map(|name| dir.join(name)).to_vec();
+    let open = open_on(medium, &Options { paths, ..options(&dir.join("home"), 64) }).unwrap();
+    (schedule, open)
+}
+
+/// The first volume of a page.
+fn volume(open: &Open, scope: &Scope, key: &[u8]) -> u8 {
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(scope, false).unwrap().unwrap();
+    let located = catalog.begin_read(reference, &[key]).unwrap();
+    catalog.release(located.lease).unwrap();
+    located.runs[0].place.extents[0].segment.volume()
+}
+
+fn start_get(open: &Open, scope: &Arc<Scope>, key: &[u8], limit: Duration) -> Ticket {
+    let target = Arc::new(OwnedPagesMut::new(vec![vec![0; PAGE as usize]]));
+    let control = Control { deadline: Some(Instant::now() + limit), ..Control::default() };
+    open.store.submit_get(Arc::clone(scope), vec![key.into()], target, control).unwrap()
+}
+
+#[test]
+fn stalled_volume_holds_up_only_gets_that_need_it() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = two_volumes(dir.path());
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 60));
+    for key in keys.chunks(1) {
+        assert_eq!(put(&open.store, &scope, key, None).pages, 1);
+    }
+    let (stalled, other): (Vec<_>, Vec<_>) =
+        keys.into_iter().partition(|key| volume(&open, &scope, key) == 0);
+    assert!(stalled.len() > CAUGHT && other.len() > 4, "{} and {}", stalled.len(), other.len());
+
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
+    let caught: Vec<Ticket> =
+        stalled[..CAUGHT].iter().map(|key| start_get(&open, &scope, key, SHORT)).collect();
+    let began = Instant::now();
+    for key in &other {
+        assert_eq!(get(&open.store, &scope, std::slice::from_ref(key)).pages, 1);
+        let ticket = start_get(&open, &scope, key, LONG);
+        assert_eq!(ticket.wait(Some(LONG)).expect("no thread is left").pages, 1);
+    }
+    assert!(!caught[0].done(), "the disk holds its operation");
+
+    // Two seconds without a completion: calls leave the volume alone.
+    std::thread::sleep(Duration::from_millis(2500).saturating_sub(began.elapsed()));
+    let outcome = get(&open.store, &scope, &stalled[CAUGHT..]);
+    assert_eq!((outcome.pages, outcome.reason), (0, "stalled"));
+    let both = [stalled[CAUGHT].clone(), other[0].clone()];
+    assert_eq!(get(&open.store, &scope, &both).ok, [false, true]);
+
+    schedule.heal();
+    for ticket in &caught {
+        let outcome = ticket.wait(Some(LONG)).expect("the disk continues");
+        assert!(outcome.pages == 1 || ["deadline", "stalled"].contains(&outcome.reason));
+    }
+    assert_eq!(get(&open.store, &scope, &stalled).pages, stalled.len(), "nothing was removed");
+    assert_eq!(open.store.stats().unwrap().catalog.leases, 0);
+    open.close();
+}
+
+#[test]
+fn put_skips_a_stalled_volume_and_stores_the_rest() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = two_volumes(dir.path());
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 40));
+    for key in keys.chunks(1) {
+        assert_eq!(put(&open.store, &scope, key, None).pages, 1);
+    }
+    let on_stalled = keys.iter().find(|key| volume(&open, &scope, key) == 0).unwrap();
+    schedule.add(Rule::always(MediumFault::Stall).at("disk0/seg-"));
+    let caught = start_get(&open, &scope, on_stalled, SHORT);
+    std::thread::sleep(Duration::from_millis(2500));
+    let (mut stored, mut refused) = (0, 0);
+    for key in sequence(2, 10).chunks(1) {
+        let outcome = put(&open.store, &scope, key, None);
+        stored += outcome.pages;
+        refused += usize::from(outcome.reason == "stalled");
+    }
+    assert_eq!(stored + refused, 10);
+    assert!(stored > 0 && refused > 0, "puts take turns on the volumes: {stored} and {refused}");
+    schedule.heal();
+    assert!(caught.wait(Some(LONG)).is_some());
+    assert_eq!(put(&open.store, &scope, &sequence(2, 10), None).pages, 10);
+    assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    open.close();
+}
