@@ -8,22 +8,24 @@ use ritornello_format::Scope;
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
 use ritornello_store::{Catalog, ClientId, Options, Ticket};
 use ritornello_volume::page_memory::OwnedPagesMut;
+use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
-/// More than the threads that work on tickets.
-const CAUGHT: usize = 20;
-const SHORT: Duration = Duration::from_millis(500);
+/// More than the usual threads that work on tickets, and than the threads of one volume.
+const CAUGHT: usize = 24;
+const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
 
 fn two_volumes(dir: &Path) -> (Schedule, Open) {
     let schedule = Schedule::new();
     let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
     let paths = ["disk0", "disk1"].map(|name| dir.join(name)).to_vec();
-    let open = open_on(medium, &Options { paths, ..options(&dir.join("home"), 64) }).unwrap();
+    let options = Options { paths, io: IoChoice::Pool, ..options(&dir.join("home"), 64) };
+    let open = open_on(medium, &options).unwrap();
     (schedule, open)
 }
 
@@ -46,7 +48,7 @@ fn start_get(open: &Open, scope: &Arc<Scope>, key: &[u8], limit: Duration) -> Ti
 fn stalled_volume_holds_up_only_gets_that_need_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (schedule, open) = two_volumes(dir.path());
-    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 60));
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 80));
     for key in keys.chunks(1) {
         assert_eq!(put(&open.store, &scope, key, None).pages, 1);
     }
@@ -59,9 +61,9 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
         stalled[..CAUGHT].iter().map(|key| start_get(&open, &scope, key, SHORT)).collect();
     let began = Instant::now();
     for key in &other {
-        assert_eq!(get(&open.store, &scope, std::slice::from_ref(key)).pages, 1);
         let ticket = start_get(&open, &scope, key, LONG);
         assert_eq!(ticket.wait(Some(LONG)).expect("no thread is left").pages, 1);
+        assert_eq!(get(&open.store, &scope, std::slice::from_ref(key)).pages, 1);
     }
     assert!(!caught[0].done(), "the disk holds its operation");
 
