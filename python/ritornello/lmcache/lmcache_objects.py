@@ -1,8 +1,8 @@
 """Operations of both interfaces of LMCache: put, get, lookup and deletion of objects, which may be
 in different scopes.
 
-No operation waits for the disk. A put or a get has one ticket or more for each scope, and a `Job`
-that is done when all its tickets are done.
+No operation waits for the disk. A put or a get has one ticket for each scope, and a `Job` that is
+done when all its tickets are done.
 """
 
 import re
@@ -26,9 +26,6 @@ from ritornello.lmcache.store import LMCacheStore, logger
 if TYPE_CHECKING:
     from ritornello._core import Completions, Outcome, Scope, Ticket
 
-# Maximum bytes of a ticket of several objects; a larger object gets a separate ticket. One thread
-# processes a ticket, so a large job is split in order to use several threads.
-TICKET_BYTES = 8 << 20
 SERIALIZED = re.compile(r"uint8\[\d+\]")
 
 
@@ -164,17 +161,15 @@ class ObjectStore:
             except Exception as error:  # for example, a page that is too long
                 self.store.record_failure("scope", error)
                 continue
-            step = max(1, TICKET_BYTES // object_format.nbytes)
-            for start in range(0, len(group_items), step):
-                part = group_items[start : start + step]
-                keys = [item.name.key for _, item in part]
-                memories = [item.memory for _, item in part]
-                if is_put:
-                    ticket = self.store.submit_put(scope, keys, memories)
-                else:
-                    ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
-                if ticket is not None:
-                    tickets.append((ticket, TicketItems(job, [index for index, _ in part], is_put)))
+            keys = [item.name.key for _, item in group_items]
+            memories = [item.memory for _, item in group_items]
+            if is_put:
+                ticket = self.store.submit_put(scope, keys, memories)
+            else:
+                ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
+            if ticket is not None:
+                indices = [index for index, _ in group_items]
+                tickets.append((ticket, TicketItems(job, indices, is_put)))
         # Set the count before the first ticket can be completed.
         job.pending = len(tickets)
         for ticket, ticket_items in tickets:
