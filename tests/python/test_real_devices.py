@@ -49,6 +49,31 @@ sys.stdin.readline()
 """
 
 
+# A program that starts gets of single pages ("start"), gets single pages ("get"), and waits for all
+# gets that it started ("wait"). It prints the reason of each miss, or "hit".
+READER = """
+import sys
+from device_pages import PAGE_BYTES, SCOPE
+import ritornello as rt
+store = rt.Store.open(sys.argv[1], io="uring")
+def start(name):
+    return store.submit_get(SCOPE, [name.encode()], [bytearray(PAGE_BYTES)], timeout=4)
+def end(ticket):
+    outcome = ticket.wait(60)
+    return "hit" if outcome.ok[0] else outcome.reason
+started = []
+print("open", flush=True)
+for line in sys.stdin:
+    word, *names = line.split()
+    tickets = [start(name) for name in names]
+    if word == "start":
+        started += tickets
+        print("started", flush=True)
+    else:
+        print(*map(end, started if word == "wait" else tickets), flush=True)
+"""
+
+
 @pytest.fixture
 def slow_writer(slow_disk: Disk) -> Iterator[Callable[[Path], Child]]:
     """Starts a throttled writer on a store, and kills it after the test."""
@@ -252,3 +277,36 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
             time.sleep(0.05)
         client.communicate()
         quiet.close()
+
+
+def test_stalled_disk_holds_up_only_its_pages(make_disk: Callable[..., Disk]) -> None:
+    disks = [make_disk("stalled", 96), make_disk("working", 96)]
+    require_io_uring(disks[0].path / "tried")
+    with or_skip():
+        throttle = Throttle(disks[:1], "stall")
+    pages: list[list[str]] = [[], []]
+    paths = [disk.path / "kv" for disk in disks]
+    with ExitStack() as undo:
+        undo.callback(throttle.remove)
+        store = undo.enter_context(rt.Store.open(paths, "96MiB", segment_bytes=4 << 20))
+        for key in (f"{number:032}" for number in range(60)):
+            before = disks[0].written()
+            put(store, [key.encode()])
+            pages[int(disks[0].written() - before < PAGE_BYTES)].append(key)
+        store.flush()
+        stalled, working = pages
+        assert min(len(stalled), len(working)) > 20
+        reader = undo.enter_context(Child(READER, paths[0]))
+        assert reader.read() == "open"
+        # With one byte per second no read of a page ends.
+        throttle.add(reader.pid)
+        throttle.limit(0, reads=1)
+        # More than the usual threads of a process.
+        assert reader.ask(" ".join(["start", *stalled[:16]])) == "started"
+        began = time.monotonic()
+        assert set(reader.ask(" ".join(["get", *working])).split()) == {"hit"}
+        time.sleep(max(0.0, began + 2.5 - time.monotonic()))
+        assert reader.ask(" ".join(["get", stalled[16], working[0]])) == "stalled hit"
+        throttle.limit(0)
+        assert set(reader.ask("wait").split()) <= {"hit", "deadline", "stalled"}
+        assert set(reader.ask(" ".join(["get", *stalled])).split()) == {"hit"}
