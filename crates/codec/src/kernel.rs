@@ -91,7 +91,7 @@ macro_rules! vectorised {
             // SAFETY: a `Kernel` exists only where the processor has its instructions.
             #[cfg(target_arch = "x86_64")]
             $crate::kernel::Instructions::Avx2 => unsafe { avx2($($name),*) },
-            // SAFETY: as above.
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
             #[cfg(target_arch = "x86_64")]
             $crate::kernel::Instructions::Avx512 => unsafe { avx512($($name),*) },
             _ => $body($($name),*),

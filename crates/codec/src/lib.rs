@@ -92,8 +92,8 @@ impl Codec {
 
     /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
     /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if `self`
-    /// would not make the slice shorter, or if a lossy codec met a number that is not finite, or a
-    /// group whose span is not.
+    /// would not make the slice shorter. It is also `Raw` if `self` is lossy and a number, or the
+    /// difference of the largest and the smallest number of a group, is not finite.
     ///
     /// # Errors
     /// `Invalid` if `out` is too short, if `input` is 4 GiB or longer, or if `self` is lossy and
@@ -103,7 +103,7 @@ impl Codec {
         self.encode_with(Kernel::best(), shape, input, out)
     }
 
-    /// [`Codec::encode`] with a given kernel. The result is the same.
+    /// [`Codec::encode`] with a given kernel. All kernels return the same result.
     ///
     /// # Errors
     /// `Invalid` under the same conditions as in [`Codec::encode`].
@@ -159,7 +159,7 @@ pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     decode_with(Kernel::best(), codec, encoded, out)
 }
 
-/// [`decode`] with a given kernel. The result is the same.
+/// [`decode`] with a given kernel. All kernels return the same result.
 ///
 /// # Errors
 /// `Miss` under the same conditions as in [`decode`].

@@ -16,7 +16,7 @@ const STORED: u8 = 0;
 const COMPRESSED: u8 = 1;
 
 thread_local! {
-    /// Each thread keeps its context, because creating one takes longer than processing a small
+    /// Zstandard contexts, one per thread: creating a context takes longer than processing a small
     /// slice.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };

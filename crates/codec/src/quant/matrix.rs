@@ -38,8 +38,8 @@ pub const SCALE_BYTES: usize = 4;
 /// Smallest usable step; smaller steps are stored as zero. The inverse of a step below about 3e-39
 /// would be infinite.
 const STEP_MIN: f32 = 1e-37;
-/// The number 2^23. Adding a number to it rounds the number to an integer, which is then in the low
-/// bits.
+/// The number 2^23. Adding a number to it rounds the number to an integer, which the low bits of
+/// the sum hold.
 const TO_INTEGER: f32 = 8_388_608.0;
 /// Numbers compared in parallel to find the smallest and largest of a row.
 const LANES: usize = 32;
@@ -209,9 +209,10 @@ fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     (least.into_iter().fold(first, i16::min), most.into_iter().fold(first, i16::max))
 }
 
-/// Computes a group's smallest number and step. Returns them as `f32`, with the step inverted, for
-/// quantising, and in their stored form. Returns false if a number of the group, or the difference
-/// between its largest and smallest number, is not finite.
+/// Computes a group's smallest number and step. Writes the smallest number and the inverse of the
+/// step to `base` and `inverse`, and both numbers in their stored form to `base_out` and
+/// `step_out`. Returns false if a number of the group, or the difference between its largest and
+/// smallest number, is not finite.
 #[inline(always)]
 fn scale<N: Number>(
     bits: Bits,

@@ -6,15 +6,15 @@ use super::strip::{self, Numbers, list_escapes, patch_escapes};
 use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
-/// Permutation that puts the quarters 0 2 1 3 of a register into order, after two registers were
-/// packed into one.
+/// Permutation that restores the order of a register's quarters: packing two registers into one
+/// leaves them in the order 0 2 1 3.
 const IN_ORDER: i32 = 0b11_01_10_00;
 
 /// Shuffle that gathers the low bytes of eight numbers, then the high ones.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Prefetch distance in bytes. It is needed because the processor's prefetcher stops at the end of
-/// a 4 KiB page of memory.
+/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a 4 KiB page of
+/// memory.
 const AHEAD: usize = 2048;
 
 /// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.
@@ -185,7 +185,7 @@ fn spread_shifts() -> __m256i {
 
 #[target_feature(enable = "avx2")]
 fn load_codes(bytes: &[u8; strip::CODES]) -> __m256i {
-    // SAFETY: the array is 16 and 8 bytes long.
+    // SAFETY: the array has 24 bytes: 16 bytes at its start, then 8.
     unsafe {
         let (front, back) = (bytes.as_ptr().cast(), bytes.as_ptr().add(16).cast());
         _mm256_set_m128i(_mm_loadl_epi64(back), _mm_loadu_si128(front))
@@ -194,7 +194,7 @@ fn load_codes(bytes: &[u8; strip::CODES]) -> __m256i {
 
 #[target_feature(enable = "avx2")]
 fn store_codes(bytes: &mut [u8; strip::CODES], value: __m256i) {
-    // SAFETY: the array is 16 and 8 bytes long.
+    // SAFETY: the array has 24 bytes: 16 bytes at its start, then 8.
     unsafe {
         _mm_storeu_si128(bytes.as_mut_ptr().cast(), _mm256_castsi256_si128(value));
         let back = _mm256_extracti128_si256::<1>(value);

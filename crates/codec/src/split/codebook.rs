@@ -2,7 +2,8 @@
 
 /// Exponents that have a code.
 pub const CODES: usize = 15;
-/// The code of an escape: the exponent is the next in the list after the codes.
+/// The code of an escape, a number whose exponent has no code: its exponent is listed after the
+/// codes.
 pub const ESCAPE: u8 = 15;
 /// Sampling of a block before its codebook is chosen: the interval between sampled cache lines,
 /// then the minimum and maximum number of sampled lines.
@@ -26,8 +27,8 @@ pub struct Codebook {
 /// Exponents and codes, indexed by the low four bits of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// The exponent that has these low four bits and a code. If no exponent has both, an exponent
-    /// with other low bits, so that no lookup finds it.
+    /// At index `i`: the exponent with the low four bits `i` whose code is in `codes`. If there is
+    /// none, an exponent with other low bits, which no lookup matches.
     pub exponents: [u8; 16],
     /// The code of the exponent at the same index.
     pub codes: [u8; 16],
@@ -56,9 +57,9 @@ impl Codebook {
         let counts = count(block);
         let sampled: u32 = counts.iter().sum();
         let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
-        // Likelier exponents rank first. Exponents that are not in the sample follow: first the
-        // exponents below the smallest sampled exponent, in descending order. Counts of a sample
-        // are far below 2^16.
+        // Exponents that are more frequent in the sample rank first. Exponents that are not in the
+        // sample follow: first the exponents below the smallest sampled exponent, in descending
+        // order. The count takes the upper 16 bits: a sample has far fewer than 2^16 numbers.
         let rank = |exponent: usize| {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32

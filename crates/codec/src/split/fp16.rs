@@ -8,7 +8,8 @@ use ritornello_format::Result;
 
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
-/// The code of an escape: the exponent is the next in the list after the codes.
+/// The code of an escape, a number whose exponent has no code: its exponent is listed after the
+/// codes.
 const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group: three bits of code and three of mantissa per number.
 const CODES: usize = GROUP / 4 * 3;

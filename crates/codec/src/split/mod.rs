@@ -93,10 +93,10 @@ fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
         // SAFETY: a `Kernel` exists only where the processor has its instructions.
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx2 => unsafe { avx2::encode(&book, block, plane, nibbles, escapes) },
-        // SAFETY: as above.
+        // SAFETY: a `Kernel` exists only where the processor has its instructions.
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx512 => unsafe { avx512::encode(&book, block, plane, nibbles, escapes) },
-        // SAFETY: as above.
+        // SAFETY: a `Kernel` exists only where the processor has its instructions.
         #[cfg(target_arch = "aarch64")]
         Instructions::Neon => unsafe { neon::encode(&book, block, plane, nibbles, escapes) },
         _ => scalar::encode(&book, block, plane, nibbles, escapes),
@@ -120,10 +120,10 @@ fn decode_block(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) 
         Instructions::Avx2 => unsafe { avx2::decode(&exponents, plane, nibbles, escapes, block) },
         #[cfg(target_arch = "x86_64")]
         Instructions::Avx512 => {
-            // SAFETY: as above.
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
             unsafe { avx512::decode(&exponents, plane, nibbles, escapes, block) }
         }
-        // SAFETY: as above.
+        // SAFETY: a `Kernel` exists only where the processor has its instructions.
         #[cfg(target_arch = "aarch64")]
         Instructions::Neon => unsafe { neon::decode(&exponents, plane, nibbles, escapes, block) },
         _ => scalar::decode(&exponents, plane, nibbles, escapes, block),

@@ -4,7 +4,8 @@
 use super::GROUP;
 use std::hint::select_unpredictable;
 
-/// The code of an escape: the exponent is the next in the list after the codes.
+/// The code of an escape, a number whose exponent has no code: its exponent is listed after the
+/// codes.
 pub const ESCAPE: u8 = 7;
 /// Bytes of the codes of a group.
 pub const CODES: usize = GROUP / 8 * 3;
@@ -39,7 +40,7 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// Writes the exponents in the mask `missing` to `room`; `None` if there is not enough space.
+/// Writes the exponents whose bits are set in `missing` to `room`; `None` if `room` is too short.
 #[inline(always)]
 pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
@@ -81,8 +82,8 @@ pub fn decode_strip<'e>(
     Some(escapes)
 }
 
-/// Inserts the listed exponents into the numbers in the mask `missing`. Returns the remaining
-/// escapes.
+/// Inserts the exponents in `escapes` into the numbers whose bits are set in `missing`. Returns the
+/// remaining escapes.
 #[inline(always)]
 pub fn patch_escapes<'e>(
     mut missing: u64,

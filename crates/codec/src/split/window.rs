@@ -9,15 +9,14 @@ use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 
-/// Number of groups that share one window of exponents; a block may end with fewer. The number is
-/// small, because keys and values differ in magnitude, and short pages have few groups of keys or
-/// of values.
+/// Number of groups that share one window of exponents; a block may end with fewer. Keys and values
+/// differ in magnitude. A longer strip would mix both where pages are short.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;
-/// Minimum number of numbers for each escape. With more escapes, 4-bit codes are shorter.
+/// Minimum ratio of numbers to escapes. With more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
 /// Groups sampled before the window of a strip is chosen.
 const SAMPLE: usize = 8;
@@ -55,7 +54,7 @@ pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
             Instructions::Avx2 => unsafe {
                 avx2::encode_strip(first, groups, planes, codes, escapes)
             },
-            // SAFETY: as above.
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512 => unsafe {
                 avx512::encode_strip(first, groups, planes, codes, escapes)
@@ -87,7 +86,7 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
             Instructions::Avx2 => unsafe {
                 avx2::decode_strip(first, planes, codes, escapes, groups)
             },
-            // SAFETY: as above.
+            // SAFETY: a `Kernel` exists only where the processor has its instructions.
             #[cfg(target_arch = "x86_64")]
             Instructions::Avx512 => unsafe {
                 avx512::decode_strip(first, planes, codes, escapes, groups)
