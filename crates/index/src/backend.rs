@@ -32,8 +32,8 @@ pub struct OpenOptions {
     pub metadata_bytes_max: u64,
     /// Bytes of memory that cache the files.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns, if the backend supports it. Other backends
-    /// rely on syncs.
+    /// Every change is durable when the call returns, if the backend supports it. With other
+    /// backends a change is durable after the next sync.
     pub durable: bool,
     /// Check everything on disk at open, if the backend leaves a choice.
     pub verify: bool,

@@ -20,8 +20,8 @@ pub struct Copied {
 
 /// Inserts every run of `from` into `to`, which is empty, and makes `to` durable. `from` must not
 /// change during the call. Scopes, attachments, holes, places, recency, retentions and the clock
-/// are kept. A run is copied after its parent, even if the two were linked late. Calls `progress`
-/// with the number of runs copied so far.
+/// are kept. A run is copied after its parent, even if the parent was inserted after the run. Calls
+/// `progress` with the number of runs copied so far.
 ///
 /// # Errors
 /// Errors of `sync_data`, and of inserts and syncs of `to`. After an error `to` holds a part of the

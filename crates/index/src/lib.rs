@@ -64,7 +64,7 @@ pub struct NewRun<'a> {
     pub chained: bool,
     /// The page before the first page, if the caller knows it and it is in the index.
     pub parent: Option<PageHash>,
-    /// 1 to 65,535 pages that the scope does not have in the index yet.
+    /// The run's 1 to 65,535 pages. The index has none of them in this scope yet.
     pub pages: &'a [PageHash],
     /// Location of the run. `place.extents` may be empty (a metadata-only index).
     pub place: &'a Place,
@@ -115,7 +115,8 @@ pub struct RunView {
     pub place: Place,
     /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
-    /// When its retention ends, in seconds of the store's clock; zero if it is not retained.
+    /// End of the run's retention, in seconds of the store's clock; zero if the run is not
+    /// retained.
     pub retain_until: u64,
 }
 
@@ -214,8 +215,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Whether runs are attached to `run`.
     fn has_children(&self, run: RunId) -> bool;
 
-    /// Records the use of a run at `recency`. An earlier value than the known one is ignored.
-    /// Durable with the next checkpoint or sync.
+    /// Records the use of a run at `recency`. Ignored if the run has a later recency. Durable with
+    /// the next checkpoint or sync.
     fn touch(&self, run: RunId, recency: u64);
 
     /// Records the time at which each run's retention ends, in seconds of the store's clock, whose

@@ -51,7 +51,7 @@ pub struct Prices {
 /// The reason for a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The first full window.
+    /// The first window of operations is full.
     First,
     /// The mix of operations changed.
     Shift,
@@ -99,11 +99,12 @@ pub struct Tuning {
     pub adaptive: bool,
     /// Operations counted.
     pub operations: u64,
-    /// The setting in force.
+    /// The setting that was applied last.
     pub applied: Setting,
     /// The setting that is approached step by step.
     pub target: Setting,
-    /// Number of levels with the setting in force; zero while everything fits the memtable.
+    /// Number of levels with the setting that was applied last; zero while everything fits the
+    /// memtable.
     pub levels: u32,
     /// Sorted runs of the family that holds page hashes.
     pub sorted_runs: u64,

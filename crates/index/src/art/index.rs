@@ -256,7 +256,7 @@ impl PrefixIndex for ArtIndex {
             for section in touched.chunks(OPS) {
                 let mut batch = Batch::default();
                 for &run in section {
-                    // Include recency that is not in the tree yet.
+                    // `record` includes the recency from `touch`, which is not in the tree yet.
                     if let Some(record) = self.record(run)? {
                         batch.put(&key::run(run), &record.encode(run)?);
                     }

@@ -16,7 +16,7 @@
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
 
-/// Hashes per key: 2 KiB.
+/// Maximum page hashes in the value of one key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
 /// All run numbers below this number are assigned.

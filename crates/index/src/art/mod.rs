@@ -31,17 +31,17 @@
 //! * *Damage is not detected.* Holt's frames have no checksums. Every value therefore carries a
 //!   checksum seeded with its key. A position of a page has no checksum: it is compared with the
 //!   hashes of the run. A damaged value is a miss. The open checks and counts all values that have
-//!   a checksum. Damage that makes Holt lose keys, and leaves all other values intact, shows in the
-//!   numbers of runs and pages.
+//!   a checksum. If Holt loses keys and all other values stay intact, the stored numbers of runs
+//!   and pages differ from the actual numbers.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
 //!   process. Synced changes are safe.
 //! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
-//!   cache, which may hold bytes that the disk lacks, and appends to the same files. It never
-//!   writes lost entries of the list again. After a failed sync the index is intact until the next
-//!   power loss: remove it, or convert the store to another index. [`crate::OpenOptions::clean`]
-//!   has no effect.
+//!   cache, which may hold bytes that the disk lacks, and appends to the same files. Holt never
+//!   writes lost entries of its list of frames again. After a failed sync the index is intact until
+//!   the next power loss: remove it, or convert the store to another index.
+//!   [`crate::OpenOptions::clean`] has no effect.
 //! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts keys and values, once.
 //! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
 //! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
@@ -74,8 +74,8 @@ pub struct ArtOptions {
     /// Every change is durable when the call returns. [`crate::PrefixIndex::sync`] then writes only
     /// the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
-    /// Whether the open checks every run. If not, a damaged run is found when it is used, and its
-    /// descendants stay.
+    /// Whether the open checks every run. If `false`, a damaged run is found when it is used, and
+    /// its descendants stay.
     pub verify: bool,
 }
 
@@ -151,7 +151,7 @@ impl ArtIndex {
         self.recovered
     }
 
-    /// Logs the first damage. The caller treats damage as a miss.
+    /// Logs damage at the first call only. The caller treats damage as a miss.
     fn log_damage(&self, run: RunId) {
         if !self.gauges.damage_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(dir = %self.dir.display(), run = run.0, "a run in the index is damaged and is a miss; opening it again drops it");

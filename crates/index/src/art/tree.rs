@@ -51,7 +51,7 @@ impl Batch {
         self.0.len()
     }
 
-    /// The batch that reverts puts of new keys except `stay`, the last put first.
+    /// Returns a batch that deletes the new keys of this batch, except `stay`, in reverse order.
     pub(super) fn undo(&self, stay: &[u8]) -> Self {
         let new = self.0.iter().rev().filter(|(key, _)| **key != *stay);
         Self(new.map(|(key, _)| (key.clone(), None)).collect())

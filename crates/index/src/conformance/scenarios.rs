@@ -225,7 +225,7 @@ pub(super) fn ring_of_runs_is_removable(make: Make<'_>) {
         let ring = bench.insert(true, None, &a);
         bench.insert(true, Some(a[2]), &b);
         bench.insert(true, Some(a[0]), &c);
-        // `link` makes no ring of intact chains.
+        // Link two runs into a ring, which the hashes of real prompts never form.
         bench.index.link(A, b[1], a[0]);
         let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
         let expected = if keep < 3 { 12 } else { 1 };

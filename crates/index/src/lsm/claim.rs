@@ -20,7 +20,7 @@ static OPEN: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
 pub(super) struct Claim((u64, u64));
 
 impl Claim {
-    /// Claims `dir`, which `found` describes.
+    /// Claims the directory `dir`, whose metadata is `found`.
     ///
     /// # Errors
     /// `Retry` if this process has the index open.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 const WINDOW: u64 = 4096;
 /// Windows over which the mix is averaged while it does not shift.
 const WINDOWS: usize = 16;
-/// Consecutive windows that must differ before they count as a shift.
+/// Consecutive windows that must differ from the mix of the last decision to count as a shift.
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
@@ -73,7 +73,7 @@ struct State {
     windows: VecDeque<Mix>,
     /// Mix and tree of the last decision.
     anchor: Option<(Mix, TreeSize)>,
-    /// Consecutive windows that differed from the anchor.
+    /// Consecutive windows whose mix differed from the mix of the last decision.
     differing: usize,
     target: Setting,
     applied: Setting,
@@ -133,7 +133,7 @@ impl Controller {
         self.counts.ranges.fetch_add(ranges, Relaxed);
     }
 
-    /// Whether a window is full, so that [`Controller::decide`] is worth its lock. `false` while
+    /// Whether a window is full; if not, [`Controller::decide`] has no effect. `false` while
     /// another thread holds the lock.
     #[must_use]
     pub fn is_due(&self) -> bool {
@@ -200,7 +200,7 @@ impl Controller {
         Some(state.applied)
     }
 
-    /// The setting in force.
+    /// The setting that was applied last.
     #[must_use]
     pub fn applied(&self) -> Setting {
         self.state.lock().applied
@@ -240,8 +240,8 @@ impl Controller {
 impl State {
     fn reason(&self, tree: &TreeSize) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        // Entries that fit the memtable do not form a tree yet, so growth counts from the
-        // memtable's size.
+        // Entries that fit the memtable form no tree, so a size below the memtable's counts as the
+        // memtable's.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)

@@ -71,8 +71,8 @@ impl Mix {
 }
 
 /// Mean number of sorted runs, as a share of the number of levels times `K + 1`. The share is below
-/// 1 because levels fill up and empty, and the last level is seldom full. This constant and the
-/// next two are fitted to a replay of RocksDB's rules, which the tests repeat.
+/// 1 because levels fill up and empty, and the last level is seldom full. [`FILLED`], [`ABSORBED`]
+/// and [`MADE`] are fitted to a replay of RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
 /// Mean rewrites of a run for each of the `(T - 1) / K` merges in which it can absorb smaller runs.
 const ABSORBED: f64 = 0.7;

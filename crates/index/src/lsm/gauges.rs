@@ -31,7 +31,7 @@ pub(super) struct Gauges {
     pub(super) budget: AtomicU64,
     /// Bytes of batches written since the index was opened.
     pub(super) appended: AtomicU64,
-    /// Bytes of these batches that are durable.
+    /// Bytes of batches that are durable.
     pub(super) synced: AtomicU64,
     pub(super) runs: AtomicU64,
     pub(super) pages: AtomicU64,
@@ -55,7 +55,7 @@ impl Gauges {
         }
     }
 
-    /// Accounts for a batch of `bytes`.
+    /// Updates the gauges after a batch of `bytes` bytes was written.
     pub(super) fn record(&self, counts: &Counts, bytes: u64) {
         self.runs.store(counts.runs, Ordering::Relaxed);
         self.pages.store(counts.pages, Ordering::Relaxed);
@@ -87,8 +87,9 @@ impl Gauges {
         (files, 0)
     }
 
-    /// Returns the maximum bytes that the files may take without further inserts. Memtables become
-    /// tables, and a compaction holds its tables twice.
+    /// Returns the maximum bytes that the files may take without further inserts. Tables count
+    /// twice, because a compaction writes new tables before it deletes the old ones. Bytes written
+    /// since the snapshot count three times: once in the log, twice in tables.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since

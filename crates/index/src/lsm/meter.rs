@@ -46,7 +46,7 @@ pub(super) struct Meter {
     written: Mutex<Written>,
 }
 
-/// The bytes flushed so far.
+/// Totals of all flushes, and the totals that the model predicted.
 #[derive(Debug, Default)]
 struct Written {
     /// Number of the oldest log that RocksDB needs, when it was last read. Each flush covers all

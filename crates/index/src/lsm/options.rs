@@ -18,9 +18,9 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 /// The method by which a probe finds the longest prefix. Both methods have the same result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ProbeMethod {
-    /// Bisects over lookups of single hashes, and reads the run that was found last. Its depth can
-    /// prove that all pages before it are present. Without this proof, in scopes that are not
-    /// chained and for runs with unknown parents, continues like [`ProbeMethod::Scan`].
+    /// Bisects over lookups of single hashes. The recorded depth of the last run found proves that
+    /// all pages before it are present. Without this proof, in scopes that are not chained and for
+    /// runs with unknown parents, continues like [`ProbeMethod::Scan`].
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.

@@ -13,8 +13,8 @@ pub(super) struct Record {
     pub(super) chained: bool,
     pub(super) parent: Option<(RunId, u16)>,
     /// Number of pages that are known to precede the run in its chain. It is computed when the run
-    /// is attached, and stays valid, because parents are not removed before their children. It is
-    /// too low for the descendants of a run that was linked after they were attached.
+    /// is attached, and stays valid, because parents are not removed before their children. The
+    /// number is too low for a run if an ancestor of the run was linked to its own parent later.
     pub(super) depth: u64,
     /// Number of pages, holes included.
     pub(super) pages: u16,

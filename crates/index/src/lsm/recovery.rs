@@ -9,10 +9,10 @@
 //! ```
 //!
 //! A crash leaves a torn end of a log, which RocksDB truncates. A database is damaged if it does
-//! not open, or opening it would never end, or its manifest has become shorter, or damage was found
-//! in it. RocksDB repairs as many files as possible. Every consistent run is then inserted into a
-//! new database, which takes the name of the old database. If no run can be read, the index is
-//! empty.
+//! not open, or RocksDB would never finish opening it, or its manifest has become shorter, or
+//! damage was found in it. RocksDB repairs as many files as possible. Every consistent run is then
+//! inserted into a new database, which takes the name of the old database. If no run can be read,
+//! the index is empty.
 
 use super::LsmIndex;
 use super::claim::Claim;

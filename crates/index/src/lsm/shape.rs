@@ -40,7 +40,7 @@ impl TreeShape {
         self.setting.runs + 1
     }
 
-    /// Maximum runs of a merge. If a level has one run, a merge continues while the sizes fit.
+    /// Maximum runs of a merge; unlimited if the setting allows one run per level.
     const fn widest(&self) -> u32 {
         if self.setting.runs == 1 { i32::MAX as u32 } else { self.width() }
     }

@@ -18,8 +18,8 @@ pub(super) struct Tuner {
     memtable: f64,
 }
 
-/// The options that RocksDB was given last. One of them, the maximum number of runs
-/// (`max_read_amp`), cannot be given at open.
+/// The options that RocksDB was given last. RocksDB does not accept `max_read_amp`, the maximum
+/// number of runs, at open.
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
@@ -95,8 +95,9 @@ impl Tuner {
 
 /// With `first`, gives all families their options, because RocksDB does not accept some of them at
 /// open. Later, gives them to the family of page hashes only. The keys of the other families arrive
-/// in order, so their tables hardly overlap, and RocksDB moves them whatever the options; and each
-/// change makes writers wait while RocksDB writes the options to a file.
+/// in order, so their tables hardly overlap, and RocksDB moves them without merging, whatever the
+/// options. Each change of a family's options makes writers wait while RocksDB writes the options
+/// to a file.
 fn apply(db: &Families, shape: &TreeShape, first: bool) -> Result<()> {
     apply_to_family(db, Family::Page, shape)?;
     if first {

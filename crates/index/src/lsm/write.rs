@@ -58,7 +58,8 @@ impl<'a> Change<'a> {
 }
 
 impl LsmIndex {
-    /// Writes a change. If RocksDB refuses it, nothing is changed, and nothing is written after it.
+    /// Writes a change. If RocksDB refuses it, the index is unchanged, and is poisoned: it refuses
+    /// all later writes.
     pub(super) fn commit(&self, writer: &mut Writer, mut change: Change<'_>) -> Result<()> {
         self.db.check()?;
         change.batch.put(COUNTS, change.counts.encode());

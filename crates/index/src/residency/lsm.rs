@@ -95,7 +95,8 @@ fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// The holders that count, ordered by worker; empty for a malformed value.
+/// The holders written in their worker's current epoch, ordered by worker; empty for a malformed
+/// value.
 fn decode(value: &[u8], epochs: &Epochs) -> Vec<Holder> {
     let (entries, rest) = value.as_chunks::<9>();
     let entries = if rest.is_empty() { entries } else { &[] };
@@ -319,7 +320,8 @@ fn database() -> Options {
     options
 }
 
-/// Options of the family `page`. Compactions may begin before the epochs are `loaded`.
+/// Options of the family `page`. Until `loaded` is set, the epochs are incomplete, and compactions
+/// remove no page.
 fn family(
     choices: &LsmResidencyOptions,
     cache: &Cache,

@@ -94,7 +94,7 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     }
 
     /// Removes a worker from the holders of all pages of all scopes, because it restarted or left.
-    /// Pages that the worker puts later count again.
+    /// Later puts by the worker add it again.
     fn clear_worker(&self, worker: Worker);
 
     /// Removes all holders of all pages of a scope.

@@ -37,7 +37,7 @@ pub(super) struct Runs {
     alive: HashMap<ScopeNumber, (ScopeSlot, u64)>,
     next_scope: ScopeNumber,
     pages: u64,
-    /// Pages of cleared scopes.
+    /// Number of pages of cleared scopes that [`Runs::reclaim`] has not removed yet.
     orphans: u64,
     /// Bytes on the heap of all runs.
     heap: usize,
@@ -182,7 +182,7 @@ impl Runs {
         same as u16 + 1
     }
 
-    /// Whether this number of pages can be added, even if each needs a run.
+    /// Whether `pages` pages can be added, even if each page begins a new run.
     pub(super) fn has_room(&self, pages: usize) -> bool {
         self.runs.len() + pages <= NUMBER_MAX as usize
     }

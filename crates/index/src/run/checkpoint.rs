@@ -30,7 +30,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum bytes of images copied under one hold of the lock; a longer run is copied alone.
+/// Maximum bytes of encoded runs copied under one hold of the lock; a longer run is copied alone.
 const COPY_MAX: usize = 64 << 10;
 /// Maximum records visited under one hold of the lock.
 const SCAN: Number = 4096;
@@ -80,7 +80,8 @@ impl RunIndex {
         let (journal, limit) =
             (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        // If the budget was reduced and the files exceed it, new checkpoints are shorter.
+        // After a reduction of the budget, files may exceed it until shorter checkpoints replace
+        // them.
         let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
         journal >= limit
             || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)
@@ -104,7 +105,7 @@ impl RunIndex {
 
     /// Writes a checkpoint immediately, even before it is due. Writers and probes proceed
     /// concurrently. Does nothing if a concurrent call is writing a checkpoint. The checkpoint
-    /// counts once `sync_data` has made the data of all its runs durable.
+    /// becomes valid after `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if the file system had no

@@ -32,7 +32,6 @@ pub(crate) enum Next<'a> {
 }
 
 impl Frames {
-    /// A reader of `file` starting at `offset`.
     pub(crate) fn new(file: Arc<dyn MediumFile>, offset: u64) -> Self {
         Self { file, buffer: Vec::new(), start: 0, end: 0, offset }
     }

@@ -17,7 +17,7 @@
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
 //! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is also held during
-//! calls of a [`crate::SyncData`]. `pending` serialises writers. A probe takes `tables` alone. No
+//! calls of a [`crate::SyncData`]. `pending` serialises writers. A probe takes only `tables`. No
 //! lock that a probe or a writer takes is held across I/O.
 
 mod check;

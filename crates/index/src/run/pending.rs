@@ -56,7 +56,6 @@ impl Pending {
         self.writable_through = self.writable_through.max(last);
     }
 
-    /// Sequence number of the last record that may be written.
     pub(super) fn writable_through(&self) -> u64 {
         self.writable_through
     }

@@ -103,8 +103,8 @@ impl Extents {
 /// The half that a probe reads. The order of fields minimises size and cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
-    /// At least `length` hashes. They are undefined in a free record, and complete before the run
-    /// is published.
+    /// At least `length` hashes. The hashes are undefined in a free record, and complete before the
+    /// run is published.
     pub(super) pages: Pages,
     pub(crate) scope: ScopeSlot,
     /// Number of pages that can be found. Zero if the record is free or its run is not published

@@ -50,7 +50,7 @@ use std::sync::Arc;
 const READ: Access = Access { write: false, create: false, direct: false };
 const WRITE: Access = Access { write: true, create: false, direct: false };
 
-/// The end of a replay.
+/// The state at the end of a replay.
 #[derive(Debug, Default)]
 struct Replayed {
     records: u64,
@@ -230,8 +230,8 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. The checkpoint that was loaded counts. The other file may
-/// be overwritten, and needs no journal file before the first existing one.
+/// The state of the two checkpoint files. `used` is the checkpoint that was loaded. The other file
+/// may be overwritten, and needs no journal file before number `first`, the first that exists.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,
@@ -290,7 +290,7 @@ fn read_checkpoint_header(
     none_if_damaged(CheckpointHeader::decode(&bytes[..read]))
 }
 
-/// Turns damage into `None`; another version stays an error.
+/// Turns damage into `None`; an unknown format version stays an error.
 fn none_if_damaged<T>(decoded: Result<T>) -> Result<Option<T>> {
     match decoded {
         Ok(value) => Ok(Some(value)),
@@ -327,7 +327,7 @@ impl Source<'_> {
             }
             inexact.get_or_insert(attempt);
         }
-        // Without a valid checkpoint use the journal alone, if it has its beginning.
+        // Without an exact checkpoint, use the journal alone if its first record still exists.
         let first = self.numbers.first().copied();
         let header = first.map(|first| self.journal_header(first)).transpose()?.flatten();
         let mut restored = Restored::default();
@@ -409,7 +409,7 @@ impl Source<'_> {
         let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                // This is the end of the files. It is damage if a later file exists, or if the
+                // A missing file ends the replay. It is damage if a later file exists, or if the
                 // first file is missing.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);

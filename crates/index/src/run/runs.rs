@@ -19,7 +19,7 @@ pub(crate) const NO_RUN: Number = 0;
 /// Minimum reuse count at which an open assigns new names to all runs.
 const RENUMBER_AT: u32 = 1 << 31;
 
-/// Bytes that a retained run takes in a checkpoint, in addition to its image.
+/// Bytes that a retained run takes in a checkpoint, in addition to its [`RunImage`].
 const RETAINED_BYTES: usize = Retentions::bytes(1) - Retentions::bytes(0);
 
 /// Bytes of memory per retained run: leaves of a B-tree are at least half full.

@@ -85,7 +85,6 @@ const fn unpack(slot: u64) -> (Number, u16) {
 }
 
 impl Slots {
-    /// An empty table.
     pub(crate) fn new() -> Self {
         let shards = 1 << SHARD_BITS;
         Self { shards: (0..shards).map(|_| Shard::default()).collect(), bytes: 0 }

@@ -76,9 +76,8 @@ impl Tables {
     /// the number of pages that match.
     ///
     /// In a chained scope a hash commits to all pages before it. If run and keys have equal hashes
-    /// at the last position that both have, all earlier pages are therefore equal. This is nearly
-    /// always so; otherwise bisection finds the last common page. In other scopes pages are
-    /// compared one by one.
+    /// at the last position that both have, all earlier pages are therefore equal. If these hashes
+    /// differ, bisection finds the last common page. In other scopes pages are compared one by one.
     #[inline]
     pub(crate) fn match_run(
         &self,
@@ -185,7 +184,8 @@ impl Tables {
                 if span == 0 || hot.scope != scope || !hot.chained {
                     break;
                 }
-                // Comparing the last page suffices, as in `match_run`.
+                // Comparing the last page suffices: in a chained scope its hash commits to all
+                // pages before it.
                 let last = if span == 1 { hashes[guess] } else { keys.at(from + span - 1) };
                 if !hot.is(usize::from(page) + span - 1, last) {
                     break;

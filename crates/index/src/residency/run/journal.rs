@@ -19,7 +19,7 @@ const COPY_BYTES: u64 = 64 << 10;
 const SCAN_RECORDS: usize = 4096;
 /// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
-/// Bytes of a copy of the state that one write takes.
+/// Bytes gathered for one write while the state is copied.
 const WRITE_BYTES: u64 = 1 << 20;
 
 /// Changes that are not written yet.
@@ -67,7 +67,8 @@ pub(super) struct Journal {
     pub(super) number: u64,
     /// Length of `file`.
     pub(super) length: u64,
-    /// Length of `file` when its copy was complete.
+    /// Length of `file` directly after the copy of the state at its beginning; zero while the copy
+    /// is incomplete.
     pub(super) copied: u64,
     /// Numbers and lengths of older files.
     pub(super) older: Vec<(u64, u64)>,

@@ -13,8 +13,8 @@
 //! the older files are removed.
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
-//! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes the
-//! lock `runs` alone, for at most 512 steps at a time.
+//! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes only
+//! the lock `runs`, for at most 512 steps at a time.
 
 mod journal;
 mod recovery;
@@ -45,8 +45,8 @@ pub struct RunResidencyOptions {
     /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
     /// `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
-    /// A file is replaced when its length is twice the length of its initial copy, plus
-    /// `journal_bytes`.
+    /// A file is replaced when its length is twice the length of the copy of the state at its
+    /// beginning, plus `journal_bytes`.
     pub journal_bytes: u64,
 }
 
@@ -107,7 +107,7 @@ impl RunResidency {
         Err(error)
     }
 
-    /// Refuses a put at a limit, after removing cleared pages first.
+    /// Refuses a put at a limit. At the limit of memory it first removes cleared pages.
     fn admit(&self, pending: &Pending, pages: usize) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());
