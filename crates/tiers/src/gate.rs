@@ -14,14 +14,14 @@ use std::time::Duration;
 const OBSERVATION_WEIGHT: f64 = 0.2;
 /// Assumed bytes per second of an unused tier: about the rate of an NVMe drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
-/// Weight of [`INITIAL_BYTES_PER_SECOND`], in units of one long load. It is low, so that the first
+/// Weight of [`INITIAL_BYTES_PER_SECOND`]; a long load has weight 1. It is low, so that the first
 /// measured load has more weight.
 const INITIAL_CONFIDENCE: f64 = 0.1;
-/// Factor per second by which an old estimate is assumed to have recovered.
+/// Factor per second since the last load by which a tier's estimated speed rises.
 const RECOVERY_PER_SECOND: f64 = 1.02;
 /// Minimum gain of loading, as a share of the time to compute. The estimates are less precise than
-/// this share. The gate computes when in doubt, because it never learns that a load was slower than
-/// computing: only one of the two happens.
+/// this share. When in doubt the gate computes, because after a load it cannot learn that computing
+/// would have been faster.
 const MIN_GAIN: f64 = 0.05;
 
 /// The decisions that the gate may make.
@@ -112,7 +112,8 @@ impl PrefillModel {
 
     fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Divide the numbers by the tokens: a long step must not outweigh a short step.
+        // Divide all numbers by the tokens, so that a long prefill does not outweigh a short
+        // prefill.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
@@ -150,7 +151,7 @@ struct TierSpeed {
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,
-    /// Weight of the current rate, in units of one long load.
+    /// Weight of the current rate. Each load adds to it: a long load almost 1, a short load less.
     confidence: f64,
     /// Time of the last observation, in seconds of the caller's clock.
     observed_at: f64,
@@ -237,7 +238,7 @@ impl Gate {
             let tier = span.tier as usize;
             pages += span.pages;
             loads[tier] += span.pages as f64 * bytes;
-            // Tiers are read in parallel.
+            // Tiers are read in parallel, so the slowest read determines the time.
             let load = (0..4)
                 .filter(|&tier| loads[tier] > 0.0)
                 .map(|tier| self.tiers[tier].seconds(loads[tier], query.queued[tier] as f64, now))

@@ -62,7 +62,7 @@ pub struct Cache {
 
 impl Cache {
     /// Opens the tiers of a list. `open_remote` opens a remote by its address. `open_remote` must
-    /// not send a request: a remote that is down must cost hits, but not fail the opening.
+    /// not send a request: a remote that is down must cause misses, but must not fail the opening.
     ///
     /// # Errors
     /// Errors of opening a store, and of `open_remote`; `Invalid` if the list has no local tier.

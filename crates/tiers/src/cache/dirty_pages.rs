@@ -97,8 +97,8 @@ impl DirtyPages {
         let count = victim.iter().rposition(|page| state.pages.contains_key(page))? + 1;
         let (mut prompt, mut keys, mut parent_key) = (Vec::new(), Vec::new(), None);
         let mut next = Some(victim[count - 1]);
-        // The whole chain is read before any mark changes: a prompt that cannot be reconstructed
-        // stays dirty.
+        // The whole prompt is read before any page is marked clean: a prompt that cannot be
+        // reconstructed stays dirty.
         while let Some(page) = next {
             let record = state.pages.get(&page)?;
             prompt.push(page);

@@ -29,7 +29,7 @@ impl LoadGate {
         }
     }
 
-    /// Seconds on the gate's clock.
+    /// Seconds since this gate was created: the time that [`Gate`] is given.
     fn clock(&self) -> f64 {
         self.opened.elapsed().as_secs_f64()
     }

@@ -29,8 +29,9 @@ impl LocalTier {
     }
 }
 
-/// Opens the store of a tier in `dir` and `further_dirs`. With `oldest_first` this process, as the store's owner, evicts by
-/// LRU, because write-back writes the least recently used pages to the tier below first.
+/// Opens the store of a tier in `dir` and `further_dirs`. With `oldest_first` this process evicts
+/// by LRU while it owns the store, because write-back writes the least recently used pages to the
+/// tier below first.
 ///
 /// # Errors
 /// Errors of [`ritornello_node::open`]; `Invalid` if the host tier's capacity reaches the memory

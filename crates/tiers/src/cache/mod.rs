@@ -14,9 +14,9 @@
 //! reserve their whole time. Background work drops pages that it cannot write within the limits of
 //! its queue and its deadlines, and counts them as `dropped_pages`. Pages of a put that are neither
 //! stored on the first tier nor spilled are reported as missing by the put's ticket, and a lower
-//! tier counts them as `lost_pages` when its turn comes to write them. A faulty tier costs hits,
-//! and never delivers wrong bytes: a read returns the bytes that were put or, in scopes with the
-//! lossy codecs `int8` and `int4`, the values as the codec has rounded them.
+//! tier that should write them counts them as `lost_pages`. A faulty tier causes misses, and never
+//! delivers wrong bytes: a read returns the bytes that were put or, in scopes with the lossy codecs
+//! `int8` and `int4`, the values as the codec has rounded them.
 //!
 //! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
 //! only the parts listed below it:

@@ -139,7 +139,7 @@ impl TierSpec {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// The tier this describes.
+    /// The kind of tier at this location.
     #[must_use]
     pub fn tier(&self) -> Tier {
         match self.location {
@@ -161,8 +161,8 @@ fn invalid_list(what: &str, given: impl Display) -> Error {
 }
 
 /// Default directory of the host tier: the same for all processes of a user that list the same
-/// tiers below it. Further directories of the disk tier have no part in it, so that a disk can be
-/// added.
+/// tiers below it. It does not depend on further directories of the disk tier, so adding a disk
+/// does not change it.
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {

@@ -30,7 +30,6 @@ impl Counter {
     }
 }
 
-/// Counters of one tier.
 #[derive(Debug, Default)]
 pub(super) struct TierCounters {
     pub(super) found: Counter,
@@ -171,13 +170,13 @@ pub struct TierStats {
     pub found_pages: u64,
     /// Pages loaded from the tier: to the engine, or from the remote to the first tier.
     pub loaded_pages: u64,
-    /// Bytes of these pages.
+    /// Bytes of the loaded pages.
     pub loaded_bytes: u64,
-    /// Total seconds of these loads.
+    /// Total seconds of the loads from the tier.
     pub load_seconds: f64,
     /// Pages written to the tier from the tiers above it, in the background.
     pub written_pages: u64,
-    /// Bytes of these pages.
+    /// Bytes of the written pages.
     pub written_bytes: u64,
     /// Bytes queued to be written to the tier.
     pub queued_bytes: u64,
@@ -186,8 +185,8 @@ pub struct TierStats {
     /// Pages not written to the tier: the queue was full, or the tier refused or failed the write;
     /// or, for a remote, the keys from the beginning of the prompt are unknown.
     pub dropped_pages: u64,
-    /// Pages that no tier above had when their turn to be written came: they were evicted, or never
-    /// stored there.
+    /// Pages that could not be written because no tier above had them: evicted, or never stored
+    /// there.
     pub lost_pages: u64,
     /// Pages stored on the tier after a load from a lower tier, or promoted before a load.
     pub promoted_pages: u64,
@@ -244,7 +243,7 @@ pub struct PrefetchStats {
     pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,
-    /// Bytes of these pages.
+    /// Bytes of the fetched pages.
     pub bytes: u64,
     /// Prefetches queued or running.
     pub running: u64,
@@ -261,10 +260,10 @@ pub struct GateStats {
     pub none: u64,
     /// Loads whose time was reported.
     pub judged: u64,
-    /// Total seconds of these loads.
+    /// Total seconds of the loads whose time was reported.
     pub load_seconds: f64,
-    /// Seconds by which these loads, with the estimated time of computing the rest of the prompt,
-    /// exceeded the estimated time of computing the whole prompt.
+    /// Seconds by which reported loads, with the estimated time of computing the rest of the
+    /// prompt, exceeded the estimated time of computing the whole prompt.
     pub regret_seconds: f64,
 }
 

@@ -77,7 +77,8 @@ impl TierSet {
         self.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Returns the slowest local tier that a read of these pages needs.
+    /// Returns the fastest local tier that has all of these pages; the slowest local tier if no
+    /// tier has them all.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) = self.local.split_last().map_or((self.first(), &[][..]), |split| split);
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();

@@ -40,7 +40,7 @@ pub(super) struct TierWriter {
     /// The dirty pages of the tier above, if the tier is written back.
     pub(super) write_back: Option<WriteBack>,
     tiers: Arc<TierSet>,
-    /// The writer of the next lower tier, which learns which pages arrive on this tier.
+    /// The writer of the next lower tier, which is told about pages that arrive on this tier.
     below: Option<Arc<TierWriter>>,
 }
 
@@ -114,7 +114,8 @@ impl TierWriter {
             && !range.is_empty()
         {
             write_back.add(pages, range);
-            // The worker must run in any case, because it checks how full the tier above is.
+            // The worker must run even without a queued job, because it checks how full the tier
+            // above is.
             self.start_worker();
         }
     }
@@ -184,7 +185,8 @@ impl TierWriter {
         };
         let counts = self.tiers.counts(self.to);
         counts.lost.add(lost as u64);
-        // Pages of a cancelled job are not counted as dropped: the job exceeded no bound.
+        // Pages of a cancelled job are not counted as dropped: neither a limit nor a failure ended
+        // the job.
         if self.queue.is_job_current() {
             counts.dropped.add((range.len() - written - lost) as u64);
         }

@@ -62,7 +62,7 @@ impl WriteBack {
         (used >= all / 4 * FULL_QUARTERS).then_some(all / 4 * DIRTY_QUARTERS)
     }
 
-    /// Takes one batch of dirty pages, as ranges of prompts to write. The pages count as clean.
+    /// Takes one batch of dirty pages, as ranges of prompts to write. Marks the pages as clean.
     pub(super) fn take_batch(&self) -> Vec<(PromptPages, Range<usize>)> {
         let Some(above) = self.above() else { return Vec::new() };
         let victims = self.tiers.table.evict(above.kind, BATCH_PAGES);
@@ -70,7 +70,8 @@ impl WriteBack {
             .iter()
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
-        // A dirty page that the page table no longer knows is in no victim, and is written too.
+        // The page table cannot choose dirty pages that it no longer has. They are written once it
+        // chooses no others.
         let forgotten =
             if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {
@@ -83,9 +84,9 @@ impl WriteBack {
     }
 
     /// Evicts pages that were written to the lower tier, and their descendants, from the tier
-    /// above. Two kinds of pages stay: pages after which later pages of the prompt were put since,
-    /// because these are on no other tier and would be evicted with them; and pages that were found
-    /// or put again, because a load of them is likely.
+    /// above. Evicts nothing if the first page was found or put again, because a load of it is
+    /// likely. Evicts nothing if the first page or a page after it is dirty, because the dirty page
+    /// is on no other tier and would be evicted too.
     pub(super) fn evict_source(&self, pages: &PromptPages, range: Range<usize>) {
         let Some(above) = self.above().filter(|_| !range.is_empty()) else { return };
         let (table, first) = (&self.tiers.table, range.start..range.start + 1);

@@ -38,8 +38,8 @@ pub(super) struct Breaker {
 
 impl Breaker {
     /// Returns the kind of call that may be made now; `None` if no call may be made. The caller
-    /// must record the outcome. If it does not, because it timed out, a trial call blocks the next
-    /// trial for at most [`LONGEST`].
+    /// must record the outcome. A trial call without a recorded outcome, because its caller timed
+    /// out, delays the next trial by at most [`LONGEST`].
     pub(super) fn admit(&mut self, now: Instant) -> Option<CallKind> {
         let Some((since, wait)) = self.open else { return Some(CallKind::Regular) };
         let no_trial = self.trial_since.is_none_or(|begun| now >= begun + LONGEST);

@@ -52,11 +52,11 @@ pub struct CollectOptions {
 pub struct Collected {
     /// Objects found.
     pub objects: u64,
-    /// Bytes of these objects.
+    /// Bytes of the objects found.
     pub bytes: u64,
     /// Objects removed, or to be removed in a dry run.
     pub removed_objects: u64,
-    /// Bytes of these objects.
+    /// Bytes of the removed objects.
     pub removed_bytes: u64,
     /// Removed orphans: objects whose preceding object was missing.
     pub orphans: u64,

@@ -11,7 +11,7 @@ use std::thread;
 pub struct Check {
     /// The property that must hold.
     pub what: &'static str,
-    /// How it is violated; `None` if it holds.
+    /// How the backend violates the property; `None` if the property holds.
     pub failure: Option<String>,
 }
 

@@ -36,8 +36,9 @@ impl ExistenceCache {
         self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
     }
 
-    /// Whether `name` was lost: while its existence is unknown, it must be queried. A name that was
-    /// not lost counts as existing until it is queried.
+    /// Whether the object `name` was found, could not be read, and has not been found since. Such
+    /// an object must be queried if no valid entry is cached; any other object then counts as
+    /// existing.
     pub(super) fn is_lost(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.lost)
     }

@@ -17,9 +17,9 @@ const AT_ONCE: usize = 4;
 pub struct RemoteCheck {
     /// Objects read.
     pub objects: u64,
-    /// Pages of these objects.
+    /// Pages of the objects read.
     pub pages: u64,
-    /// Bytes of these objects.
+    /// Bytes of the objects read.
     pub bytes: u64,
     /// Names of objects that readers reject, and the reason.
     pub damaged: Vec<(String, String)>,

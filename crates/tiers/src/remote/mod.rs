@@ -5,8 +5,8 @@
 //! of an object is derived from the keys of its pages: writers of the same pages write the same
 //! name, and existence can be queried without a listing. A fetched object is used only if its
 //! header and checksums match the request and, if a key is given, a holder of the key wrote the
-//! object ([`seal`]). A remote that is slow, unreachable or faulty costs hits, never requests
-//! ([`call_executor`]).
+//! object ([`seal`]). A remote that is slow, unreachable or faulty causes misses, but fails no
+//! request ([`call_executor`]).
 
 mod address;
 mod backend;

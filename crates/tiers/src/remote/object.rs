@@ -115,7 +115,7 @@ impl<'a> ObjectBytes<'a> {
 pub(super) struct Contents {
     pub(super) header: RunHeader,
     form: Form,
-    /// For a sealed object: verifies the pages, by the authenticators of its seal.
+    /// For a sealed object: the sealer and the pages' authenticators, which verify the pages.
     seal: Option<(Sealer, Vec<Hash>)>,
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Names per query of a writer.
+/// Maximum names per existence query of a writer.
 const NAMES_PER_QUERY: usize = 16;
 
 /// See the [module](self). Calls fail with `Retry` if the remote does not answer until their

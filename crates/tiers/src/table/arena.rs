@@ -7,7 +7,7 @@ const BLOCK_NODES: usize = 1 << 13;
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     blocks: Vec<Vec<Node>>,
-    /// The first free entry; each free entry holds the next free entry as its parent.
+    /// The first free entry. The field `parent` of a free entry names the next free entry.
     free: Option<Id>,
 }
 

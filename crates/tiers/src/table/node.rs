@@ -40,7 +40,7 @@ pub(super) struct Node {
     /// The exclusive or of the children's ids: the id of the child if there is one child.
     pub(super) child_xor: u32,
     pub(super) locks: [u32; TIERS],
-    /// Children that are on a tier or in transfer to it.
+    /// For each tier, the number of children that are on it or in transfer to it.
     pub(super) children_on: [u32; TIERS],
     /// Slots of the pages on the host tier; empty unless the pages are present on that tier.
     pub(super) slots: Vec<u32>,

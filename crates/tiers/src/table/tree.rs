@@ -336,7 +336,8 @@ impl Tree {
     fn compact(&mut self, id: Id) {
         let mut left = id;
         while self.node(left).is_removable() {
-            // A node that was merged into its parent has no pages.
+            // If the node was merged into its child, its entry is free: it has no pages, and
+            // `parent` names another free entry.
             let Some(before) = self.node(left).parent.filter(|_| self.is_known(left)) else {
                 if self.is_known(left) {
                     self.remove(left);
