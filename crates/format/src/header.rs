@@ -39,8 +39,8 @@ impl Slice {
     /// The codec of bytes that are not encoded.
     pub const RAW: u8 = 0;
 
-    /// The byte range of a page that slice `number` of `slices` holds. The slices of a page are
-    /// equal in length up to one byte.
+    /// The byte range of a page that slice `number` of `slices` holds. The lengths of a page's
+    /// slices differ by at most one byte.
     #[must_use]
     pub const fn part(number: u16, slices: u16, page_bytes: u64) -> Range<u64> {
         let slices = if slices == 0 { 1 } else { slices as u64 };
@@ -129,10 +129,10 @@ impl RunHeader {
     }
 
     /// The encoded header, not padded, and its checksum: the CRC-64 of all bytes before the last
-    /// eight, which hold the CRC. The CRC of the whole header would be the same for all headers.
+    /// eight, which hold the CRC. (The CRC of bytes that end with their own CRC is a constant.)
     ///
-    /// `extents_total` is taken from `extents`. Extents that do not fit `header_units` are left
-    /// out.
+    /// Writes the length of `extents` in place of `extents_total`, and lists only the leading
+    /// extents that fit `header_units`.
     ///
     /// # Errors
     /// `Invalid` if the header does not fit `header_units`, or if keys and slices do not match.
@@ -193,7 +193,7 @@ impl RunHeader {
     }
 
     /// Decodes what [`RunHeader::encode`] wrote; more bytes may follow. Returns the header and its
-    /// checksum. Only magic, version and length are read before the checksum matches.
+    /// checksum. Interprets only magic, version and length before it has verified the checksum.
     ///
     /// # Errors
     /// `Miss` for any other bytes.

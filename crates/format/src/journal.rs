@@ -25,8 +25,8 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// The longest frame, without its length field and checksum. A greater length is damage, so that a
-/// reader never allocates much for a damaged length.
+/// The longest frame, without its length field and checksum. A reader treats a greater length as
+/// damage, so that a damaged length cannot cause a large allocation.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
 /// Bytes that a frame has besides its body.
 pub const FRAME_OVERHEAD: usize = 4 + 8 + 1 + 8;
@@ -558,7 +558,8 @@ mod tests {
         for kind in 0..=8 {
             for fill in [0u8, 0x7f, 0xff] {
                 for bytes in 0..96 {
-                    // No panic, and no allocation of gigabytes; a few of these are valid records.
+                    // Decoding must not panic or allocate gigabytes. A few of these bodies are
+                    // valid records.
                     let _ = JournalRecord::decode(kind, &vec![fill; bytes]);
                 }
             }

@@ -13,7 +13,7 @@ pub const KEY_BYTES_MAX: usize = 64;
 /// # Errors
 /// `Invalid` if a key is shorter or longer, with the position of the first such key.
 pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
-    // Without a branch per key, because every probe checks thousands of keys.
+    // The loop has no branch per key, because every probe checks thousands of keys.
     let is_wrong = |key: &&[u8]| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len());
     if !keys.iter().fold(false, |any, key| any | is_wrong(key)) {
         return Ok(());
@@ -29,8 +29,8 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
 /// The index's name for a page: XXH3-128 of the page's key, seeded with its scope.
 ///
 /// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
-/// a read first compares the full key with the run header. Never all zeroes, so that zero can mean
-/// "no page".
+/// a read first compares the full key with the run header. A hash is never all zeroes:
+/// [`PageHash::NONE`] means "no page".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
 pub struct PageHash(pub [u8; 16]);

@@ -68,8 +68,8 @@ pub struct Manifest {
     pub uuid: [u8; 16],
     /// Number of owners so far; zero while the store is being created.
     pub owner_epoch: u32,
-    /// Upper half of the next owner's generations, minus one. Increases with every owner, and
-    /// whenever an owner has used up the lower half, so that no generation is used twice.
+    /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
+    /// open, and again before the lower 32 bits run out, so that no generation is used twice.
     pub generations: u32,
     /// The last owner closed the store, and all changes were durable then. If not, reads of the
     /// store's files may return bytes that are in the page cache and never reach the disk, and
@@ -196,7 +196,7 @@ mod tests {
         }
     }
 
-    /// What a later build may append to a volume's entry and to the body.
+    /// A later build may append fields to a volume's entry and to the body.
     #[test]
     fn appended_fields_are_ignored() {
         let plain = Manifest { volumes: Vec::new(), ..manifest() };

@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(error.kind(), crate::ErrorKind::Miss);
     }
 
-    /// What a later build may append to a scope, to its settings and to the body.
+    /// A later build may append fields to a scope, to its settings and to the body.
     #[test]
     fn appended_fields_are_ignored() {
         let (mut a, mut settings, mut body) = (Writer::new(), Writer::new(), Writer::new());

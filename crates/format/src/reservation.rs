@@ -58,8 +58,8 @@ impl ReservationRecord {
     }
 
     /// Decodes a log: its records until it ends or a record is damaged (a torn tail). A log without
-    /// an intact head has no records: the log is not synced, and a power loss, which may tear the
-    /// head, ends the clients too.
+    /// an intact head decodes to no records: a power loss can tear the head of the unsynced log,
+    /// but a power loss also ends all clients.
     ///
     /// # Errors
     /// `Invalid` if the log is of another version or with unknown features.

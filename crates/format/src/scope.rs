@@ -52,7 +52,7 @@ pub struct Scope {
     pub adapter: String,
     /// Number format of the keys and values.
     pub dtype: String,
-    /// Scaling of the numbers.
+    /// Scaling of the keys and values.
     pub kv_scale: String,
     /// Tokens per page.
     pub page_tokens: u32,
@@ -60,7 +60,7 @@ pub struct Scope {
     pub layers: (u32, u32),
     /// The KV heads that a page holds: first, and one past the last.
     pub kv_heads: (u32, u32),
-    /// Numbers per head.
+    /// Numbers in one key or value vector of a head.
     pub head_dim: u32,
     /// The engine's block-hash algorithm.
     pub hash_algorithm: String,
@@ -73,11 +73,10 @@ pub struct Scope {
     /// Other properties that decide about reuse, for example the instruction set for vLLM on CPUs.
     pub extra: BTreeMap<String, String>,
     /// The arrangement of a page's bytes. Three layouts are known. `page_first` and `layer_first`
-    /// differ in where an engine keeps a page, not in its bytes, and name one scope: layer by
-    /// layer, in each the keys, then the values, token by token. `page_head`: head by head, with
-    /// the same order inside each head, so that heads can be distinguished. Any other name is the
-    /// caller's, and makes another scope. `opaque` and names that begin with `opaque/` need no
-    /// shape.
+    /// are two names for the same bytes, and so for the same scope: layer by layer, in each layer
+    /// the keys, then the values, token by token. A `page_head` page is stored head by head, and
+    /// within each head in that order. Any other name is defined by the caller and makes a distinct
+    /// scope. `opaque` and names that begin with `opaque/` need no shape.
     pub layout: String,
     /// Bytes per page. `None` if they follow from a known layout, which makes the same scope as the
     /// derived number.

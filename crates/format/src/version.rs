@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// The version of a store's files. Its bytes do not change; `docs/format.md` says what a program
-/// may add to them, and when the version increases.
+/// The version of a store's files. `docs/format.md` says which additions a version permits, and
+/// which changes increase it.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The features that this build knows, one bit each: changes within a version that a reader must

@@ -93,8 +93,8 @@ mod tests {
         assert!(error.to_string().contains("features (0x6) of format 1"), "{error}");
     }
 
-    /// The reader of a damaged manifest falls back to its copy, and the reader of another version
-    /// does not.
+    /// A flipped bit must count as damage (`Fatal`), for which an opening reads the manifest's
+    /// copy, and not as another version (`Invalid`), which an opening refuses.
     #[test]
     fn flipped_version_or_feature_is_damage() {
         for at in 8..16 {
