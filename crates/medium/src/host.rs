@@ -162,7 +162,7 @@ impl MediumFile for HostFile {
     fn drain(&self) -> io::Result<()> {
         // `fallocate` waits for the inode's direct I/O before it examines the range
         // (`inode_dio_wait` in `ext4_fallocate` and `xfs_file_fallocate`). The first block of a
-        // segment is allocated already, so nothing changes.
+        // segment is allocated already, so the call changes nothing.
         let flags = FallocateFlags::KEEP_SIZE;
         Ok(retry_on_intr(|| rustix::fs::fallocate(&self.file, flags, 0, SECTOR as u64))?)
     }

@@ -127,12 +127,11 @@ pub trait MediumFile: Send + Sync + Debug {
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.
     fn allocated(&self) -> io::Result<u64>;
-    /// The descriptor, for `io_uring`; a simulated file has none, and the caller uses the methods
-    /// above.
+    /// The descriptor, for `io_uring`. `None` for a simulated file: the caller then uses the other
+    /// methods.
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
-    /// Whether the file is to be driven one call at a time, so that a test is repeatable. A file
-    /// without a descriptor is, unless its medium overrides this: its calls may then be concurrent,
-    /// and direct.
+    /// Whether the caller must make one call at a time, without direct I/O, so that a test is
+    /// repeatable. By default true for a file without a descriptor.
     fn is_simulated(&self) -> bool {
         self.descriptor().is_none()
     }

@@ -176,8 +176,8 @@ impl SimDisk {
         Ok(SimFile { state: Arc::clone(&self.state), inode, access })
     }
 
-    /// Number of changes, of names and contents, that a crash now could undo, without writes in
-    /// flight.
+    /// Number of changes, of names and contents, that a crash now could undo. Does not count writes
+    /// in flight.
     #[must_use]
     pub fn unsynced(&self) -> usize {
         let state = self.state.lock();

@@ -1,4 +1,4 @@
-//! A medium with a limited rate per directory: a slow disk that any machine has.
+//! A medium with a limited rate per directory, which simulates slow disks on any machine.
 
 use crate::{Access, FileOwner, Medium, MediumFile, Room};
 use parking_lot::Mutex;
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 /// Limits the bytes per second that are read from and written to the files below some directories.
 ///
-/// Each directory is a disk of its own: its files, whichever thread or direction, share one rate,
-/// and other directories do not slow it. Only transfers of bytes are limited: metadata, allocation
-/// and syncs take as long as the inner medium takes, and so do files outside the directories. A
-/// limited file exposes no descriptor, so its transfers are calls, which block.
+/// All reads and writes of the files below one directory, by any thread, share one rate. Other
+/// directories do not slow them. Only transfers of bytes are limited: metadata, allocation and
+/// syncs take as long as the inner medium takes, and so do files outside the directories. A limited
+/// file exposes no descriptor, so its transfers are blocking calls.
 #[derive(Clone, Debug)]
 pub struct Throttled {
     inner: Arc<dyn Medium>,
@@ -98,7 +98,8 @@ impl Disk {
     fn limit<T>(&self, bytes: usize, transfer: impl FnOnce() -> T) -> T {
         let end = self.pace.lock().reserve(self.start.elapsed(), bytes as u64);
         let result = transfer();
-        // Not a poll: the wait is known, and it is the purpose of this medium.
+        // This sleep is not a poll: its length is computed, and delaying calls is this medium's
+        // purpose.
         std::thread::sleep(end.saturating_sub(self.start.elapsed()));
         result
     }
