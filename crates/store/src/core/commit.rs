@@ -105,7 +105,7 @@ impl StoreCore {
     }
 
     /// Links runs that were committed before the page they follow, if `pages` contains that page.
-    /// Returns whether further runs are retained because of this.
+    /// Returns whether further runs are retained because of the links.
     fn link_waiting_children(
         &self,
         state: &mut State,

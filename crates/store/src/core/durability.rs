@@ -12,9 +12,9 @@ pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 impl StoreCore {
-    /// Syncs the data, then the index, then frees the limbo. Requests that arrive during a round
-    /// share the next round. Puts continue during a round; commits made after the data sync began
-    /// belong to the next round.
+    /// Syncs the data, then the index, then makes the space reusable that the synced records free.
+    /// Requests that arrive during a round share the next round. Puts continue during a round;
+    /// commits made after the data sync began belong to the next round.
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
@@ -53,8 +53,9 @@ impl StoreCore {
     /// Runs one sync round.
     fn sync_all(&self) -> Result<()> {
         let started = Instant::now();
-        // Take the limbo before the index closes the batch of records that this round writes: the
-        // batch then includes the records that free this space.
+        // Take the limbo (space whose freeing is not durable yet) before the index closes the batch
+        // of records that this round writes, so that the batch includes the records that free this
+        // space.
         let space = self.state.lock().space.begin_round();
         let synced = self.index.sync_after(&|| self.sync_dirty());
         let reusable = self.state.lock().space.end_round(space, synced.is_ok());

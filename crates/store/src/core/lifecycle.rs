@@ -87,8 +87,8 @@ impl StoreCore {
         self.lifecycle.rounds.cause().map(str::to_owned)
     }
 
-    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
-    /// already poisoned. Only the first call has an effect.
+    /// Sets the callback that reports poisoning instead of a log line. Calls it immediately if the
+    /// store is already poisoned. Only the first call has an effect.
     pub fn on_poison(&self, callback: OnPoison) {
         self.lifecycle.rounds.on_poison(callback);
     }

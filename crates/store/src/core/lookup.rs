@@ -10,7 +10,7 @@ use ritornello_format::{Error, PageHash, Result, ScopedKeys, check_keys};
 use ritornello_index::{MatchedRun, RunId};
 use std::time::Duration;
 
-/// Lease of a read, from `locate` to `release`.
+/// Maximum duration of the lease that serves one read or touch.
 const READ_LEASE: Duration = Duration::from_secs(120);
 
 impl StoreCore {
@@ -144,9 +144,9 @@ impl StoreCore {
     }
 
     /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs.
-    /// Both happen under one lock, so no eviction comes between. The lease ends with the call that
-    /// it serves, so it does not count towards the client's share. Returns the null lease if no
-    /// page is present.
+    /// Walks and leases under one lock, so that no run is evicted in between. The lease ends with
+    /// the call that it serves, so it does not count towards the client's share. Returns the null
+    /// lease if no page is present.
     fn lease_for_call(
         &self,
         client: ClientId,

@@ -124,8 +124,8 @@ impl Reservations {
     }
 
     /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
-    /// aborted by a client with the name under which it was made, and by the owner, whose process
-    /// may have been this client.
+    /// aborted by a client with the name under which it was made, and by the owner's process, which
+    /// may have been a client when it made the reservation.
     pub(super) fn check_client(&self, client: ClientId, id: u64) -> Result<()> {
         let theirs = match self.open.get(&id) {
             Some(reservation) => reservation.client == client,
@@ -229,7 +229,7 @@ impl StoreCore {
         }
         let space = &mut self.state.lock().space;
         match by {
-            // No run and no journal record ever named this space, so it skips limbo.
+            // No journal record ever named this space, so it need not wait for a sync.
             Abandoned::ByCall => space.free(&extents),
             Abandoned::ByDeath => space.withhold(extents),
         }

@@ -24,8 +24,8 @@ const RUN_BYTES_MAX: u64 = 64 << 20;
 /// Maximum payload of a run in a store on several volumes. Consecutive runs are on different
 /// volumes, so a get of a few runs uses all of them.
 const STRIPE_BYTES_MAX: u64 = 16 << 20;
-/// A put that is shorter than a run on each volume is cut into shorter runs, down to this payload:
-/// below it a further header and operation cost more than a further disk gains.
+/// Minimum payload of the runs into which a short put is cut, so that it uses several volumes: the
+/// header and the I/O operation of a shorter run cost more than another disk gains.
 const STRIPE_BYTES_MIN: u64 = 4 << 20;
 /// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Numbers left in the lower half at which a call takes the next upper half.
+/// A call takes the next upper half of unique numbers when fewer numbers than this are left.
 ///
 /// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
 /// counted. If a call cannot take the next upper half before its deadline, it fails only if less
@@ -97,8 +97,8 @@ impl Shape {
         self.next_number.load(Ordering::Relaxed)
     }
 
-    /// Takes the next upper half, durably, before the lower half could carry into it: the next
-    /// owner begins after the manifest's upper half.
+    /// Takes the next upper half, durably, before the lower half overflows into it: otherwise the
+    /// next owner, which begins after the manifest's upper half, would reuse numbers.
     ///
     /// # Errors
     /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest

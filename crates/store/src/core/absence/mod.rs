@@ -1,10 +1,10 @@
 //! Absent volumes and segments, and the runs stored in them.
 //!
-//! A late mount, a file limit or a failing disk must not cost pages: the index keeps the runs in
-//! absent space and journals nothing about them. Until the space returns, the runs are *hidden*,
-//! with all runs after them in chained scopes: lookups miss them, and puts of their pages are
-//! refused as `absent_space`. Eviction skips runs in absent space, because evicting them would free
-//! nothing.
+//! Pages must survive a late mount, a limit on open files or a failing disk: the index therefore
+//! keeps the runs in absent space, and writes no journal records about them. Until the space
+//! returns, the runs are *hidden*, with all runs after them in chained scopes: lookups miss them,
+//! and puts of their pages are refused as `absent_space`. Eviction skips runs in absent space,
+//! because evicting them would free nothing.
 
 pub(crate) mod hidden;
 mod reattach;
@@ -26,7 +26,7 @@ pub(crate) struct Absence {
     volumes: BTreeMap<u8, String>,
     /// Absent segments of present volumes.
     segments: BTreeMap<SegmentId, String>,
-    /// Segments of absent volumes, as far as the index names them. They count towards the store's
+    /// Segments of absent volumes that hold runs of the index. They count towards the store's
     /// capacity.
     known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
@@ -98,8 +98,8 @@ impl Absence {
         }
     }
 
-    /// Returns the number of segments of volume `number` that are known to be absent; it may have
-    /// more.
+    /// Returns the number of segments of volume `number` that are known to be absent; the volume
+    /// may have more.
     pub(crate) fn segments_of(&self, number: u8) -> u32 {
         let known = self.known.get(&number).map_or(0, BTreeSet::len);
         let single = self.segments.keys().filter(|id| id.volume() == number).count();

@@ -81,7 +81,8 @@ impl StoreCore {
             pages_dropped = dropped,
             "absent space has returned"
         );
-        // This round, and a drain, make the free space of the restored segments reusable.
+        // The free space of the restored segments becomes reusable after this sync round and a
+        // drain.
         self.make_durable()
     }
 
@@ -133,10 +134,10 @@ impl StoreCore {
         Ok(listed)
     }
 
-    /// Adds returned segments to the space. Extents of hidden runs, and of reservations withheld
-    /// for living clients, are in use. All other extents are withheld until the removals made
-    /// during the absence are durable and the segments are drained. Returns the extents of hidden
-    /// runs that could not be marked as in use.
+    /// Adds returned segments to the space. Marks the extents of hidden runs, and of reservations
+    /// withheld for living clients, as in use. All other extents are withheld until the removals
+    /// made during the absence are durable and the segments are drained. Returns the extents of
+    /// hidden runs that could not be marked as in use.
     fn restore(&self, segments: &[SegmentId]) -> HashSet<Extent> {
         let mut runs: HashMap<SegmentId, Vec<RunId>> = HashMap::new();
         for run in self.hidden.list(Cause::Absent) {
@@ -149,9 +150,9 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // Hold the lock until all extents are marked, so that the segment gets no put before.
-            // Apply pending removals first: the segment returns with the extents of removed runs as
-            // free space, so a removal that is applied later would free them a second time.
+            // Hold the lock until all extents are marked, so that no put gets space in the segment
+            // before. Apply pending removals first: the segment returns with the extents of removed
+            // runs as free space, so a removal that is applied later would free them a second time.
             let mut state = self.state.lock_without_removals();
             state.absence.segments.remove(&id);
             if !state.space.restore_segment(id) {

@@ -129,7 +129,8 @@ impl Retention {
         ended
     }
 
-    /// Releases runs of one scope above `most` units, at most [`STEP_RUNS`].
+    /// Releases runs of one scope, earliest end first, until it retains at most `most` units.
+    /// Releases at most [`STEP_RUNS`] runs.
     pub(super) fn trim_scope(&mut self, slot: ScopeSlot, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
         while released.len() < STEP_RUNS
@@ -143,7 +144,8 @@ impl Retention {
         released
     }
 
-    /// Releases runs of all scopes above `most` units, at most [`STEP_RUNS`].
+    /// Releases runs, earliest end first, until all scopes together retain at most `most` units.
+    /// Releases at most [`STEP_RUNS`] runs.
     pub(super) fn trim(&mut self, most: u64) -> Vec<RunId> {
         let mut released = Vec::new();
         while released.len() < STEP_RUNS

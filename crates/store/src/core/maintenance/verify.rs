@@ -44,9 +44,9 @@ pub struct DamagedPage {
 pub struct Verification {
     /// Runs examined.
     pub runs: u64,
-    /// Pages of these runs, also pages that could not be read.
+    /// Pages of the examined runs, including pages that could not be read.
     pub pages: u64,
-    /// Bytes of these runs.
+    /// Bytes of the examined runs.
     pub bytes: u64,
     /// The first pages that failed verification.
     pub findings: Vec<DamagedPage>,

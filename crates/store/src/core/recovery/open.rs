@@ -161,7 +161,8 @@ impl StoreCore {
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?)?;
         let mut space = StoreSpace::new(space);
         withhold_reserved(&mut space, &absence, &mut withheld, &alive);
-        // The shares depend on the number of segments in each volume, which is known only now.
+        // Set the volumes' maximum segments now, because they depend on the present segments of
+        // each volume.
         space.share_out(&absence, &manifest, &budget);
         if !clean {
             // The log lacks the reservations of the last owner's own process, whose writes may be
@@ -206,8 +207,8 @@ impl StoreCore {
         if options.background_threads {
             core.start_periodic()?;
         }
-        // Both are applied before the maintenance thread starts, because that thread moves runs. A
-        // larger capacity may need the added directories.
+        // Change directories and capacity before the maintenance thread starts, because that thread
+        // moves runs. Add directories first, because a larger capacity may need them.
         core.add_listed_dirs()?;
         core.apply_capacity()?;
         if options.background_threads {

@@ -93,7 +93,7 @@ pub(crate) fn validate_runs(
             let extents: Vec<Extent> = view.live_extents();
             let is_hidden = absence.hides(&extents);
             let here = extents.iter().copied().filter(|e| !absence.covers(e.segment));
-            // The mark fails if an extent is outside the segments, or belongs to a run visited
+            // `mark` fails if an extent is outside the segments, or belongs to a run visited
             // before.
             if space.mark(&here.collect::<Vec<_>>()).is_err() {
                 rejected.push((run, "space"));
@@ -115,7 +115,8 @@ pub(crate) fn validate_runs(
             });
         }
     });
-    // A run after a removed run is removed with it, which frees its space.
+    // Removing a rejected run from the index also removes the runs that follow it, whose space was
+    // marked and is freed here.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in rejected {
