@@ -214,7 +214,7 @@ impl Density {
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // This limit bounds the loop below: after [`AGES`] steps all pieces are in the lists `old`.
+        // Bounds the number of loop passes: after [`AGES`] steps all pieces are in the lists `old`.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;

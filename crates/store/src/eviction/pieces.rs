@@ -2,7 +2,7 @@
 
 use ritornello_index::RunId;
 
-/// No slot.
+/// The slot number that means "no piece".
 pub(super) const NONE: u32 = u32::MAX;
 /// The run of a removed piece that other pieces still follow.
 const NO_RUN: RunId = RunId(u64::MAX);

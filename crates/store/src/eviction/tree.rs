@@ -24,7 +24,8 @@ pub(super) const CHUNK_UNITS: u32 = 4096;
 /// to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`). With
 /// the limit, unused pages up to this length are kept with the used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
-/// Uses split runs only while there are fewer pieces than two per run, plus this number.
+/// A use may split a run only while the number of pieces is less than twice the number of runs plus
+/// this number.
 const SPLITS_SPARE: usize = 1024;
 /// Maximum pieces that one call moves to a new policy.
 const MOVED_PER_CALL: usize = 32;
@@ -200,8 +201,8 @@ impl Tree {
         let mut continues = false;
         if up != NONE {
             let before = &self.pieces[up];
-            // A long put becomes several runs. If its first run is known, its later runs count as
-            // known too.
+            // A long put becomes several runs. If the policy remembers an eviction of its first
+            // run, its later runs count as remembered too.
             known |= before.is_known() && before.uses == 0;
             continues = before.uses > 0 && before.children == 1;
         }
@@ -280,8 +281,8 @@ impl Tree {
         head
     }
 
-    /// Merges a piece with the previous piece of the run, if both were used alike. Returns whether
-    /// the pieces were merged.
+    /// Merges a piece with the previous piece of the run, if the policy treats both the same: same
+    /// queue, time of last use and number of uses. Returns whether the pieces were merged.
     fn merge(&mut self, slot: u32) -> bool {
         let Some(before) = self.before(slot) else { return false };
         let (head, tail) = (&self.pieces[before], &self.pieces[slot]);
