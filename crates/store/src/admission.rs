@@ -6,14 +6,13 @@
 //! a refused page could never be hit.
 //!
 //! * **Write-through** admits every page.
-//! * **Second sight** admits a page when it is put for the second time within the reach of a ghost
-//!   list: a list of hashes of recently refused pages, without their bytes. On chat traffic most
-//!   pages are never requested again, and second sight writes a fifth of what write-through writes
-//!   for three quarters of its hits.
+//! * **Second sight** admits a page if the page's hash is in a *ghost list*: the hashes of recently
+//!   refused pages, kept without their bytes. On chat traffic most pages are never requested again,
+//!   and second sight writes a fifth of what write-through writes for three quarters of its hits.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds at most the
-//!   budget of an hour. An admitted put is charged, and an empty bucket admits nothing. Over any
-//!   span of time, writes are therefore at most the budget, one bucket and one page, because the
-//!   last admitted page may be longer than the rest of the bucket.
+//!   budget of an hour. Admitted pages take their bytes from the bucket, and an empty bucket admits
+//!   nothing. Over any span of time, writes are therefore at most the budget of the span plus one
+//!   bucket plus one page: the last admitted page may be longer than the rest of the bucket.
 //! * **Auto** writes through without a budget. With a budget it writes through while the bucket is
 //!   more than a quarter full, and requires a second sight otherwise.
 //!
@@ -117,7 +116,7 @@ impl WriteBudget {
 /// The reason why pages were not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionRefusal {
-    /// First put of the pages within the reach of the ghost list.
+    /// The ghost list does not hold the pages: they were not refused recently.
     FirstSight,
     /// The write budget is used up.
     Budget,
@@ -132,8 +131,8 @@ pub struct AdmissionDecision {
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// Decides on admission. Its methods take the time since a fixed moment, which must not decrease;
-/// if it does, the bucket does not fill.
+/// Decides on admission. Its methods take `now`, the time since a fixed moment. The bucket does not
+/// fill while `now` is earlier than before.
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -163,8 +162,8 @@ impl Bucket {
     }
 }
 
-/// Two sets of hashes. When the younger set is full, it replaces the older set. Without recording
-/// an order, the list thus holds the pages added last, at least half of its maximum number.
+/// Two sets of hashes. When the younger set is full, it replaces the older set. The list thus holds
+/// the pages added last, at least half of its maximum number, without recording their order.
 #[derive(Debug)]
 struct Ghost {
     young: HashSet<u64>,
@@ -251,7 +250,7 @@ impl Admission {
         }
     }
 
-    /// The mode in force: for `auto`, its current choice.
+    /// The mode that applies now: for `auto`, write-through or second sight.
     #[must_use]
     pub fn policy(&self) -> AdmissionMode {
         match (self.mode, &self.bucket) {

@@ -3,7 +3,8 @@
 use crate::options::SEGMENT_BYTES_MIN;
 use ritornello_format::{Error, Result};
 
-/// Dead bytes that the registry file may hold beyond the number of its live bytes.
+/// The registry file may hold as many bytes of obsolete records as of live records, plus this
+/// number.
 pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
 /// Bytes of the manifest, the reservation log, lock and client files, and the scope registry's
 /// files when the records of live scopes take [`REGISTRY_MIN`].
@@ -19,8 +20,8 @@ const REGISTRY_MAX: u64 = 32 << 20;
 const INDEX_SHARE: u64 = 32;
 /// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
-/// A store does not grow if this would leave less free space in the file system than `FLOOR`, or
-/// than 2 % of its size if this is less.
+/// A growing store leaves at least this many bytes free in its file system, or 2 % of the file
+/// system's size if that is less.
 const FLOOR: u64 = 1 << 30;
 
 /// The budget of a store, in allocated bytes.
@@ -65,7 +66,7 @@ impl Budget {
             .with("capacity", capacity)
             .with("segment_bytes", segment_bytes));
         }
-        // The limit is the width of a segment number.
+        // A segment number has 24 bits.
         let segments_max = segments.min((1 << 24) - 1) as u32;
         let registry_bytes = (capacity / REGISTRY_SHARE).clamp(REGISTRY_MIN, REGISTRY_MAX);
         // A larger registry reduces the share of the index, not the number of segments.
@@ -88,8 +89,8 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // Each step makes the smallest directories equal to the next larger (above the budget: the
-        // largest equal to the next smaller), so there are hardly more steps than directories.
+        // Each step raises the smallest shares to the next larger share (above the budget: lowers
+        // the largest to the next smaller), so there are hardly more steps than directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

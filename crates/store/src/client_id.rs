@@ -6,6 +6,6 @@ pub struct ClientId(pub u64);
 
 impl ClientId {
     /// The owner's own process. Its reservations are not logged: after an unclean end the next
-    /// owner withholds all free space until it is drained.
+    /// owner withholds all free space until the writes in flight have ended.
     pub const LOCAL: Self = Self(0);
 }

@@ -18,8 +18,8 @@ struct State {
     error: Option<Error>,
 }
 
-/// The turn of one part to commit. If it is dropped before the commit, neither this part nor a
-/// later part is committed.
+/// Lets one part commit after all earlier parts. If a `CommitTurn` is dropped before its commit,
+/// neither its part nor a later part is committed.
 pub(crate) struct CommitTurn<'a> {
     turns: &'a CommitOrder,
     number: usize,
@@ -31,7 +31,7 @@ impl CommitOrder {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Returns the turn of part `number`. Called once for each part.
+    /// Returns the [`CommitTurn`] of part `number`. Called once for each part.
     pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
         CommitTurn { turns: self, number }
     }

@@ -53,7 +53,8 @@ pub struct Conversion {
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
 /// if the runs do not fit the new index; file-system errors. After an error the store keeps its old
-/// index, unless the manifest was being replaced when the error occurred.
+/// index, except that an error during or after the replacement of the manifest may leave the new
+/// index in use.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -206,8 +207,8 @@ pub(crate) fn remove_leftovers(
     Ok(())
 }
 
-/// Opens the index in `dir`. `clean` says that the last owner closed the store; otherwise the files
-/// may be in the page cache only.
+/// Opens the index in `dir`. `clean` is true if the last owner closed the store; otherwise the
+/// files' contents may be in the page cache only.
 pub(crate) fn open_index(
     medium: &Arc<dyn Medium>,
     dir: &Path,

@@ -87,8 +87,8 @@ impl Directory {
             decoded.map_err(|error| error.with("file", name))
         };
         let bytes = self.read_in(&self.path, MANIFEST);
-        // If file handles or memory ran out, the manifest may be intact, and the copy may hold a
-        // change that never took effect.
+        // Fail if file handles or memory ran out: the manifest may be intact, and the copy may hold
+        // a change that never took effect.
         let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
         if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
             return decode(MANIFEST, bytes);

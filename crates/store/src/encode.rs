@@ -5,8 +5,8 @@ use ritornello_codec::{Codec, Dtype, SliceKind, SliceShape, decode, is_supported
 use ritornello_format::{Error, Result, Scope, UNIT};
 use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
-/// Minimum length of a slice, unless its page is shorter. Shorter slices compress as well, but each
-/// slice takes space in the run header. Longer slices would not stay in the processor's cache
+/// Minimum length of a slice, unless its page is shorter. Shorter slices compress equally well, but
+/// each slice takes space in the run header. Longer slices would not stay in the processor's cache
 /// between two passes.
 const SLICE_BYTES_MIN: u64 = 128 << 10;
 
@@ -17,7 +17,7 @@ pub(crate) struct Encoder {
     slices: u16,
 }
 
-/// The pairs of matrices, keys then values, in a page.
+/// The pairs of a key matrix and a value matrix in a page.
 struct Pairs {
     count: u32,
     tokens: u32,
@@ -32,8 +32,8 @@ const SLICES_MAX: u64 = 512;
 const RAW_SLICES_MAX: u64 = 16;
 
 /// Returns the number of slices of an unencoded page. A slice has at least [`SLICE_BYTES_MIN`]
-/// bytes, unless the page is shorter. If possible, a slice has whole units, so that it can be read
-/// directly into place.
+/// bytes, unless the page is shorter. If possible, a slice has whole units, so that direct I/O can
+/// read it into the caller's memory.
 pub(crate) fn raw_slices(page_bytes: u64) -> u16 {
     let most = (page_bytes / SLICE_BYTES_MIN).clamp(1, RAW_SLICES_MAX);
     let whole = (most.div_ceil(2)..=most).rev().find(|n| page_bytes.is_multiple_of(n * UNIT));

@@ -20,7 +20,7 @@ impl Options {
 }
 
 impl Directory {
-    /// Checks that the listed directories are different and beside each other. Changes nothing.
+    /// Checks that no listed directory equals, or is inside, another. Changes nothing.
     ///
     /// # Errors
     /// `Invalid`, naming the directory.

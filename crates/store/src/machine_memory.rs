@@ -75,11 +75,11 @@ pub fn memory_left() -> u64 {
 struct Source {
     left: u64,
     what: &'static str,
-    /// How to get more.
+    /// How the user can get more memory.
     advice: &'static str,
 }
 
-/// Returns the limits on the memory of a store in a file system in memory with this room.
+/// Returns the memory limits of a store on the file system in memory that has this `room`.
 fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
@@ -99,8 +99,8 @@ fn sources(room: &Room) -> Vec<Source> {
     group.into_iter().chain([machine, file_system]).collect()
 }
 
-/// Checks that `bytes` more fit into memory, if the file system with this room is in memory; passes
-/// for other file systems.
+/// Checks that `bytes` more fit into memory, if `room` is of a file system in memory; passes for
+/// other file systems.
 ///
 /// # Errors
 /// `Invalid` if `bytes` do not fit; the error names the limit, a capacity that would fit, and

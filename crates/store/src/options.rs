@@ -144,11 +144,12 @@ impl IndexKind {
 pub struct Options {
     /// The directory: metadata, the socket, and the segments unless `paths` is set.
     pub dir: PathBuf,
-    /// If the caller lists several directories, one per disk: those after `dir`, which hold only
-    /// segments. A new store is created with all of them. Opening an existing store adds those that
-    /// it lacks, and keeps those that are not listed.
+    /// Directories besides `dir`, one per disk, which hold only segments; `None` if the caller gave
+    /// no list. A new store is created with all of them. Opening an existing store adds the listed
+    /// directories that the store lacks, and keeps its directories that are not listed.
     pub further_dirs: Option<Vec<PathBuf>>,
-    /// Budget in bytes. Required for a new store; the owner resizes an existing one to it.
+    /// Budget in bytes. Required for a new store; the owner resizes an existing store to this
+    /// capacity.
     pub capacity: Option<u64>,
     /// Directories of all segments of a new store, instead of a directory in `dir` and
     /// `further_dirs`. The directories of an existing store are changed with
@@ -172,8 +173,8 @@ pub struct Options {
     pub background_threads: bool,
     /// The eviction policy.
     pub eviction: PolicyKind,
-    /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose numbers
-    /// it knows; pages of other scopes are stored unencoded.
+    /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose dtype and
+    /// layout it supports; pages of other scopes are stored unencoded.
     pub codec: Codec,
     /// Bytes per second that scrubbing reads while the store is idle, and an eighth of this rate
     /// while the store is in use; zero for no scrubbing.

@@ -10,7 +10,8 @@ use std::path::Path;
 #[must_use]
 pub fn foreign_directory(dir: &Path, owner: FileOwner) -> Error {
     let error = if owner.by_group {
-        // A Kubernetes volume with `fsGroup` belongs to another user but is writable by group.
+        // A Kubernetes volume with `fsGroup` belongs to another user but is writable by group, so a
+        // subdirectory of this user can be created in it.
         let inside = dir.join("ritornello");
         Error::invalid(format!(
             "the directory belongs to another user, and this user may write to it by group only \

@@ -9,8 +9,8 @@ use ritornello_volume::transfer::{Control, PackedPages, Packing};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Payload of the first part. It is shorter than later parts, because no part is written while it
-/// is encoded.
+/// Payload of the first part. The first part is shorter than later parts, because nothing is
+/// written while it is encoded.
 const FIRST_BYTES: u64 = 8 << 20;
 /// Payload of a later part. Each part becomes at least one run.
 const PART_BYTES: u64 = 16 << 20;
@@ -105,7 +105,7 @@ impl<'a> Iterator for Parts<'a> {
                 break;
             } else {
                 let packing = match self.pack(self.at, None) {
-                    // The memory of this part is free again after the part is written.
+                    // End the part here: its staging memory is free again after it is written.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
                     Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,

@@ -14,8 +14,9 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct RegistryFile {
     directory: Directory,
-    /// The file for appending records. `None` until this owner has replaced the file, and after a
-    /// failed append, whose result on disk is unknown: the next change then replaces the file.
+    /// The file, open for appending records. `None` until this owner has replaced the file, and
+    /// after a failed append, whose result on disk is unknown: the next change then replaces the
+    /// file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
     /// Whether the file has records after its head.
@@ -29,7 +30,7 @@ impl RegistryFile {
     /// these may have been read from the page cache without being on the disk.
     ///
     /// # Errors
-    /// As of [`Directory::write_registry`].
+    /// Errors of [`Directory::write_registry`].
     pub(crate) fn open(directory: Directory, stored: &StoredRegistry) -> Result<Self> {
         let length = stored.head_bytes as u64;
         let mut opened = Self { directory, file: None, length, appended: false, live: length };
@@ -113,7 +114,7 @@ impl RegistryFile {
     /// Replaces the file by `registry`.
     ///
     /// # Errors
-    /// As of [`Directory::write_registry`].
+    /// Errors of [`Directory::write_registry`].
     pub(crate) fn replace(&mut self, registry: &ScopeRegistry) -> Result<()> {
         let bytes = registry.encode();
         // After an error the old file may no longer be in the directory.

@@ -60,7 +60,7 @@ impl Rounds {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
         // This round covers the requests made so far. The changes of a later request may be written
-        // too late for it.
+        // too late for this round.
         let covers = self.requested.load(Ordering::Acquire);
         round().inspect_err(|error| self.poison(error))?;
         progress.covered = covers;
@@ -97,8 +97,8 @@ impl Rounds {
         }
     }
 
-    /// Sets the callback for poisoning, which replaces the log line; calls it immediately if
-    /// already poisoned. Only the first call has an effect.
+    /// Sets the callback that reports poisoning instead of a log line. Calls it immediately if the
+    /// store is already poisoned. Only the first call has an effect.
     pub fn on_poison(&self, callback: OnPoison) {
         if self.on_poison.set(callback).is_ok()
             && self.cause().is_some()

@@ -30,7 +30,7 @@ pub struct CatalogStats {
     pub segments: u64,
     /// Segment files that the budget allows.
     pub segments_max: u64,
-    /// All files of the store.
+    /// Number of files of the store.
     pub files: u64,
     /// Bytes held by runs, including headers and padding.
     pub used_bytes: u64,
@@ -38,7 +38,7 @@ pub struct CatalogStats {
     pub free_bytes: u64,
     /// Bytes freed by records that are not durable yet.
     pub limbo_bytes: u64,
-    /// Bytes removed while leased.
+    /// Bytes of removed runs that are freed when their leases end.
     pub deferred_bytes: u64,
     /// Bytes in reservations, and bytes withheld until writes of dead processes are drained.
     pub reserved_bytes: u64,
@@ -56,7 +56,7 @@ pub struct CatalogStats {
     pub paths: Vec<VolumeStats>,
     /// Live scopes.
     pub scopes: u64,
-    /// The scopes that hold most, largest first, at most [`SCOPES_SHOWN`].
+    /// The scopes that hold most bytes, largest first, at most [`SCOPES_SHOWN`].
     pub largest_scopes: Vec<ScopeUsage>,
     /// Retained bytes.
     pub retained_bytes: u64,
@@ -113,7 +113,7 @@ pub struct AbsentSpace {
 /// Estimate of an index `lsm` for a number of runs and pages: see [`LsmEstimate::of`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LsmEstimate {
-    /// Maximum bytes of memory, at any size.
+    /// Maximum bytes of memory, for any number of pages.
     pub memory_bytes: u64,
     /// Bytes of files including the log. While tables are rewritten they exist twice.
     pub disk_bytes: u64,

@@ -129,7 +129,8 @@ impl Store {
     /// scope's size evicts immediately.
     ///
     /// # Errors
-    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
+    /// `Invalid` if the codec cannot encode the scope's dtype or layout, or if `retained_bytes`
+    /// exceeds `quota_bytes`.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.invalidate(&[scope]);
@@ -151,8 +152,8 @@ impl Store {
     ///
     /// A client's leases cover at most as much space as no client has leased: half of the store if
     /// no other client has leases. If the prefix is longer, the lease covers its leading pages that
-    /// fit, and the result counts the leased pages; `probe` counts all pages. Reads are not limited
-    /// by this rule.
+    /// fit, and the result counts the leased pages; `probe` counts all pages. The limit does not
+    /// apply to reads.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's

@@ -19,7 +19,8 @@ mod model {
     use std::sync::PoisonError;
     use std::time::Instant;
 
-    /// `loom`'s lock with `parking_lot`'s signatures. A poisoned lock fails the model anyway.
+    /// `loom`'s lock with `parking_lot`'s signatures. Lock poisoning needs no handling, because the
+    /// panic that poisons a lock fails the model.
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 

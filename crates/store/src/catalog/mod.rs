@@ -65,7 +65,8 @@ pub trait Catalog: Send + Sync {
     /// quota below the scope's size evicts immediately. References go stale if the codec changes.
     ///
     /// # Errors
-    /// `Invalid` for a codec that does not suit the scope's numbers, or more retention than quota.
+    /// `Invalid` if the codec cannot encode the scope's dtype or layout, or if `retained_bytes`
+    /// exceeds `quota_bytes`.
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
         let request = Request::Configure { scope, settings: *settings };
         expect!(self.call(&request), Response::Done => ())
@@ -79,8 +80,8 @@ pub trait Catalog: Send + Sync {
 
     /// Like `probe`, with a lease for `ttl` on the pages. The call counts as a use of the pages.
     /// With several scopes, it leases the leading pages that are present in all of them. In a
-    /// single unchained scope the lease covers every page present. The lease ends before the first
-    /// page that exceeds the client's share of the store.
+    /// single unchained scope the lease covers every page present. The lease covers only pages
+    /// before the first that exceeds the client's share of the store.
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
@@ -153,8 +154,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Reports the speeds that this process has measured of the volumes, in KiB/s, by volume number;
-    /// zero for a volume without a measurement. Puts use faster volumes more.
+    /// Reports the speeds that this process has measured of the volumes, in KiB/s, by volume
+    /// number; zero for a volume without a measurement. Puts place more runs on faster volumes.
     fn report_speeds(&self, speeds: &[u32]) -> Result<()> {
         let request = Request::ReportSpeeds { speeds: Cow::Borrowed(speeds) };
         expect!(self.call(&request), Response::Done => ())

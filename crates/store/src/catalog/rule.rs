@@ -14,7 +14,7 @@ use std::time::Duration;
 pub struct CallRule {
     /// The event that the owner may wait for before it answers.
     pub wait: CallWait,
-    /// The part of the request in the life of a reservation.
+    /// Whether the request begins, commits or aborts a reservation.
     pub reservation: Reservation,
     /// Whether the response acknowledges changes that are not durable yet, or makes them durable.
     pub effect: Effect,
@@ -33,18 +33,19 @@ pub enum CallWait {
     Nothing,
     /// Waits for its disk.
     Disk,
-    /// Waits for space, for this time.
+    /// Waits for space, at most this long.
     Space(Duration),
 }
 
-/// The part of a request in the life of a reservation. A reservation belongs to one owner epoch.
+/// Whether a request begins, commits or aborts a reservation. A reservation belongs to one owner
+/// epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reservation {
     /// Concerns no reservation.
     Unrelated,
-    /// Begins a reservation. If the request is repeated, an earlier owner or connection may have
-    /// granted space for it too. This space stays withheld under the client name of that
-    /// connection, until the lock of the name is released.
+    /// Begins a reservation. If the request is repeated, an earlier attempt may have reserved space
+    /// too. This space stays withheld until the client's lock file of the earlier connection is
+    /// unlocked.
     Begins,
     /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
     /// died, the pages are not stored and may be put again.
@@ -54,14 +55,14 @@ pub enum Reservation {
     Aborts(u64),
 }
 
-/// The meaning of a response for pages that are not durable.
+/// Whether a response acknowledges changes that are not durable yet, or makes them durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Acknowledges nothing.
     Nothing,
     /// May acknowledge a put or delete that no flush has covered.
     Acknowledges,
-    /// Covers everything that the same owner acknowledged before.
+    /// Makes durable everything that the same owner acknowledged before.
     Flushes,
 }
 
