@@ -112,7 +112,7 @@ impl FaultyFile {
 
     /// Stores every other sector of `buffer`.
     fn write_torn(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
-        // One write from aligned memory, so that direct files accept it too.
+        // Make one write from aligned memory, so that files open for direct I/O accept it too.
         let (mut memory, start) = aligned(buffer.len());
         let torn = &mut memory[start..start + buffer.len()];
         let had = self.inner.read_at(torn, offset)?;

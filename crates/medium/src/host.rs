@@ -144,7 +144,7 @@ impl MediumFile for HostFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        // Never retried: after a failed sync the kernel may have dropped the pages.
+        // A failed sync is not retried, because the kernel may have dropped the dirty pages.
         Ok(rustix::fs::fdatasync(&self.file)?)
     }
 

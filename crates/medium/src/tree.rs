@@ -15,8 +15,8 @@ pub(crate) enum Entry {
     File(Inode),
 }
 
-/// A change to a directory. Refers to a file by its inode, so that any subset of the changes, in
-/// order, is meaningful.
+/// A change to a directory. Refers to a file by its inode, so that any subset of the changes can be
+/// applied, in order.
 #[derive(Clone, Debug)]
 enum Link {
     Dir(PathBuf),
