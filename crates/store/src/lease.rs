@@ -86,7 +86,7 @@ struct Lease {
     counted: bool,
 }
 
-/// The holdings of one client.
+/// The leases, pins and leased units of one client.
 #[derive(Debug, Default)]
 struct Held {
     leases: BTreeSet<u64>,
@@ -331,7 +331,7 @@ impl LeaseTable {
         self.deferred_units
     }
 
-    /// Units that counted leases keep from eviction, each run's once.
+    /// Units of the runs that counted leases keep from eviction, each run counted once.
     #[must_use]
     pub fn leased_units(&self) -> u64 {
         self.leased_units

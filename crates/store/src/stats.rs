@@ -219,7 +219,7 @@ impl From<TuningDecision> for IndexDecision {
 /// State of the allocator.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SpaceHealth {
-    /// Bytes kept free, so that the allocator has a choice.
+    /// Bytes kept free, so that the allocator can choose among several free extents.
     pub reserve_bytes: u64,
     /// Bytes of padding between the ends of pages and the next 4 KiB. Excludes encoded pages,
     /// because only run headers have their lengths.
@@ -228,9 +228,9 @@ pub struct SpaceHealth {
     pub header_bytes: u64,
     /// Mean extents per stored run; 1 if the store has no runs.
     pub extents_per_run: f64,
-    /// Pieces of pages up to 256 KiB.
+    /// Pieces per page, over the pages of at most 256 KiB.
     pub small_pages: PiecePercentiles,
-    /// Pieces of longer pages.
+    /// Pieces per page, over the longer pages.
     pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,

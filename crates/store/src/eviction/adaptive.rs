@@ -32,7 +32,7 @@ const MEMORY_PART: u64 = 20;
 const INDEX_BYTES_PER_PAGE: u64 = 34;
 /// Bytes of memory that the shadows may take even if the index is small.
 const MEMORY_FLOOR: u64 = 4 << 20;
-/// Memory of a page in one shadow, including ghosts and the slack of growing tables.
+/// Bytes of memory per page of one shadow, including remembered keys and unused space in tables.
 const SHADOW_BYTES_PER_PAGE: u64 = 256;
 /// Number of recently requested pages over which hits are counted, as a multiple of the pages that
 /// the store holds.

@@ -31,8 +31,8 @@ impl Ghosts {
         self.units
     }
 
-    /// Adds a key with a note, then removes the oldest keys while there are more than `units_max`
-    /// units or `keys_max` keys.
+    /// Adds a key with a note, which [`Ghosts::recall`] returns, then removes the oldest keys while
+    /// there are more than `units_max` units or `keys_max` keys.
     pub(super) fn remember(
         &mut self,
         key: u64,

@@ -96,8 +96,8 @@ impl Sample {
     }
 }
 
-/// The contents that the store would have with a candidate, within the sample. Each page is a run
-/// whose id is the page's key.
+/// The sampled pages that the store would hold if it followed one candidate policy. Each page is a
+/// run whose id is the page's key.
 #[derive(Debug)]
 pub(super) struct Shadow {
     name: &'static str,

@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Builds the eviction policies of scopes with quotas, one at a time.
 #[derive(Default)]
 pub(crate) struct QuotaBuilds {
-    /// Taken before the state's lock.
+    /// Locked while a policy is built or dropped. Precedes the core state's lock in the lock order.
     one_at_a_time: Mutex<()>,
     /// Signals that a policy is complete, or removed.
     ended: Condvar,
