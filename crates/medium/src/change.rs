@@ -3,7 +3,6 @@
 use crate::sparse::{BLOCK, SECTOR, Sparse};
 use std::sync::Arc;
 
-/// One change to a file.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Write { offset: u64, bytes: Arc<[u8]> },

@@ -82,7 +82,6 @@ impl Medium for Throttled {
     }
 }
 
-/// One limited disk.
 #[derive(Debug)]
 struct Disk {
     start: Instant,

@@ -453,7 +453,6 @@ impl Directory {
         replaced.map_err(|error| self.refused(error).with("file", RESERVATIONS))
     }
 
-    /// The path of the directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -23,7 +23,6 @@ impl InFlight {
         self.0.len()
     }
 
-    /// Takes all writes.
     pub(super) fn take(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.0)
     }

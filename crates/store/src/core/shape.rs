@@ -141,7 +141,6 @@ impl ShapeChange<'_> {
         *self.shape.manifest.write() = Arc::new(manifest);
     }
 
-    /// Replaces the budget in use.
     pub(super) fn set_budget(&self, budget: Budget) {
         *self.shape.budget.write() = budget;
     }

@@ -114,7 +114,6 @@ impl Scopes {
         self.codec
     }
 
-    /// Sets the maximum bytes of the live scopes' records.
     pub(crate) fn set_bytes_max(&self, bytes: u64) {
         self.bytes_max.store(bytes, Ordering::Relaxed);
     }
