@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 
 /// Maximum message length in both directions. A put of 65,535 pages with 64-byte keys takes 4 MiB.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Maximum length of the first message. Such a message fits the initial buffer, so a peer takes no
-/// further memory before it is known.
+/// Maximum length of the first message. The initial buffer is longer, so an unauthenticated peer
+/// takes no further memory.
 const HELLO_BYTES_MAX: usize = 1 << 10;
-/// Maximum length of each buffer that a connection keeps between messages. An owner may have a
-/// thousand connections.
+/// Maximum length of each buffer that a connection keeps between messages; small, because an owner
+/// may have a thousand connections.
 const BUFFER_KEPT: usize = 64 << 10;
 /// Initial buffer length: twice the bytes of 256 keys of 32 bytes.
 const BUFFER_START: usize = 16 << 10;
@@ -109,7 +109,7 @@ impl Channel {
     fn send_all(&self, mut bytes: &[u8], check: WaitCheck<'_>) -> Result<()> {
         let mut checked = Instant::now();
         while !bytes.is_empty() {
-            // Send in pieces, so that each call returns in time even if the peer takes the bytes
+            // Send in pieces, so that `check` runs once per time slice even if the peer reads
             // slowly.
             let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
             // `write` would raise SIGPIPE, which the host process may not ignore.
@@ -173,8 +173,8 @@ impl Channel {
     }
 
     /// Shuts the connection down in both directions and returns the pending message if it has
-    /// arrived completely. If the message is incomplete, the peer's send fails, and the peer knows
-    /// that it did not arrive.
+    /// arrived completely. If the message is incomplete, the peer's send fails, so the peer knows
+    /// that the message did not arrive.
     pub(crate) fn take_last_message(&mut self) -> Option<&[u8]> {
         shut_down(&self.stream, Shutdown::Both);
         // The bytes received before the shutdown can still be read.

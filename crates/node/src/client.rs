@@ -75,7 +75,8 @@ impl Client {
         let patient = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
         let mut joined = handshake(directory, dialled, &hello, owner, patient);
-        // An owner that speaks older versions only names them in its reply.
+        // If the owner speaks only older versions, its reply names them: say hello again in the
+        // newest common version.
         let common = joined.as_ref().err().and_then(OtherVersion::of);
         if let Some(older) = common.and_then(OtherVersion::in_common)
             && older != hello.version

@@ -224,7 +224,8 @@ impl CurrentMembership {
         let (role, dir) = (membership.role().word(), directory.path().display());
         tracing::info!(role, %dir, "the store's owner has ended");
         turn.use_owner(membership);
-        // The core may have been poisoned before this membership was visible to the heal thread.
+        // Notify again, because a core that was poisoned before this point was not visible to the
+        // heal thread.
         self.opening.heal_signal.notify();
         Ok(())
     }

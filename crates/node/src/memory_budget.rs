@@ -24,7 +24,7 @@ impl MemoryBudget {
     }
 }
 
-/// Bytes granted to one connection, charged to every budget that it shares.
+/// Bytes granted to one connection, charged to each of its budgets.
 #[derive(Debug, Default)]
 pub(crate) struct Grant {
     budgets: Vec<Arc<MemoryBudget>>,

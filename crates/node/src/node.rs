@@ -114,16 +114,16 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     }
     let directory = Directory::new(Arc::clone(medium), &path);
     let manifest = directory.manifest();
-    // This check follows the read of the manifest. If `LOCK` exists, another process may be
-    // creating the store, or own a store of another format; the files are then checked under the
-    // lock.
+    // Look for `LOCK` after the read of the manifest, which may have found an incomplete store. If
+    // `LOCK` exists, another process may be creating the store, or own a store of another format;
+    // the files are then checked under the lock.
     let is_locked = path.join("LOCK").exists();
     match manifest {
         Ok(Some(stored)) if stored.owner_epoch > 0 => return Ok(path),
         Ok(None) if options.capacity.is_none() && !is_locked => {
             return Err(refused(io::ErrorKind::NotFound.into()));
         }
-        // A `LOCK` file of another program does not belong to a store.
+        // `LOCK` alone does not show that the directory holds a store: LevelDB uses the same name.
         Err(error) if !is_locked || !directory.holds_store() => return Err(error),
         _ => {}
     }

@@ -35,7 +35,7 @@ impl Owner {
     pub(crate) fn reopen(opening: &OpenContext) -> Result<Self> {
         let core = Self::open_core(opening)?;
         if let Err(error) = core.catalog_for(ClientId::LOCAL, "").flush() {
-            // An error of the close has the cause that poisoned the core.
+            // An error of the close is ignored, because it repeats the failure of the flush.
             let _ = core.close();
             return Err(error);
         }

@@ -84,7 +84,7 @@ impl Reopening {
     }
 
     /// Starts a server that refuses clients, in place of the server that is about to stop. Without
-    /// it clients would wait, as for an owner that recovers.
+    /// this server clients would wait as long as for an owner that recovers.
     fn refuse(&self, directory: &Arc<NodeDirectory>, former: &Owner) {
         let mut refusing = self.refusing.lock();
         if refusing.is_some() {

@@ -223,7 +223,7 @@ fn serve_connection(
     if let Err(error) = &served
         && !is_owner_lost(error)
     {
-        // Send the reason why the connection is closed, which the peer may not read.
+        // Send the reason why the connection is closed; the peer may have stopped reading.
         channel.stage(&Response::Failed(WireError::about(error)))?;
         channel.send(&mut deadline(REJECTION_TIMEOUT))?;
     }

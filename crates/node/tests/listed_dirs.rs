@@ -75,7 +75,8 @@ fn clients_add_the_same_directories_at_once() {
     assert_eq!((volumes(&node), get(node.store(), 1, 40).unwrap()), (4, 40));
 }
 
-/// All processes start at once, as the ranks of an engine do: one makes the store.
+/// The processes start at the same time, as the ranks of an engine do, and one of them creates the
+/// store.
 #[test]
 fn processes_that_start_at_once_make_one_store() {
     let dir = tempfile::tempdir().unwrap();
@@ -133,7 +134,7 @@ fn refused_list_makes_no_directory() {
     }
 }
 
-/// A disk that is not mounted shows the root file system.
+/// The mount point of an unmounted disk is a directory of the root file system.
 #[test]
 fn root_file_system_beside_another_is_taken_for_an_unmounted_disk() {
     use std::os::unix::fs::MetadataExt;

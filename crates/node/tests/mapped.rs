@@ -14,7 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Environment variable with which [`in_a_small_file_system`] runs its test.
+/// Environment variable that holds a path in the small file system; without it
+/// [`in_a_small_file_system`] does nothing.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]
@@ -221,7 +222,7 @@ fn full_tmpfs_stops_growth_only() {
         .env(SMALL, dir.path())
         .output();
     match run {
-        // This machine forbids namespaces, or lacks the command.
+        // The test passes on a machine that lacks `unshare` or forbids namespaces.
         Err(_) => {}
         Ok(run) if matches!(run.status.code(), Some(77 | 1)) && run.stdout.is_empty() => {}
         Ok(run) => {

@@ -166,7 +166,7 @@ fn store_opens_with_either_manifest_copy() {
     for copy in &copies {
         damage(copy);
         open(&options(dir.path())).unwrap().close().unwrap();
-        // The owner rewrote both copies.
+        // Opening the store rewrites both copies of the manifest.
         assert_eq!(std::fs::read(&copies[0]).unwrap(), std::fs::read(&copies[1]).unwrap());
     }
     let good = std::fs::read(&copies[0]).unwrap();

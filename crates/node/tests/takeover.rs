@@ -66,7 +66,8 @@ fn flushed_pages_survive_owner_kills_under_load() {
         role == "owner"
     };
     for _ in 0..5 {
-        // All other processes continue. The new owner may not have noticed the death yet.
+        // Let the helpers flush until one of them reports that it is the owner: the next owner may
+        // notice a death late.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {

@@ -23,8 +23,7 @@ const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// The only request without a response.
 const RELEASE: u8 = 3;
-/// Where a recorded hello names its client, and before it the format: after the length, the
-/// greeting, the format and the length of the name.
+/// Positions of the client's name and of the format number in a recorded hello.
 const NAME: std::ops::Range<usize> = 14..46;
 const FORMAT: usize = 12;
 
@@ -69,8 +68,8 @@ fn read_message(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 /// Listens at the path of the owner's socket. Answers each hello with the result of `answer`;
-/// relays the connection to the owner if the result is `None`. Returns immediately, with a counter
-/// of hellos that keeps running.
+/// relays the connection to the owner if the result is `None`. Returns the number of hellos
+/// received, which a thread keeps up to date.
 fn listen_before_owner(
     dir: &Path,
     answer: impl Fn(&[u8]) -> Option<Vec<u8>> + Send + 'static,
@@ -103,8 +102,8 @@ fn hear_owner_again(dir: &Path) {
     std::fs::rename(dir.join("owner.sock.moved"), dir.join("owner.sock")).unwrap();
 }
 
-/// The recorded build writes format 0. The messages of its version are served to a build that
-/// writes this format.
+/// An owner refuses clients of another format, so the test replaces the recorded hello's format 0
+/// by 1.
 #[test]
 fn recorded_client_of_version_7_is_served() {
     let dir = tempfile::tempdir().unwrap();

@@ -10,11 +10,12 @@ use serde::forward_to_deserialize_any;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Small numbers, and numbers that a fuzzer does not reach by small mutations of small numbers.
+/// Values of integer fields: small numbers, and large numbers that mutations of small numbers
+/// rarely give.
 const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
 /// Lengths of bytes, all of them lengths of keys.
 const LENGTHS: [usize; 4] = [8, 16, 16, 64];
-/// Attempts to make the values of a variant.
+/// Maximum attempts to make the requested values of one variant.
 const ATTEMPTS: usize = 1000;
 /// Maximum length of a list.
 const LIST_MAX: u64 = 3;
