@@ -19,8 +19,8 @@ pub(crate) fn put_options(
     Ok(PutOptions { retain_until, ..PutOptions::after(parent) })
 }
 
-/// Keys that separate references keep alive, because another thread may change the caller's list
-/// while the interpreter is detached.
+/// References to the caller's keys, which keep them alive if another thread changes the caller's
+/// list while the interpreter is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {

@@ -104,7 +104,8 @@ impl Cache {
         py.detach(|| cache.release(lease)).or_raise(py)
     }
 
-    /// Returns for each page whether a tier of this machine has it, also after a missing page.
+    /// Returns for each page whether a tier of this machine has it, even if an earlier page is
+    /// missing.
     fn exists(
         &self,
         py: Python<'_>,
@@ -280,7 +281,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        // At the interpreter's end attaching fails, and the system cleans up.
+        // Attaching fails while the interpreter ends; the kernel then releases files and locks.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }

@@ -11,6 +11,6 @@ pub(crate) fn start() {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    // An earlier subscriber stays, such as the command line's subscriber.
+    // The call fails if the process has a subscriber, such as the command line's, which then stays.
     let _ = lines.try_init();
 }

@@ -90,7 +90,7 @@ impl Drop for BufferGuard {
         }
         let held =
             Self { views: mem::take(&mut self.views), objects: mem::take(&mut self.objects) };
-        // The receiver lives as long as the process.
+        // The send cannot fail, because the receiver lives as long as the process.
         let _ = DROPPED.0.send(held);
     }
 }

@@ -86,7 +86,8 @@ impl NodeHandle {
         let node = self.node.write().take();
         let Some(node) = node else { return Ok(()) };
         let closed = py.detach(|| {
-            // In a forked child the gate may stay locked by a thread of the parent.
+            // Do not lock the gate in a forked child: a thread of the parent may have held it
+            // during the fork.
             let is_opener = self.process == std::process::id();
             let _closing = is_opener.then(|| self.gate.write());
             node.close()
@@ -102,8 +103,8 @@ impl NodeHandle {
 
 impl Drop for NodeHandle {
     fn drop(&mut self) {
-        // At the interpreter's end attaching fails, and the system cleans up. An error is ignored,
-        // because a drop cannot raise it.
+        // Attaching fails while the interpreter ends; the kernel then releases files and locks. An
+        // error is ignored, because a drop cannot raise it.
         let _ = Python::try_attach(|py| self.close(py));
     }
 }

@@ -143,7 +143,7 @@ fn part(
             ),
         ));
     }
-    // A put can read from read-only memory.
+    // Accept read-only memory, because a put only reads.
     let (chunk, writable) = match held.take(buffer, Access::Write, name) {
         Ok(chunk) => (chunk, true),
         Err(_) => (held.take(buffer, Access::Read, name)?, false),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Everything besides tokens that decides whether bytes may be reused. `layers` and `kv_heads` are
 /// pairs: the first, and one past the last. `page_bytes` follows from the shape if dtype and layout
 /// are known; otherwise it must be given. Every field is part of the `id`, so a different `layout`
-/// or `page_bytes` makes a different scope. Except: `layer_first` and `page_first` arrange a page's
-/// bytes equally, and make the same scope.
+/// or `page_bytes` makes a different scope. Exception: the layouts `layer_first` and `page_first`
+/// arrange a page's bytes equally, and make the same scope.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Scope {
     pub(crate) inner: Arc<ritornello_format::Scope>,

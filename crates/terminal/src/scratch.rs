@@ -60,7 +60,8 @@ fn remove(path: &Path) {
     }
 }
 
-/// Without a signal handler, Ctrl-C would leave the directories on the disk, as `kill -9` does.
+/// Starts a thread that removes the directories on SIGINT, SIGTERM and SIGHUP, and then ends the
+/// process.
 fn watch_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());

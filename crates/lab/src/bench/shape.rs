@@ -64,8 +64,8 @@ impl Shape {
         capacity_for(segments, segment_bytes, pages * 512)
     }
 
-    /// Returns how many sequences write every block of a store of this capacity, of which `written`
-    /// bytes were written before.
+    /// Returns the number of sequences to put until every block of a store of this capacity is
+    /// written; `written` bytes of blocks are written already.
     ///
     /// # Errors
     /// `Unusable` if the capacity holds no segments.
@@ -78,7 +78,8 @@ impl Shape {
         let budget = Budget::divide(capacity, segment_bytes)?;
         let all = u64::from(budget.segments_max) * segment_bytes;
         let sequence = u64::from(self.sequence_pages) * self.page_bytes;
-        // A tenth of all blocks more, because part of the space is always free.
+        // Put a tenth more than the bytes of all blocks, because the store keeps part of its space
+        // free.
         let missing = (all + all / 10).saturating_sub(written);
         Ok(u32::try_from(missing / sequence + 1).unwrap_or(u32::MAX))
     }

@@ -67,13 +67,14 @@ struct Row {
     /// Median of warm walks, which alternate between [`WARM`] prompts.
     walk_p50_us: f64,
     walk_p99_us: f64,
-    /// Median of `nodes_per_walk` dependent reads of the same lines, repeatedly.
+    /// Median of `nodes_per_walk` dependent reads that cycle through one cache line per node of the
+    /// warm walks.
     reads_p50_us: f64,
     /// Median of cold walks, each of another prompt.
     cold_p50_us: f64,
     /// Median of `nodes_per_walk` dependent reads in memory as large as the nodes.
     cold_reads_p50_us: f64,
-    /// Maximum processor time of one change while the table grew, for which a walk may wait.
+    /// Maximum processor time of one change while the table grew; a walk may wait for a change.
     change_max_us: f64,
 }
 

@@ -129,7 +129,7 @@ impl Workers {
         Ok(Self { stop, threads, call_starts, clock })
     }
 
-    /// Returns the duration of the longest present call.
+    /// Returns the time since the start of the oldest call in progress.
     #[must_use]
     pub fn slowest(&self) -> Duration {
         let oldest = self.call_starts.iter().map(|beat| beat.load(Ordering::Relaxed)).min();

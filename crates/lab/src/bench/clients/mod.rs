@@ -68,9 +68,9 @@ pub struct ClientsArgs {
     pub segment_bytes: Option<u64>,
 }
 
-/// First set that is put and read, two per round.
+/// Number of the first set that is put and read; each round uses two sets.
 const DATA_SET: u32 = 100;
-/// First set of the busy clients.
+/// Number of the set of the first busy client.
 const BUSY_SET: u32 = 1000;
 
 /// Measures and prints the report.

@@ -10,7 +10,7 @@ pub const MATCH_SEQUENCES: u32 = 64;
 pub const MATCH_PAGES: u32 = 256;
 /// Pages of a long question: the pages of sixteen questions.
 pub const LONG_PAGES: u32 = 4096;
-/// Sets of sequences, distinguished by their keys.
+/// Numbers of two sets of sequences; pages of different sets have different keys.
 pub const MATCH_SET: u32 = 10;
 pub const LONG_SET: u32 = 11;
 

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Words of eight bytes in the memory of a walk: more than fit the processor's caches.
+/// Number of eight-byte words that the timed reads visit: more than the processor's caches hold.
 const PLACES: usize = 1 << 24;
 const STEPS: u32 = 1 << 20;
 /// Bytes per append. [`APPENDS`] is the number of appends.

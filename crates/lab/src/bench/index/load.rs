@@ -66,7 +66,7 @@ impl Load {
             let sequences = entries.div_ceil(FAMILY_PAGES) * FAMILY;
             return Ok(Self { workload, entries, sequences, trace: None, stages: Vec::new() });
         }
-        // The warm-up brings half of the pages. A share of 0.59 of the stages' prompts is new.
+        // The warm-up inserts half of the pages. On average 59 % of a stage's pages are new.
         let block = 64;
         let prompt_tokens = SEQUENCE as u64 * block;
         let warm_up_tokens = (entries * block / 2).max(prompt_tokens);

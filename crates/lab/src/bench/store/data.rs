@@ -106,8 +106,8 @@ struct Bench<'a> {
     codec: Codec,
     segment_bytes: u64,
     store_dir: &'a Path,
-    /// Whether the raw side goes first. The order alternates, so that a drift of the disk hits both
-    /// alike.
+    /// Whether the raw limit is measured before the store. The order alternates, so that a drift of
+    /// the disk affects both equally.
     raw_first: bool,
 }
 

@@ -50,7 +50,8 @@ pub fn measure(
     let (full, empty) = (dir.join("index"), dir.join("empty"));
     let filled = bench.fill("fill", &full, entries, RUN_PAGES)?;
     let filled_empty = bench.fill("fill", &empty, 0, RUN_PAGES)?;
-    // The first opening writes data that the fill left unwritten; it is not timed.
+    // Open the store once untimed, because the first opening writes data that the fill left
+    // unwritten.
     open::with(&Options::new(&full))?.close()?;
     steps.inc(1);
 

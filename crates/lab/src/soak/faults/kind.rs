@@ -82,7 +82,7 @@ pub struct Cluster<'a> {
 
 /// A fault in progress, and the state that its end must restore.
 pub enum Fault {
-    /// The fault has ended: no state must be restored.
+    /// The end of the fault restores no state.
     Passed,
     /// The client with this number was stopped.
     Stopped(usize),

@@ -342,7 +342,7 @@ fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
     let (mut bytes, mut seconds) = (0, 0.0);
     for driver in movers {
         let rate = driver.put(store, set, driver.sequences())?;
-        // A second use, so that no eviction policy classifies the set as a scan.
+        // Use the set a second time, so that no eviction policy classifies it as a scan.
         driver.touch(store, set)?;
         bytes += rate.bytes;
         seconds += rate.seconds;

@@ -44,8 +44,8 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let dirs = directories(args, capacity + args.total)?;
     let scratches =
         dirs.iter().map(|dir| Scratch::new(dir, "bench")).collect::<Result<Vec<_>, _>>()?;
-    // Only segments are limited. Syncs of the journal, of some KiB each, wait in no disk's queue
-    // behind segments.
+    // The throttle limits only the segments, which are in other directories: syncs of the journal,
+    // of some KiB each, do not wait behind throttled I/O.
     let metadata = Scratch::new(&dirs[0], "bench")?;
     let limited: Vec<PathBuf> = scratches.iter().map(|scratch| scratch.path().to_owned()).collect();
     let medium: Arc<dyn Medium> = match args.throttle {
@@ -99,7 +99,7 @@ fn directories(args: &StoreArgs, needed: u64) -> Result<Vec<PathBuf>, Failure> {
     let share = needed.div_ceil(args.paths.len().max(1) as u64) + OTHER_BYTES;
     let mut by_device: BTreeMap<u64, u64> = BTreeMap::new();
     for dir in &args.paths {
-        // `choose` reports directories that do not exist.
+        // A directory that does not exist counts as device 0 here; `choose` reports it later.
         let device = std::fs::metadata(dir).map_or(0, |found| found.dev());
         *by_device.entry(device).or_default() += share;
     }
@@ -161,7 +161,7 @@ impl Bench {
             io_why: stats.io.warnings.join("; "),
             ..Report::default()
         };
-        // The shortest calls, because each must fit into the store's free space.
+        // Fill with the shortest calls, because each call must fit into the store's free space.
         let pairs = self.shapes.iter().zip(&mut self.drivers);
         if let Some((shape, driver)) = pairs.min_by_key(|(shape, _)| shape.sequence_pages) {
             let capacity = self.options.capacity.unwrap_or(0);
