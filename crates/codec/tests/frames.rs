@@ -1,8 +1,8 @@
 //! Recorded frames decode to the same bytes for as long as a store may hold them.
 //!
-//! An encoder may choose other frames for the same numbers, so only decoding is compared. New
-//! frames (a codec, a version, a kind of block) are recorded in a file of their own; a recorded
-//! file is never written again:
+//! An encoder may choose other frames for the same numbers, so only decoding is compared. Frames of
+//! a new codec, version or kind of block are recorded in a new file; a recorded file is never
+//! overwritten:
 //!
 //! ```text
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-codec --test frames
@@ -17,7 +17,7 @@ use ritornello_format::checksum;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// What is recorded: codec, numbers, and whether their exponents are adjacent.
+/// Returns the recorded cases: the codec, the shape of the slice, and its numbers.
 fn cases() -> Vec<(Codec, SliceShape, Vec<u8>)> {
     let mut random = Random(2026);
     let (bf16, fp16) = (Dtype::Bf16, Dtype::Fp16);
@@ -27,17 +27,17 @@ fn cases() -> Vec<(Codec, SliceShape, Vec<u8>)> {
     let mut add = |codec, dtype, kind, input: Vec<u8>| {
         cases.push((codec, SliceShape { dtype, kind }, input));
     };
-    // Not whole groups of 64 numbers.
+    // 1,500 is not a multiple of 64, the numbers in a group.
     add(Codec::Split, bf16, opaque, numbers(bf16, 1500, &mut random));
     add(Codec::Split, fp16, opaque, numbers(fp16, 1500, &mut random));
-    // Exponents far from each other: a coded block instead of a windowed block.
+    // Exponents far from each other make a coded block instead of a windowed block.
     let spread = |random: &mut Random, count: usize| -> Vec<u8> {
         let exponent = |random: &mut Random| 60 + 13 * (random.next() % 12) as u16;
         let number = |random: &mut Random| exponent(random) << 7 | random.next() as u16 & 0x807f;
         (0..count).flat_map(|_| number(random).to_le_bytes()).collect()
     };
     add(Codec::Split, bf16, opaque, spread(&mut random, 1500));
-    // A stored block after a full block: its numbers are noise.
+    // Noise after a full block of 65,536 numbers makes a stored block.
     let repeated = numbers(bf16, 64, &mut random).repeat(1024);
     let noise = (0..300).flat_map(|_| (random.next() as u16).to_le_bytes()).collect();
     add(Codec::Split, bf16, opaque, [repeated, noise].concat());
@@ -72,7 +72,8 @@ fn recorded_frames_decode_to_the_same_bytes() {
         let (frame, tail) = tail.split_at(u32::from_le_bytes(*length) as usize);
         let (sum, tail) = tail.split_first_chunk().unwrap();
         rest = tail;
-        // Version, and the kind of the first block of `split`.
+        // Byte 0 of a frame is its version, and byte 8 of a `split` frame is the kind of the first
+        // block.
         assert_eq!(frame[0], 1, "the version of {codec:?}");
         kinds.extend((codec == Codec::Split).then(|| (shape.dtype as u8, frame[8])));
         for &kernel in Kernel::available() {
@@ -85,7 +86,8 @@ fn recorded_frames_decode_to_the_same_bytes() {
     assert!(rest.is_empty() && kinds.len() == 3, "{kinds:?}");
 }
 
-/// The frame of each case, its length before it and the checksum of the decoded bytes after it.
+/// Returns, for each case, the length of the frame, the frame, and the checksum of the decoded
+/// bytes.
 fn record() -> Vec<u8> {
     let mut recorded = Vec::new();
     for (codec, shape, input) in cases() {

@@ -35,8 +35,8 @@ fn check(input: &[u8], kind: u8, escapes: usize) {
     }
 }
 
-/// Encodes more exponents than a codebook holds. One length is a multiple of a strip, the others
-/// leave a remainder.
+/// Encodes more exponents than a codebook holds. One length is a multiple of 64, the numbers in a
+/// group; the two other lengths end with a shorter group.
 #[test]
 fn kernels_agree_on_codebook_frames() {
     for length in [128, 191, 321] {

@@ -19,7 +19,7 @@ use std::time::Duration;
 const DIR: &str = "/residency";
 const SCOPES: u32 = 3;
 const WORKERS: u32 = 4;
-/// Number of chains. Chain n leaves chain zero at page 8 n.
+/// Number of chains. Chain n begins with the first 8 n pages of chain zero.
 const CHAINS: u64 = 4;
 const PAGES: usize = 48;
 

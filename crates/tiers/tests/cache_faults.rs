@@ -189,7 +189,8 @@ fn shared_prefix_is_fetched_once() {
     find_once(&cache, &b);
     assert_eq!((find(&cache, &a).local, find(&cache, &b).local), (320, 320));
     assert!(reads(&cache, &a, 0) && reads(&cache, &b, 0));
-    // A shared page was fetched once. An object that crosses the fork was fetched for each prompt.
+    // An object of shared pages was fetched once. An object that also holds pages after the fork
+    // was fetched for each prompt.
     let pages = cache.stats().unwrap().prefetch.pages;
     assert!((340..=350).contains(&pages), "{pages}");
 }

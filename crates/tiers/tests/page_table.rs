@@ -6,8 +6,8 @@ use ritornello_format::PageHash;
 use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Returns the keys of a prompt that leaves prompt 0 at page `fork`. Prompts with the same fork
-/// differ by `number`.
+/// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0. Prompts with
+/// the same fork differ by `number`.
 fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let own = if at < fork { 0 } else { number as u64 };
@@ -19,7 +19,8 @@ fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     (0..pages).map(page).collect()
 }
 
-/// Returns prompts with common beginnings, shorter and longer than a node of the page table may be.
+/// Returns prompts with common beginnings: some fit into one node of the page table, and some are
+/// longer.
 fn prompts() -> Vec<Vec<PageHash>> {
     let forks = [(0, 0, 40), (1, 7, 30), (2, 7, 12), (3, 20, 700), (4, 39, 90), (5, 0, 1100)];
     forks.into_iter().map(|(number, fork, pages)| prompt(number, fork, pages)).collect()

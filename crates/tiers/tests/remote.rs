@@ -17,9 +17,9 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Returns the keys of a prompt that leaves prompt 0 at page `fork`.
+/// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it, so it contains the fork.
+    // A key commits to all pages before it, so the keys after the fork contain its position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -165,8 +165,8 @@ fn faults_cost_hits_and_no_wrong_byte() {
         {
             assert!(tier.stats().calls.open, "{fault:?}: the breaker is open");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-            // On a busy machine a call may be refused after its deadline; a call that hangs gets a
-            // short deadline.
+            // The deadline is long, because on a busy machine the backend may refuse the call late;
+            // a call that hangs gets a short deadline, because it lasts until its deadline.
             let patience = if fault == BackendFault::Hangs { 20 } else { 20_000 };
             let deadline = Instant::now() + Duration::from_millis(patience);
             assert_eq!(

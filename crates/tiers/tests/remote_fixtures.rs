@@ -67,7 +67,8 @@ fn format_1_objects_are_read_with_every_byte() {
     }
 }
 
-/// Encoding gives the bytes of the fixture, where it draws nothing and depends on no library.
+/// Encoding gives the bytes of the fixture; compressed objects are not compared, because their
+/// bytes depend on the version of zstd.
 #[test]
 fn plain_and_sealed_objects_match_the_fixture() {
     let (dir, new) = (copied("v1-remotes"), tempfile::tempdir().unwrap());
@@ -88,8 +89,8 @@ fn plain_and_sealed_objects_match_the_fixture() {
     }
 }
 
-/// Names tell the version of objects, so old objects are not found. Under a new name they are
-/// misses, because their run header has another version.
+/// An object's name contains its version, so old objects are not found. Renamed to the current
+/// version they are misses, because their run header has an older version.
 #[test]
 fn format_0_objects_are_misses() {
     let dir = copied("v0-remotes");

@@ -28,9 +28,9 @@ pub fn scope() -> Arc<Scope> {
     Arc::new(Scope::opaque("tiers", PAGE as u64, true))
 }
 
-/// Returns the keys of a prompt that leaves prompt 0 at page `fork`.
+/// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it, so it contains the fork.
+    // A key commits to all pages before it, so the keys after the fork contain its position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -113,8 +113,8 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     }
 }
 
-/// Leases pages of the store in `dir`, which this process has open, like a read in progress, for
-/// which the limit on a client's leases does not hold. The handle must be dropped before the cache
+/// Leases pages as a read does, to which the limit on a client's leases does not apply. This
+/// process has the store in `dir` open. The returned handle must be dropped before the cache
 /// closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();

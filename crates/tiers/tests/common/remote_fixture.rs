@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const SCOPE: ScopeId = ScopeId([9; 16]);
-/// Not a multiple of the unit.
+/// Bytes per page: not a multiple of the unit of 4,096 bytes.
 pub const PAGE_BYTES: usize = 700;
-/// The key of the sealed remotes, and an older key that no object has.
+/// A key file with the key of all sealed objects, and an older key that seals no object.
 const KEYS: &str = "new 5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a\n\
                     old a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5\n";
 /// Each remote: its directory, whether its pages are compressed, and whether it is sealed.
@@ -30,7 +30,7 @@ pub fn prompts() -> [Vec<Vec<u8>>; 2] {
     [(0..11).map(key).collect(), vec![vec![99; 20]]]
 }
 
-/// The bytes of the page with this key; of every third key they are noise.
+/// Returns the bytes of the page with this key: noise for every third key.
 pub fn content(key: &[u8]) -> Vec<u8> {
     let mut state = u64::from(key[0]);
     let mut noise = || {
