@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
+/// Returns a scope whose pages are `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
 fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     Scope {
         dtype: dtype.to_owned(),

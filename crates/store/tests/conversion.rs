@@ -110,7 +110,7 @@ mod lsm {
         };
         for chain in 0..chains {
             let keys: Vec<PageHash> = (0..32).map(|number| page(chain, number)).collect();
-            // The second half is inserted first, and linked to the first half later.
+            // Insert pages 16 to 23 first, and link page 16 to page 15 later.
             let late = insert(true, None, &keys[16..24]);
             let first = insert(true, None, &keys[..8]);
             insert(true, Some(keys[7]), &keys[8..16]);
@@ -142,7 +142,7 @@ mod lsm {
         manifest.index.parse().unwrap()
     }
 
-    /// Returns the index backend in use, its contents, and a count.
+    /// Returns the index backend that the manifest names, its contents, and its clock.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =
@@ -270,7 +270,8 @@ mod lsm {
                 0 => ("begun", Duration::from_millis(u64::from(point))),
                 1 => ("copied 1/4", Duration::ZERO),
                 2 => ("copied 3/4", Duration::from_millis(u64::from(point / 9))),
-                // The child syncs the copy, replaces the manifest and removes the old files.
+                // After its last message the child syncs the copy, replaces the manifest and
+                // removes the old files.
                 tail => {
                     ("copied 4/4", Duration::from_micros(u64::from(point / 9 * 6 + tail) * 1500))
                 }
@@ -281,7 +282,7 @@ mod lsm {
             assert_eq!(contents, expected, "{before} to {after}, killed at {word} + {pause:?}");
             assert_eq!(clock, 500 + FEW - 3);
             *if before == after { &mut stayed } else { &mut switched } += 1;
-            // A further run of the conversion cleans up, and can finish the conversion.
+            // A conversion to the index in use removes the files of the other index.
             if point % 5 == 4 {
                 let (kind, other) = match after {
                     Backend::Run => (IndexKind::Run, Backend::Lsm),

@@ -1,5 +1,5 @@
-//! Checked-in stores of other builds: those of format 1 open, with every byte of every page, and
-//! those of format 0 are refused. `examples/make_fixture.rs` made them.
+//! Checked-in stores of other builds: a store of format 1 opens and delivers every byte of every
+//! page, and a store of format 0 is refused. `examples/make_fixture.rs` made them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -79,7 +79,7 @@ fn format_1_store_opens_with_every_byte() {
         volumes.iter().map(|volume| volume.is_retired()).collect::<Vec<_>>(),
         [true, false, false]
     );
-    // More pages beside the old ones, and after another opening.
+    // Put further pages, and open the store again.
     let more = sequence(20, 4);
     assert_eq!(put(&open.store, &chained(9_000), &more, None).pages, 4);
     let keys = sequence(1, 5);
@@ -94,7 +94,6 @@ fn format_1_store_opens_with_every_byte() {
     open.close();
 }
 
-/// The fixture holds what it is meant to hold: otherwise the other tests say nothing about it.
 #[test]
 fn format_1_store_holds_every_kind_of_file_and_slice() {
     let dir = unpacked("v1.tar.gz");
@@ -136,7 +135,8 @@ fn format_1_store_holds_every_kind_of_file_and_slice() {
     assert!(keys.contains(&8) && keys.contains(&64), "{keys:?}");
 }
 
-/// The reservation's client lives, or has died.
+/// The space of a reservation is withheld while its client lives, and is freed after its client
+/// died.
 #[test]
 fn format_1_reservation_is_withheld_from_others() {
     for lives in [true, false] {
@@ -201,7 +201,7 @@ fn format_0_store_is_refused_and_not_changed() {
     assert!(error.to_string().contains("this residency log is of format 0, and"), "{error}");
 }
 
-/// Single files of format 0 in a store of format 1.
+/// One file at a time of a store of format 1 is replaced by a file of format 0.
 #[test]
 fn format_0_files_are_refused_one_by_one() {
     let old = unpacked("v0.tar.gz");
@@ -219,7 +219,8 @@ fn format_0_files_are_refused_one_by_one() {
         let name = names.iter().find(|name| name.starts_with(kind)).unwrap();
         refused(replaced(&format!("index/{name}")).1, what);
     }
-    // A volume with another marker is absent, and says why; the rest of the store opens.
+    // A volume whose marker has format 0 is absent, with a reason in the statistics; the rest of
+    // the store opens.
     let (dir, opened) = replaced("b/VOLUME");
     let open = opened.unwrap();
     let paths = open.store.stats().unwrap().catalog.paths;
@@ -230,14 +231,15 @@ fn format_0_files_are_refused_one_by_one() {
     assert_eq!(marker(dir.path()), marker(old.path()), "the directory must not be changed");
 }
 
-/// Scopes whose ids another version of the identity made are dropped with all pages: under this
-/// build's ids none of them verifies. No page counts as damaged, and no space is withheld.
+/// Scopes whose ids follow another version of the scope identity are dropped with all pages,
+/// because no page verifies under this build's ids. No page counts as damaged, and no space is
+/// withheld.
 #[test]
 fn scopes_with_other_ids_are_dropped() {
     let dir = unpacked("v1.tar.gz");
     let file = dir.path().join("store/SCOPES");
     let mut bytes = fs::read(&file).unwrap();
-    // The body begins with the version of the identity.
+    // Byte 20 begins the body, and is the version of the scope identity.
     let end = 20 + u32::from_le_bytes(bytes[16..20].try_into().unwrap()) as usize;
     bytes[20] += 1;
     let sum = checksum(&bytes[..end]).to_le_bytes();

@@ -60,7 +60,7 @@ fn opening_adds_directories_durably_and_keeps_unlisted_ones() {
         let open = open_sim(&disk, &listed(&["/a"]));
         fill(&open);
         open.close();
-        // The capacity at open is shared by the added directories too.
+        // This opening adds two directories and raises the capacity.
         let larger = Options { capacity: Some(32 * MIB), ..listed(&["/b", "/c"]) };
         let open = open_sim(&disk, &larger);
         assert_eq!(dirs(&open), ["segments", "/a", "/b", "/c"]);
@@ -125,7 +125,8 @@ fn list_does_not_stop_the_draining_of_a_directory() {
     let open = open_sim(&disk, &listed(&["/a"]));
     let is_draining = |open: &Open| open.store.stats().unwrap().catalog.paths[1].draining;
     assert!(is_draining(&open), "opening with the list ended the draining");
-    // An addition does not wait until the directory is empty, which is done here by no thread.
+    // An opening adds /b before the drain of /a is complete: without background threads the drain
+    // makes no progress.
     open.close();
     let open = open_sim(&disk, &listed(&["/a", "/b"]));
     assert_eq!(dirs(&open), ["segments", "/a", "/b"]);
@@ -156,7 +157,7 @@ fn invalid_lists_are_refused() {
         (&[dir.path().to_owned()], "inside another"),
         (&[PathBuf::new()], "no name"),
     ];
-    // The second round has a store.
+    // In the second round the store exists.
     for _ in 0..2 {
         for (further, words) in &lists {
             let error = try_list(further).map(Open::close).unwrap_err();
@@ -170,14 +171,14 @@ fn invalid_lists_are_refused() {
     let error = open_on(Arc::new(Host), &both).map(Open::close).unwrap_err();
     assert!(error.to_string().contains("leave out `paths`"), "{error}");
     assert!(!at("a/b").exists() && !at("c").exists());
-    // Another name of a directory that the store has.
+    // The link names a directory that the store has, so the list adds no directory.
     try_list(&[at("a")]).unwrap().close();
     let open = try_list(&[link]).unwrap();
     assert_eq!(dirs(&open).len(), 2);
     open.close();
 }
 
-/// Neither the directory of another store nor a directory inside one is used.
+/// A store uses neither a directory of another store nor a directory inside such a directory.
 #[test]
 fn directories_of_other_stores_are_not_used() {
     let dir = tempfile::tempdir().unwrap();

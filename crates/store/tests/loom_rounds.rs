@@ -1,5 +1,5 @@
-//! Group commit, in every interleaving with at most three preemptions: a
-//! page that was reported as durable is durable.
+//! Group commit, in every interleaving with at most three preemptions: a page that was reported as
+//! durable is durable.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p ritornello-store --test loom_rounds --release`
 //!

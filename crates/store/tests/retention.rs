@@ -63,7 +63,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// The policy is LRU, under which newer pages evict a page although it was used once.
+/// Returns options with the policy LRU, under which newer pages evict a page even if it was used.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: PolicyKind::Lru, ..options(dir, 12) }
 }
@@ -124,7 +124,7 @@ fn ancestors_are_retained_and_counted() {
     put(&open.store, &scope, &keys[..3], None);
     let options = PutOptions { parent: Some(keys[2].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &keys[3..6], options);
-    // A retention also covers pages before a page that was stored first.
+    // A retention also covers pages that are stored later and precede the retained pages.
     let other = sequence(1001, 8);
     let options = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], options);

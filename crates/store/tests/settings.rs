@@ -46,7 +46,7 @@ fn codec_change_makes_old_references_stale() {
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();
     assert_eq!(catalog.probe(old, &[b"12345678"]).unwrap_err().kind(), ErrorKind::Retry);
     assert_eq!(codec_of(&open, &scope), Codec::Int8.number());
-    // Settings that do not affect a scope's reference leave the reference valid.
+    // A change of the quota alone leaves the reference valid.
     let new = catalog.resolve(&scope, false).unwrap().unwrap();
     let quota = ScopeSettings { quota_bytes: Some(1 << 30), ..codec(Codec::Int8) };
     open.store.configure(&scope, &quota).unwrap();

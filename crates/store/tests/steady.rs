@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const KIB: u64 = 1 << 10;
-/// Minimum and maximum length of a page that is not encoded, in percent of its length.
+/// Minimum and maximum length of a page that is not encoded, in percent of its raw length.
 const RAW: (u64, u64) = (100, 100);
 const TURNOVERS: u64 = 4;
 /// Number of times that pages of each kind are used after each put.
@@ -29,7 +29,7 @@ struct Kind {
     pages: u64,
     /// Number of sequences in a set; [`Steady::age`] puts one set after another.
     sequences: u64,
-    /// Minimum and maximum of an encoded page, in percent of its length.
+    /// Minimum and maximum length of an encoded page, in percent of its raw length.
     encoded: (u64, u64),
 }
 

@@ -19,7 +19,7 @@ fn four_volumes(dir: &Path, capacity_mib: u64) -> Options {
     Options { paths, segment_bytes, ..options(&dir.join("home"), capacity_mib) }
 }
 
-/// Bytes on each volume of the pages of a sequence, and the number of runs.
+/// Returns the bytes of a sequence's pages on each volume, and the number of their runs.
 fn placed(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> (Vec<u64>, usize) {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();

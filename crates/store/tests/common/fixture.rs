@@ -11,17 +11,17 @@ use ritornello_store::{CapacityChange, Directory, ReserveRequest};
 
 /// Seconds since 1970 when the fixture was written, by its clock.
 pub const WRITTEN: u64 = 1_800_000_000;
-/// The end of its retention.
+/// End of the retention of the scope "retained", in seconds since 1970.
 pub const RETAINED_UNTIL: u64 = WRITTEN + 300 * 86_400;
-/// The client with an open reservation.
+/// Name of the client whose reservation was neither committed nor aborted.
 pub const CLIENT: &str = "0123456789abcdef0123456789abcdef";
-/// Longer than two segments, and no whole units.
+/// Bytes of a long page: more than two segments, and not a multiple of the unit of 4,096 bytes.
 pub const LONG_PAGE: u64 = 2 * MIB + 300_001;
 pub const QUOTA: u64 = 8 * MIB;
 /// The scope that was dropped with its page.
 pub const DROPPED: &str = "dropped";
 
-/// Pages of one scope, of which those in `deleted` were deleted.
+/// Pages of one scope; `deleted` holds the indexes of the pages that were deleted after the put.
 pub struct Pages {
     pub scope: Scope,
     pub keys: Vec<Vec<u8>>,
@@ -34,7 +34,7 @@ impl Pages {
     }
 }
 
-/// Number of the scope's codec, from its name.
+/// Returns the codec whose name ends the scope's model name.
 pub fn codec_of(scope: &Scope) -> Option<Codec> {
     Codec::ALL.iter().copied().find(|codec| scope.model.ends_with(codec.word()))
 }
@@ -43,7 +43,7 @@ pub fn is_lossy(scope: &Scope) -> bool {
     matches!(codec_of(scope), Some(Codec::Int8 | Codec::Int4))
 }
 
-/// Pages of `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
+/// Returns a scope whose pages are `layers` pairs of 16 x 64 matrices: 4 KiB per layer.
 pub fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     Scope {
         weights: vec![7; 32],
@@ -90,9 +90,9 @@ pub fn contents() -> Vec<Pages> {
     let long_key = (0..64).collect::<Vec<u8>>();
     let mut all = vec![
         Pages::new(chained(9_000), sequence(1, 5)),
-        // The last page was cut off.
+        // The last page was deleted, which shortens the run.
         Pages { deleted: vec![3], ..Pages::new(chained(9_000), sequence(2, 4)) },
-        // The end was put before its beginning.
+        // Pages 2 and 3 were put before pages 0 and 1.
         Pages::new(chained(9_000), sequence(3, 4)),
         // A page was removed from the middle of its run.
         Pages { deleted: vec![1], ..Pages::new(unchained(4096), sequence(4, 4)) },
@@ -105,7 +105,7 @@ pub fn contents() -> Vec<Pages> {
     for codec in Codec::ALL {
         all.push(Pages::new(numbers(codec.word(), "bfloat16", 80), sequence(9, 2)));
     }
-    // Put after the checkpoint.
+    // These pages are put after the checkpoint, so only the journal has their record.
     all.push(Pages::new(chained(9_000), sequence(10, 3)));
     all
 }
@@ -131,7 +131,7 @@ pub fn put_content(
     store.put_batch(scope, &refs(keys), &source, options, &Control::default()).unwrap()
 }
 
-/// Gets pages, and returns which arrived and their bytes.
+/// Gets pages. Returns, for each page, whether it was read, and its bytes.
 pub fn get_content(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> (Vec<bool>, Vec<Vec<u8>>) {
     let bytes = scope.resolved_page_bytes().unwrap() as usize;
     let mut pages = vec![vec![0xEE; bytes]; keys.len()];
@@ -160,7 +160,7 @@ fn make_store(home: &Path) {
             open.store.configure(scope, &ScopeSettings { codec, ..Default::default() }).unwrap();
         }
         let retain_until = if scope.model == "retained" { RETAINED_UNTIL } else { 0 };
-        // The first and the third are put in two parts, in order and in reverse order.
+        // Put the first sequence in two parts, and the third in two parts in reverse order.
         let all = 0..keys.len();
         let parts = match at {
             0 => vec![0..3, 3..5],
@@ -188,13 +188,13 @@ fn make_store(home: &Path) {
     let dropped = Scope::opaque(DROPPED, 4096, true);
     put(&open.store, &dropped, &sequence(11, 1), None);
     open.store.drop_scope(&dropped).unwrap();
-    // The first directory is retired: its runs move.
+    // Drain the first directory, so that its runs are moved.
     let text = |name: &str| home.join(name).to_str().unwrap().to_owned();
     open.store.change_capacity(&CapacityChange::AddVolume(text("c"))).unwrap();
     open.store.change_capacity(&CapacityChange::DrainVolume(text("a"))).unwrap();
     open.store.touch(&first[0].scope, &refs(&first[0].keys)).unwrap();
     open.store.flush().unwrap();
-    // After an owner that did not close, the next owner begins with a checkpoint.
+    // End the owner without a close, so that the next owner begins with a checkpoint.
     assert!(open.forget());
     let again = Options { paths: Vec::new(), ..fixture_options(home) };
     let open = open_on(Arc::new(Host), &again).unwrap();
@@ -218,7 +218,7 @@ fn make_store(home: &Path) {
     });
     std::fs::write(home.with_file_name("lossy"), lossy.collect::<String>()).unwrap();
     open.close();
-    // The fixture opens in any directory.
+    // Make the directories in the manifest relative, so that the fixture opens in any directory.
     let directory = Directory::new(Arc::new(Host), home);
     let mut manifest = directory.manifest().unwrap().unwrap();
     for volume in manifest.volumes.iter_mut().filter(|volume| !volume.is_retired()) {
@@ -228,7 +228,7 @@ fn make_store(home: &Path) {
     directory.write_manifest(&manifest).unwrap();
 }
 
-/// Pages of the residency's chain.
+/// Returns the first `count` pages of the residency's only chain.
 pub fn hashes(count: u8) -> Vec<PageHash> {
     (1..=count).map(|n| PageHash([n; 16])).collect()
 }
