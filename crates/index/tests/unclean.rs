@@ -39,7 +39,8 @@ fn put(index: &RunIndex, families: std::ops::Range<u64>) {
 }
 
 /// Makes nine runs durable. The newer checkpoint has the first seven, the older checkpoint the
-/// first five. The journal has the last runs but not the first, so one checkpoint must survive.
+/// first five. The journal has records of the last runs only, so recovery needs one of the
+/// checkpoints.
 fn flushed(medium: impl Medium + 'static) -> RunIndex {
     let index = open(medium, true);
     for families in [0..3, 3..5, 5..7] {

@@ -72,13 +72,13 @@ impl FailoverCatalog {
         turn.try_close(until).ok_or_else(busy)??
     }
 
-    /// Sends a question to the core of this process, without a record of the membership that
-    /// answers: this is the path of most probes and gets. `None` if another process owns the store.
+    /// Sends a request to the core of this process; `None` if another process owns the store. Most
+    /// probes and gets take this path, which does not say which membership answered.
     fn ask_own_core(&self, request: &Request<'_>) -> Option<Result<Response>> {
         if self.membership.is_leaving() {
             return None;
         }
-        // The guard is held during the call, so that closing waits for it.
+        // The read guard is held during the call, so that closing waits for the call.
         match &**self.membership.read() {
             Membership::Owner(owner) => Some(owner.catalog.call(request)),
             _ => None,

@@ -60,8 +60,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
-        // Forks while other threads put and get. Counts the children that exited with the result
-        // that their calls were refused.
+        // Forks while other threads put and get. Counts the children whose calls were refused.
         "fork-while-busy" => {
             let busy = AtomicBool::new(true);
             let (store, busy) = (node.store(), &busy);

@@ -135,12 +135,12 @@ pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
 struct StatReport<'a> {
     address: &'a RemoteAddress,
     objects: usize,
-    /// Number of objects that are sealed, as their names tell.
+    /// Number of objects whose names say that they are sealed.
     sealed_objects: u64,
     pages: u64,
     bytes: u64,
     scopes: usize,
-    /// Seconds since 1970, by the remote's clock.
+    /// Write time of the oldest object, in seconds since 1970 by the remote's clock.
     oldest: Option<u64>,
     youngest: Option<u64>,
     /// Number and bytes of objects of other format versions, by version.

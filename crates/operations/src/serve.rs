@@ -157,7 +157,8 @@ impl Served {
             Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
             Err(error) => return Err(error.into()),
         };
-        // The owner reopens a failed store automatically.
+        // A failed store does not end the command, because the owner reopens the store
+        // automatically.
         let failed = role == Role::Owner && node.problem().is_some();
         let is_news = self.announced != Some((role, failed));
         if role == Role::Client && !is_news {

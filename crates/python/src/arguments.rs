@@ -73,8 +73,8 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// Returns a time as seconds since 1970; takes a number or a `datetime`. Times before 1970 become
-/// 1, which has passed as well, because zero means that no time is given.
+/// Returns a time as seconds since 1970; takes a number or a `datetime`. A time before 1970 becomes
+/// 1, which is also in the past: zero would mean that no time is given.
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {

@@ -152,7 +152,7 @@ impl PythonBackend {
     }
 }
 
-/// Runs `run` attached to the interpreter, or fails with `Closed` after its exit.
+/// Runs `run` attached to the interpreter, or fails with `Closed` once the interpreter exits.
 fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     let _call = Call::begin()?;
     let exiting = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));

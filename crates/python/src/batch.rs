@@ -65,7 +65,8 @@ pub(crate) fn ask<T: Send>(
 pub(crate) struct BatchMemory(pub(crate) Arc<dyn PageMemory>);
 
 impl BatchMemory {
-    /// Takes memory to write `keys` pages from; the number of pages must match.
+    /// Takes the memory that a put of `keys` pages reads; `pages` must hold exactly this number of
+    /// pages.
     pub(crate) fn source(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         if let Ok(given) = pages.len()
             && given != keys
@@ -75,7 +76,7 @@ impl BatchMemory {
         Self::of(pages, keys, page_bytes, Access::Read)
     }
 
-    /// Takes memory to read `keys` pages into; pages beyond that number stay unused.
+    /// Takes the memory that a get of `keys` pages fills; further elements of `pages` stay unused.
     pub(crate) fn target(pages: &Bound<'_, PyAny>, keys: usize, page_bytes: u64) -> PyResult<Self> {
         Self::of(pages, keys, page_bytes, Access::Write)
     }

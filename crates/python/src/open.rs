@@ -109,7 +109,8 @@ impl Drop for NodeHandle {
     }
 }
 
-/// Closes `node` at exit, unless it is dropped before. Returns its gate.
+/// Registers `node` to be closed when the interpreter exits, unless it is dropped before. Returns
+/// the node's gate.
 fn close_node_at_exit(node: &Arc<Node>) -> Arc<CloseGate> {
     let gate = Arc::new(CloseGate::new(()));
     let mut nodes = NODES.lock();
@@ -119,7 +120,7 @@ fn close_node_at_exit(node: &Arc<Node>) -> Arc<CloseGate> {
     gate
 }
 
-/// Closes `cache` at exit, unless it is dropped before.
+/// Registers `cache` to be closed when the interpreter exits, unless it is dropped before.
 pub(crate) fn close_cache_at_exit(cache: &Arc<Cache>) {
     let mut caches = CACHES.lock();
     caches.retain(|cache| cache.strong_count() > 0);

@@ -42,14 +42,14 @@ fn one_put_uses_every_volume_equally() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
     for scope in [chained(PAGE), unchained(PAGE)] {
-        // 64 MiB: longer than the bytes that one call keeps in flight.
+        // The put of 64 MiB is larger than the bytes that one call keeps in flight.
         let keys = sequence(1, 32);
         assert_eq!(put(&open.store, &scope, &keys, None).pages, 32);
         let (bytes, runs) = placed(&open, &scope, &keys);
         assert_eq!(runs, VOLUMES, "16 MiB each");
         assert_even(&bytes, MIB);
         assert_eq!(get(&open.store, &scope, &keys).pages, 32);
-        // 16 MiB: four runs of two pages.
+        // The put of 16 MiB makes four runs of two pages.
         let keys = sequence(2, 8);
         put(&open.store, &scope, &keys, None);
         let (bytes, runs) = placed(&open, &scope, &keys);

@@ -263,7 +263,7 @@ fn mount_another_store(disk: &SimDisk) -> Open {
     open_on(Arc::new(disk.clone()), &at("/other")).unwrap()
 }
 
-/// Makes a store look like one of a build without markers.
+/// Removes the markers of a store, as if a build without markers had made the store.
 fn unmark(disk: &SimDisk, store: &str, dirs: &[&str]) {
     let directory = Directory::new(Arc::new(disk.clone()), Path::new(store));
     let mut manifest = directory.manifest().unwrap().unwrap();

@@ -6,7 +6,7 @@ use ritornello_terminal::print::bytes;
 use ritornello_volume::OTHER_FILES;
 use rustix::process::{Resource, getrlimit};
 
-/// Staging memory of one process for reads and writes, with a margin.
+/// Bytes of staging memory that one process needs for reads and writes, with a margin.
 const MEMORY_WANTED: u64 = 1 << 30;
 
 /// Examines the limits, for a store of `segments` segments.
@@ -14,7 +14,8 @@ pub fn examine(segments: u64) -> Vec<Finding> {
     vec![open_files(segments), locked_memory(), io_uring(), memory()]
 }
 
-/// Opening a store raises the soft limit, so the hard limit counts.
+/// Compares the hard limit of open files with the needed number: opening a store raises the soft
+/// limit.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);

@@ -48,7 +48,8 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
     let mut findings = vec![Finding::fine("opened as", describe_role(&node))];
     let stats = node.store().stats()?.catalog;
     findings.extend(condition(&stats));
-    // A trial must not evict the pages of a small store.
+    // Put at most a twentieth of the store's capacity, so that the trial does not replace a small
+    // store's pages.
     let pages =
         if is_store { pages.min(stats.capacity_bytes / 20 / PAGE as u64).max(1) } else { pages };
     let scope =

@@ -82,7 +82,8 @@ struct Writes {
     pages_stored: u64,
     pages_evicted: u64,
     pages_refused: u64,
-    /// Bytes written to segments, for `admitted_bytes` of pages.
+    /// Bytes written to segments since the store was opened: pages, headers, padding, and moved
+    /// runs.
     written_bytes: u64,
     admitted_bytes: u64,
     write_amplification: f64,

@@ -105,7 +105,7 @@ pub fn contents() -> Vec<Pages> {
     for codec in Codec::ALL {
         all.push(Pages::new(numbers(codec.word(), "bfloat16", 80), sequence(9, 2)));
     }
-    // These pages are put after the checkpoint, so only the journal has their record.
+    // Sequence 10 is put after the checkpoint, so only the journal has its record.
     all.push(Pages::new(chained(9_000), sequence(10, 3)));
     all
 }

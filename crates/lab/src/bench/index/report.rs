@@ -48,15 +48,16 @@ pub struct Row {
     pub last_sync_s: f64,
     /// Median probe by the backend's own method, in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of these probes.
+    /// 99th percentile of probes by the backend's own method, in microseconds.
     pub probe_p99_us: f64,
-    /// Median of these probes for four sequences in turn.
+    /// Median probe by the backend's own method, repeated for the same four sequences, in
+    /// microseconds.
     pub probe_warm_p50_us: f64,
     /// Figures of all probe methods.
     pub probes: Vec<Method>,
-    /// Median lookup of one page.
+    /// Median lookup of one page, in microseconds.
     pub lookup_p50_us: f64,
-    /// Median read of all pages of a run.
+    /// Median read of all pages of a run, in microseconds.
     pub range_p50_us: f64,
     /// Bytes written to storage per 40 bytes of a page put.
     pub write_amplification: Option<f64>,
