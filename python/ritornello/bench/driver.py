@@ -15,7 +15,8 @@ ANSWER_SECONDS = 600.0
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request of a session. `history_tokens`: leading tokens of the prompt that were in an
-    earlier request or answer of the session. `turn` selects the server, round robin.
+    earlier request or answer of the session. The server is number `turn` modulo the number of
+    servers.
     """
 
     session: int
@@ -48,7 +49,7 @@ class Record:
 
     @property
     def known_tokens(self) -> int:
-        """History of the session's next request, in tokens."""
+        """Tokens of the prompt and the answer: the history of the session's next request."""
         return self.prompt_tokens + self.answer_tokens
 
 

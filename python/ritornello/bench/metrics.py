@@ -13,8 +13,8 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
-# vLLM's name for sources that its list does not contain; for our connector such a source is the
-# remote.
+# vLLM counts tokens of tiers that it does not know under one name. It knows all tiers of our
+# connector except the remote.
 TIERS = {"external_unspecified": "remote"}
 
 Labels = tuple[tuple[str, str], ...]

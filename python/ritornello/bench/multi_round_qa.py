@@ -57,7 +57,9 @@ class MultiRoundQA:
         return self.num_users / self.qps
 
     def rounds_of(self, slot: int) -> int:
-        """Returns the rounds of the first user in a slot: with a ramp-up, some count as done."""
+        """Returns how many rounds the first user of a slot asks: fewer than `num_rounds` if
+        `ramp_up` starts users in the middle of their conversations.
+        """
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds
         return self.num_rounds - slot * self.num_rounds // self.num_users
@@ -68,11 +70,11 @@ class MultiRoundQA:
                 group.create_task(self._run_user_slot(driver, slot))
 
     async def _run_user_slot(self, driver: Driver, slot: int) -> None:
-        """Runs users in succession, while there is time."""
+        """Runs users one after another until `time_s` has passed; without `time_s`, one user."""
         user, rounds = slot, self.rounds_of(slot)
         begin = slot / self.qps
-        # Check the clock too: a user whose wait ends too late asks no question, and leaves `begin`
-        # unchanged.
+        # Check the clock too: a user whose time has passed asks no question and leaves `begin`
+        # unchanged, so a check of `begin` alone would never end the loop.
         while self.time_s is None or max(begin, driver.now()) < self.time_s:
             begin = await self._ask_rounds(driver, user, rounds, begin)
             if self.time_s is None:
@@ -80,7 +82,9 @@ class MultiRoundQA:
             user, rounds = user + self.num_users, self.num_rounds
 
     async def _ask_rounds(self, driver: Driver, user: int, rounds: int, begin: float) -> float:
-        """Asks a user's questions from `begin`. Returns when the next user may begin."""
+        """Asks a user's questions, the first at `begin`. Returns when the next user may begin.
+        Times are seconds since the run began.
+        """
         name = f"user {self.init_user_id + user}"
         history = joined(
             self.source.piece("system", self.shared_system_prompt),

@@ -1,5 +1,5 @@
-"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter supplies the facts in the
-words of its engine; the modules of this package have the rules that follow from these facts.
+"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter reads facts from its
+engine's objects; the modules of this package apply the rules that are the same for all engines.
 
     identity            the rules that decide whether the bytes of a page may be reused
     weight_fingerprint  the digest by which weights are recognised

@@ -4,7 +4,8 @@ A store that cannot be opened, fails fatally, or refuses the engine's keys is op
 background thread, with back-off, unless a setting is invalid. A failed store is closed by another
 thread, because a hung disk may keep it from being closed. After the first attempt to open the
 store, calls return immediately while no store is open. Failures are counted. The first of each kind
-is logged; failures that cost the store are logged again during the outage.
+is logged; failures that take the store out of use, and failed attempts to open it again, are logged
+once per `LOG_AGAIN_SECONDS`.
 """
 
 import logging
@@ -29,11 +30,11 @@ D = TypeVar("D")
 # Pauses between attempts to open the store: the first, and the maximum.
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 5.0
-# A store that served for longer than this before it failed is reopened after the first pause.
+# If a store fails later than this after its opening, the pauses between attempts begin at
+# `RETRY_SECONDS` again.
 STABLE_SECONDS = 60.0
-# A store that refuses the engine's keys is closed again. The pause after that is `REFUSED_PARTS`
-# times as long as the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a
-# failure.
+# Pause after a store was opened that refuses the engine's keys: `REFUSED_PARTS` times as long as
+# the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while this number is reached, no store is
@@ -75,7 +76,8 @@ class FailSafeStore:
         self._retry_pause = RETRY_SECONDS
         self._opened_at = self._lost_at = monotonic()
         self._opener: Thread | None = None
-        # Failed stores that the opener has not seen yet, and the threads that close failed stores.
+        # Failed stores for which the opener has not started a closing thread yet, and the closing
+        # threads.
         self._failed: list[Store] = []
         self._closers: list[Thread] = []
         self._stop = Event()
@@ -158,8 +160,8 @@ class FailSafeStore:
         return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
-        """Starting at the next opening, a store that refuses keys of `algorithm` is not used: it is
-        closed, and opened again in case that its policy, or the store at the path, changes.
+        """Starting at the next opening, a store whose policy refuses keys of `algorithm` is closed.
+        It is opened again later, because the policy, or the store at the path, may change.
         """
         self._hash = algorithm
 
@@ -176,7 +178,7 @@ class FailSafeStore:
         return bool(permitted)
 
     def attempt(self, operation: str, action: Callable[[], T], default: D) -> T | D:
-        """Returns `action()`, or `default` if it fails. Does not need the store."""
+        """Returns `action()`, or `default` if it fails. Runs it even if no store is in use."""
         try:
             return action()
         except (KeyboardInterrupt, SystemExit):
@@ -195,8 +197,8 @@ class FailSafeStore:
     def _ensure_open(self) -> "Store | None":
         if self._store is None:
             if not self.broken:
-                # Blocks for the first attempt only: afterwards `broken` is set and the opener
-                # retries.
+                # Calls wait for the first attempt only: if it fails, `broken` is set and the opener
+                # thread retries.
                 with self._lock:
                     if self._store is None and not self.broken:
                         self._store = self.attempt("open", self._open_first, None)
@@ -271,7 +273,7 @@ class FailSafeStore:
         )
         try:
             self._opener.start()
-        except RuntimeError as reason:  # retried by the next call
+        except RuntimeError as reason:  # the next call tries again
             self._logger.debug("ritornello: no thread to open the store (%s)", reason)
 
     def _restart_opener(self) -> None:
@@ -316,8 +318,8 @@ class FailSafeStore:
         return False
 
     def _check_closers(self) -> None:
-        """Raises RetryError if `CLOSING_MAX` failed stores are being closed: each keeps its memory
-        and its files.
+        """Raises RetryError if `CLOSING_MAX` failed stores are being closed, because each keeps its
+        memory and open files until it is closed.
         """
         self._closers[:] = [thread for thread in self._closers if thread.is_alive()]
         if len(self._closers) >= CLOSING_MAX:
@@ -361,7 +363,7 @@ class FailSafeStore:
 def _close_failed(store: "Store") -> None:
     try:
         store.close()
-    except BaseException as error:  # the next attempt to open the store reports it
+    except BaseException as error:  # the next attempt to open the store reports the cause
         logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
 
 

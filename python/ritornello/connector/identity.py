@@ -113,7 +113,7 @@ def canonical_config(config: Mapping[str, Any]) -> str:
 
 
 def model_name(config: Mapping[str, Any]) -> str:
-    """Returns the model's type, for readers, and the digest of its configuration."""
+    """Returns the model's type, for display, and the digest of its configuration."""
     digest = hashlib.sha256(canonical_config(config).encode()).hexdigest()
     return f"{config.get('model_type') or 'model'}:{digest}"
 
@@ -138,8 +138,8 @@ def draft_option(fingerprint: bytes | None) -> dict[str, str]:
 
 
 def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
-    """Returns the origin of KV scales. Values in the checkpoint scale KV whose dtype is none of the
-    model's `dtypes`.
+    """Returns the origin of KV scales: "none" if KV has one of the model's `dtypes`, otherwise
+    "checkpoint", which has the scales.
     """
     return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
 

@@ -34,7 +34,7 @@ def abstract_difference(base: Any, expected: frozenset[str]) -> str:
 
 
 def missing_hooks(base: Any, names: Collection[str]) -> str:
-    """Checks for hooks whose absence would go unnoticed: the engine would not call them."""
+    """Checks that the engine has these hooks: a hook that it never calls causes no error."""
     missing = sorted(name for name in names if not hasattr(base, name))
     return f"hooks are missing: {', '.join(missing)}" if missing else ""
 

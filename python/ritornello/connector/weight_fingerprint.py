@@ -59,7 +59,7 @@ def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes
             path = Path(
                 snapshot_download(name, revision=revision, cache_dir=folder, local_files_only=True)
             )
-        except Exception:  # any error of an optional package: the epoch is random
+        except Exception:  # an optional package may raise anything
             return None
     return fingerprint(path)
 
