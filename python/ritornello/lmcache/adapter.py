@@ -88,7 +88,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         # The name is not `_listeners`, because LMCache's base class has a list of this name.
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
-        # The store may have been reopened before `on_open` was set.
+        # Ask again: a store that was reopened before `on_open` was set did not call it.
         self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
     def get_store_event_fd(self) -> int:
@@ -149,7 +149,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
             found = self._objects.store.attempt("look", lookup, None)
         bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
         with self._lock:
-            # A query may end after the adapter was closed, and the adapter's eventfd with it.
+            # A query may end after `close`, which closes the adapter's eventfd.
             if not self._closed:
                 self._lookup_results[number] = bitmap
                 os.eventfd_write(self._lookup_fd, 1)
@@ -215,8 +215,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
     # Deletion, listing and usage.
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Deletes objects. Reports all keys to listeners, including keys that the store has
-        evicted.
+        """Deletes objects. Reports all `keys` to listeners as deleted, even if the store has
+        evicted the objects before.
         """
         if keys:
             self._objects.delete(group_objects(keys), len(keys))

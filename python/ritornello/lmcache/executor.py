@@ -1,4 +1,4 @@
-"""Runs queries on threads on which waiting for the answer blocks no engine thread.
+"""Runs queries of the store without blocking the engine's threads.
 
 If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
 through a socket to a process that may be dead or stopped. One background thread then runs these
@@ -14,8 +14,8 @@ from time import monotonic
 QUERY_SECONDS = 10.0
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
-# A query. Its argument is true if the query was dropped: it must report its completion in this case
-# too, because a caller waits for it.
+# A query, called with True if it was dropped. A dropped query must report its completion too,
+# because a caller waits for that.
 Query = Callable[[bool], None]
 
 
@@ -33,7 +33,7 @@ class LookupExecutor:
 
     def submit(self, query: Query) -> None:
         """Calls `query` once, now or on the background thread. `query` must not raise."""
-        # Once the thread exists, every query takes its turn in the queue, which keeps the order.
+        # Once the thread exists, every query goes through its queue, so that queries run in order.
         if self._thread is None and self._answers_at_once():
             query(self._closed)
             return

@@ -45,7 +45,7 @@ class FormatCatalog:
         return self._scopes.get(family, {})
 
     def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
-        """Returns the scope of a format. With `is_stored`, later calls know the format."""
+        """Returns the scope of a format. With `is_stored`, adds the format to the known formats."""
         scope = self._scopes.get(family, {}).get(object_format)
         if scope is None:
             scope = scope_of(family, object_format, self._namespace)

@@ -1,7 +1,7 @@
 """Lists the stored keys, a page at a time.
 
-The store lists whole runs, so a cursor names a scope, a position among its runs, and the number of
-keys to skip there.
+The store lists all keys of a run (pages stored together) in one call, so a cursor names a scope, a
+position among its runs, and the number of keys to skip there.
 """
 
 from collections.abc import Callable

@@ -76,7 +76,7 @@ class ObjectStore:
         self._weak_hash_logged = False
 
     def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
-        """Takes outcomes of tickets. Returns the jobs that they complete."""
+        """Records outcomes of tickets. Returns the jobs that have no further ticket."""
         finished = []
         for part, outcome in done:
             for index, ok in zip(part.indices, outcome.ok, strict=True):
@@ -170,7 +170,8 @@ class ObjectStore:
             if ticket is not None:
                 indices = [index for index, _ in group_items]
                 tickets.append((ticket, TicketItems(job, indices, is_put)))
-        # Set the count before the first ticket can be completed.
+        # Set the count before a ticket is added: `complete_tickets` may run on another thread, and
+        # decrements it.
         job.pending = len(tickets)
         for ticket, ticket_items in tickets:
             completions.add(ticket, ticket_items)

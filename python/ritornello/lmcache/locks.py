@@ -9,8 +9,8 @@ from time import monotonic
 
 from ritornello.lmcache.naming import Family
 
-# Number of families from which each new lock removes expired locks. It is more than one, because
-# the lock may add a family.
+# Number of families from which each new lock removes expired locks. With one, new families could be
+# added as fast as families are swept.
 FAMILIES_SWEPT = 2
 
 
@@ -31,7 +31,7 @@ class Locks:
         self._clock = clock
         self._lock = Lock()
         # Leases by family, oldest first; one lease for each request between lookup and load. The
-        # last family is the family that was swept last.
+        # family that is swept next comes first.
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:

@@ -86,8 +86,8 @@ RANK_PREFIXES = RankPrefixes()
 def group_objects(objects: Sequence[Any]) -> list[Group]:
     """Groups LMCache's object keys by family, without keys that the store cannot hold.
 
-    A lookup takes a few microseconds in the store, so the work for each key counts. The common case
-    of one family is fast.
+    The common case of one family has a fast path, because a lookup takes only a few microseconds in
+    the store.
     """
     if not objects:
         return []
