@@ -54,7 +54,8 @@ class CacheStore(VllmStore):
     ) -> StoreHit | None:
         group = identity.groups[object_ids[0].group]
         chained = group.rule.reach is None
-        # Pages that will not be loaded are neither fetched from the remote nor judged by the gate.
+        # For a prompt that may load no pages, "never" keeps the cache from fetching pages from the
+        # remote.
         gate: Gate = "never"
         if prompt.loads:
             gate = self._settings.gate if chained else "always"
@@ -206,8 +207,8 @@ def counts_of(stats: Mapping[str, Any]) -> Counts:
 
 
 def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:
-    """Returns the tiers that had the local pages before this prompt was fetched, in order. The last
-    `fetched` pages are from the remote.
+    """Returns the tiers of the local pages, in order. The last `fetched` of these pages count as
+    remote, because they were fetched for this prompt.
     """
     tiers: list[tuple[str, int]] = []
     fetched = min(fetched, found.local)

@@ -22,7 +22,7 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Hooks whose absence would go unnoticed: vLLM would not call them.
+# Optional hooks. A vLLM that lacks one would never call our method, and no error would show this.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",

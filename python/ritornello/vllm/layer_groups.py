@@ -14,11 +14,13 @@ class LayerGroups:
         # Layers that were never announced, and layers that this step has not announced yet.
         self._unannounced: set[str] = set()
         self._due: set[str] = set()
-        # Groups that this step no longer waits for.
+        # Number of leading groups that this step no longer waits for.
         self._arrived = 0
 
     def set(self, group_of: Mapping[str, int]) -> None:
-        """Sets the group of each layer, by index. A single group counts as none."""
+        """Sets the group of each layer, by index. With a single group, loads do not arrive layer by
+        layer.
+        """
         self._group_of = dict(group_of) if len({*group_of.values()}) > 1 else {}
         self._unannounced = set(self._group_of)
 

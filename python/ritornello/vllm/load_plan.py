@@ -82,7 +82,7 @@ class LoadPlan:
         external: int,
     ) -> None:
         """Adds the load of `external` claimed tokens into `blocks` (by group); releases the claim
-        if there are none.
+        if `external` is 0.
         """
         self._count_hits(state, match, external)
         if not external:
@@ -196,7 +196,7 @@ class LoadPlan:
         if probed > hits:
             reason = "not_found" if state.loads else "opted_out"
             if self._composed and not external and match.found.tokens > match.local_tokens:
-                reason = "other_connector"  # earlier in MultiConnector's order
+                reason = "other_connector"  # MultiConnector chose another connector
             self._meter.missed(reason, probed - hits)
 
 

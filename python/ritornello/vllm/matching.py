@@ -19,9 +19,9 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 @dataclass(slots=True)
 class PrefixMatch:
     """The longest prefix of a request that the store can restore: its first `tokens` tokens.
-    `leases` keep the pages of the prefix. `stored`: number of leading pages of each group that are
-    not saved: pages that are stored, and pages before the group's window. `pending`, `tiers` and
-    `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
+    `leases` keep the pages of the prefix. `stored`: for each group, the number of leading pages
+    that saves skip: pages that are stored, and pages before the group's window. `pending`, `tiers`
+    and `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int

@@ -55,7 +55,7 @@ class StepMetadata:
     `identity` comes with the first work and after every change (a reset changes the epoch), and is
     valid until the next identity. `covered` comes with `identity`: the weight changes that its
     epoch covers, empty if weights are not watched. `prefill`: tokens before, and tokens that the
-    step computes, if their duration is of interest.
+    step computes, if workers are to measure how long it takes.
 
     Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: no
     report), `finished_sending` names finished requests whose blocks vLLM may free after the step,

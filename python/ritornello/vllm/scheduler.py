@@ -68,8 +68,8 @@ class SchedulerSide:
         from; vLLM must then repeat the call.
 
         vLLM calls this repeatedly for a waiting request; the store is queried only if the store's
-        answer may have changed. Failures are misses, because nothing was promised yet. The methods
-        below must keep promises, and raise if they fail to.
+        answer may have changed. A failure is a miss. Later calls raise if they fail, because vLLM
+        relies on the tokens that this method returned.
         """
         try:
             return self._claim(request, computed)

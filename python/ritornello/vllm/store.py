@@ -152,8 +152,8 @@ class VllmStore(FailSafeStore):
 
     def wait(self, ticket: "Ticket", timeout: float | None) -> "Outcome | None":
         """Returns the ticket's outcome, or None if the ticket has no outcome within `timeout`. Like
-        `cancel_and_wait`, this call needs the ticket alone: transfers must also end when the store
-        is broken.
+        `cancel_and_wait`, works even if the store is broken, because transfers must end in this
+        case too.
         """
         return self.attempt("wait", lambda: ticket.wait(timeout), None)
 

@@ -135,8 +135,8 @@ class PendingLoad:
             self._reads.pop()
 
     def _add_read(self, pages: PageBlocks, ticket: "Ticket | None", timeout: float) -> None:
-        """Ends the last read. The read stays in the list until its memory is free, even if a signal
-        interrupts the wait.
+        """Waits for the last read, cancels it after `timeout`, and adds its outcome to the result.
+        The read stays in the list until its memory is free, even if a signal interrupts the wait.
         """
         outcome = None
         if ticket is not None:

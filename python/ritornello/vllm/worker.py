@@ -81,8 +81,8 @@ class WorkerSide:
         return ShardFacts(unsupported_reason=reason or "no KV caches were registered")
 
     def begin_step(self, metadata: StepMetadata = IDLE) -> None:
-        """Begins a step. Checks the weights before pages are computed that will be saved: all
-        workers have noticed a change by the time one of them saves.
+        """Begins a step. If the step saves pages, checks the weights first, so that every worker
+        has detected a change before any worker saves.
         """
         self._step_began, self.step_loads.waited_seconds = perf_counter(), 0.0
         if metadata.saves:

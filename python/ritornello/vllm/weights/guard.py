@@ -26,8 +26,8 @@ class WeightGuard:
         self._idle_since_cover = False
 
     def set_counters(self, counters: ChangeCounters) -> None:
-        """Starts watching: all workers count changes after this call, and no page was computed
-        before it.
+        """Starts watching. The caller ensures that all workers count changes, and that no page has
+        been computed yet.
         """
         self._counters = counters
         self.cover(counters.read())

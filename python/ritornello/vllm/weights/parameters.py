@@ -99,7 +99,8 @@ class Parameters:
                 self._refs.extend(tensor_refs(parameter, module._parameters, own))
 
     def _state(self) -> Any:
-        # The identity of an inner tensor is omitted: a subclass may make one for every access.
+        # The `id` of an inner tensor is omitted: a subclass may make a new tensor object for every
+        # access.
         state: list[int | None] = []
         for owner, name, path, versioned, _ in self._refs:
             tensor = owner.get(name)
@@ -121,7 +122,7 @@ class Parameters:
         found = [within(ref.owner.get(ref.name), ref.path) for ref in self._refs if not ref.wraps]
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
-        except Exception as error:  # of any kind of tensor
+        except Exception as error:  # a tensor subclass may raise anything
             logger.warning("ritornello: the parameters' bytes cannot be compared (%s)", error)
             return None
 
@@ -133,7 +134,7 @@ def tensor_refs(
     try:
         flatten = getattr(tensor, "__tensor_flatten__", None)
         inner = [] if flatten is None else list(flatten()[0])
-    except Exception as error:  # of any subclass
+    except Exception as error:  # a subclass may raise anything
         logger.warning("ritornello: what %s wraps cannot be compared (%s)", name, error)
         inner = []
     # Tensors made in inference mode have no version counter.

@@ -222,7 +222,7 @@ _watch: WeightWatch | None = None
 
 
 def current() -> WeightWatch | None:
-    """Returns this process's watch, once the engine core has installed it."""
+    """Returns this process's watch; None before the engine core has installed it."""
     return _watch
 
 
@@ -243,7 +243,7 @@ def install(worker: Any, path: str, slots: int) -> tuple[int, int]:
         Parameters(
             lambda: worker.model_runner.get_model().named_modules(),
             sample_tensors,
-            # With expert load balancing vLLM moves experts, which does not change KV.
+            # Experts that vLLM moves to balance load are skipped: a move does not change KV.
             lambda name: bool(balanced) and "experts" in name,
         ),
         counters or ChangeCounters.private(slots),
