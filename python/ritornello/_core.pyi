@@ -174,14 +174,14 @@ class Completions:
 
     def __new__(cls) -> Completions: ...
     def fileno(self) -> int:
-        """An eventfd, readable if a ticket was done since it was last read."""
+        """An eventfd, readable if a ticket was done since the last read of the eventfd."""
     def add(self, ticket: Ticket, tag: Any) -> None:
-        """Adds a ticket, which `drain` returns with `tag` once it is done. Add a ticket to one
-        object only.
+        """Adds a ticket, which `drain` returns with `tag` once it is done. A ticket may be added to
+        one `Completions` only.
         """
     def drain(self) -> list[tuple[Any, Outcome]]:
-        """Returns the tickets done since the last call, each once. Read the eventfd before, not
-        after.
+        """Returns the tickets done since the last call, each once. Read the eventfd before this
+        call: a read after it may take the signal of a ticket that was not returned.
         """
     def __len__(self) -> int:
         """Number of tickets that were not drained yet."""
@@ -254,8 +254,8 @@ class Store:
         """Stores pages; returns the number of leading pages that are stored. With `retain_until`,
         the pages and all before them are not evicted until that moment (at most a year away). A
         scope retains at most its `retained` bytes (`configure`), and all scopes together at most
-        half of the store: beyond these limits, the retention that ends first yields. Retained pages
-        can be deleted.
+        half of the store: beyond these limits, the retention that ends first is released. Retained
+        pages can be deleted.
         """
     def configure(
         self,
@@ -275,9 +275,9 @@ class Store:
     ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. For several scopes: the leading pages that all scopes have, under
-        one lease. The leases of a process may keep at most as much space as no lease keeps (half of
-        the store, if no other process has leases). If a prefix needs more, its leading pages that
-        fit are leased, and `pages` counts these. RetryError if the first page does not fit: release
+        one lease. A process may lease at most as much space as is left without a lease (half of the
+        store, if no other process has leases). If a prefix needs more, its leading pages that fit
+        are leased, and `pages` counts these. RetryError if the first page does not fit: release
         leases.
         """
     def release(self, lease: int) -> None: ...
@@ -339,17 +339,17 @@ class Store:
         unless the scope has fewer. Reads from disk.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
-        """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: at least
-        `least`, and up to 60 if the slowest directory needs more than a quarter of that.
+        """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as
+        long as the slowest directory is expected to need, at most 60, but at least `least`.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
         acknowledged some has died: repeat these puts and deletes.
         """
     def resize(self, capacity: str | int) -> None:
-        """Changes the capacity of a store in use. A smaller store keeps the pages used last. Pass
-        the new capacity to every later `open`: an owner resizes the store to the capacity it is
-        given.
+        """Changes the capacity of a store in use. A smaller store keeps the most recently used
+        pages. Pass the new capacity to every later `open`: an owner resizes the store to the
+        capacity it is given.
         """
     def clear(self) -> None: ...
     def stats(self) -> dict[str, Any]: ...

@@ -13,8 +13,8 @@ __all__ = [
 
 
 class RitornelloError(Exception):
-    """Base class. Raised itself if bytes are missing and the call's return value cannot say so; the
-    caller computes them instead.
+    """Base class. An error of this class itself means that bytes are missing and the call cannot
+    report this by its return value; the caller computes them instead.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"
