@@ -65,8 +65,8 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 
 def collapse(fd: int, size: int) -> None:
-    """Makes the file's pages huge through an aligned mapping: the kernel needs a mapping that
-    begins at a multiple of 2 MiB, and vLLM's mapping may begin elsewhere.
+    """Makes the file's pages huge, through a separate mapping that begins at a multiple of 2 MiB:
+    the kernel requires this alignment, which vLLM's mapping may lack.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

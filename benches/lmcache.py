@@ -69,7 +69,7 @@ LOOKUPS = 10
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 DISK_THREADS = 4
-# Moves memory to or from an offset of a file.
+# Arguments: file, memory, offset in the file. Returns the number of bytes moved.
 Move = Callable[[int, list[memoryview], int], int]
 
 
@@ -167,7 +167,9 @@ def specs(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def fill(system: System, nbytes: int, count: int, buffer: torch.Tensor) -> None:
-    """Puts objects that no round uses, until all space of the store was written once."""
+    """Puts `FILLING` bytes of objects that no round uses, more than the store's capacity, so that
+    all its space was written once.
+    """
     objects = make_memory_objects(buffer, count, nbytes, 0, fill_offset=0)
     rounds = FILLING // (count * nbytes)
 

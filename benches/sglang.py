@@ -10,8 +10,8 @@ time for a GB: 1000 divided by it is the MB/s that one idle core allows). Operat
     put           until the calls return: then the file backend's bytes are in the page cache,
                   Ritornello's are on the disk
     put_synced    the same, then made durable: `fsync` of every file, or `flush`
-    get_cold      the file backend's files are dropped from the page cache before; Ritornello has
-                  nothing in it
+    get_cold      the file backend's files are dropped from the page cache before; Ritornello does
+                  not use the page cache
     exists        `batch_exists` of the keys of 128 stored pages
 
 `disk` is the limit: direct writes and reads of 4 MiB from four threads, in the same run. Systems
@@ -216,7 +216,7 @@ def disk(folder: Path, total: int) -> list[Row]:
             return perf_counter() - begun, calls
 
         rows = []
-        run(os.pwritev)  # Unmeasured: the file system writes new preallocated space twice.
+        run(os.pwritev)  # Unmeasured: the first write to preallocated space also writes metadata.
         for op, move in (("put", os.pwritev), ("get_cold", os.preadv)):
             seconds, calls = run(move)
             rate = total / 1e6 / seconds

@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE_BYTES = 8 << 20
 PAGES = 32
 CALL_BYTES = PAGES * PAGE_BYTES
-# Capacity per byte of the calls. In a full store the disks hold equal shares, whatever their rates.
+# Capacity of the store per byte of the puts. The store must not fill up: the disks of a full store
+# hold equal shares, whatever their rates.
 SPACE = 2
 
 
@@ -72,7 +73,8 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the files are made")
     given = parser.parse_args()
     rates = [int(rate) for rate in given.rates.split(",")]
-    # A disk may get all calls, and has a segment, the index and the file system besides.
+    # MiB of one disk, which may get the pages of all puts: 1 GiB more for a segment, the index and
+    # the file system.
     size = (given.calls * CALL_BYTES >> 20) + 1024
     try:
         check_disks()

@@ -30,7 +30,7 @@ from servers.loop_device import (
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
-# Space that the benchmark needs per byte of the total, and that each device needs besides.
+# Size of all devices together per byte of `--total`, and additional size of each device.
 SPACE, DEVICE_MIB = 3.5, 256
 
 
@@ -39,7 +39,8 @@ def bench(disks: Sequence[Disk], throttle: Throttle, given: argparse.Namespace) 
     paths = ",".join(str(disk.path) for disk in disks)
     line = [str(given.ritornello), "bench", "store", "--json", "--paths", paths]
     line += ["--total", given.total, "--call-bytes", given.call_bytes, "--runs", str(given.runs)]
-    # The program starts in the cgroup: the kernel counts I/O where its thread is at that time.
+    # Move the program into the cgroup before it starts: the kernel throttles I/O by the cgroup that
+    # the issuing thread is in at that time.
     done = subprocess.run(
         line,
         stdout=subprocess.PIPE,

@@ -4,7 +4,7 @@
 2. a *new* server on the same store, its memory empty: the same requests are hits, and every chunk
    has the same checksum as before.
 
-`lmcache bench server` plays the engine without a GPU, and sends the requests. Exit code 0
+`lmcache bench server` sends the requests that an engine would send, without a GPU. Exit code 0
 where every claim held, 1 where one did not, 2 where LMCache did not run.
 """
 

@@ -31,7 +31,9 @@ def make_model(shape: str, folder: Path, python: Path) -> None:
 
 
 def shared_model(shape: str) -> Path:
-    """Returns the folder of a model for tests, made by the engine of this process."""
+    """Returns the folder of a model for tests. Makes it, by this process's interpreter, if it does
+    not exist.
+    """
     folder = ROOT / "build/models" / shape
     make_model(shape, folder, Path(sys.executable))
     return folder

@@ -73,8 +73,8 @@ class Disk:
                 raise DeviceUnavailableError(f"{make} is not installed")
             command(make, "-q", backing)
         self.attach()
-        # Start of the data area, found while the file system is empty: later, ext4 places new files
-        # depending on the processor.
+        # Offset of the data area, behind all metadata: the first block that ext4 gives to a file in
+        # the empty file system. Later, its choice depends on the processor.
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:
@@ -109,7 +109,7 @@ class Disk:
             deadline = time.monotonic() + 20
             while subprocess.run(["umount", str(self.path)], capture_output=True).returncode != 0:
                 if time.monotonic() > deadline:
-                    # The kernel frees the device with its last open file.
+                    # The kernel unmounts a busy file system when its last file is closed.
                     command("umount", "--lazy", self.path)
                     break
                 time.sleep(0.1)
@@ -129,8 +129,8 @@ class Disk:
         return 512 * int(Path("/sys/block", self.device.name, "stat").read_text().split()[6])
 
     def cut(self, length: int) -> None:
-        """Makes requests beyond the first `length` bytes of the device fail with EIO; zero ends
-        this.
+        """Makes requests beyond the first `length` bytes of the device fail with EIO. With zero, no
+        request fails.
         """
         assert self.device is not None
         with self.device.open("rb") as device:

@@ -19,7 +19,7 @@ class ServerError(Exception):
 
 
 class Started(ABC):
-    """A context manager that ends the process on every exit."""
+    """A context manager that stops what it started, even if starting fails."""
 
     def __enter__(self) -> Self:
         try:
