@@ -144,8 +144,8 @@ os._exit(0 if store.open() else 1)
 # Exit status of a script on a kernel without userfaultfd(2).
 NOT_SUPPORTED = 77
 
-# The memory of a put never answers a page fault, so its store cannot be closed, as with a hung
-# disk. Then another store takes the place of this store.
+# No thread resolves the page faults in the memory of a put, so the put never ends and its store
+# cannot be closed, as with a hung disk. Then the store's directory is replaced by another store's.
 EXIT_WHILE_CLOSING = f"""{PREAMBLE}
 import ctypes, fcntl, mmap, platform, struct
 import ritornello as rt

@@ -1,7 +1,7 @@
 """Processes are killed several times per second while several processes work on one store.
 
 `RITORNELLO_KILL_SECONDS=600 make test-python` runs each loop for ten minutes instead of a few
-seconds; `RITORNELLO_KILL_SEED` chooses another course of events.
+seconds; `RITORNELLO_KILL_SEED` is the seed of the random delays and choices.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Loop:
         self.begin(path)
 
     def begin(self, path: Path) -> None:
-        """Creates a new store."""
+        """Starts both children on a new store at `path`."""
         self.path = path
         further = range(1, self.volumes)
         self.paths = [path, *(path.with_name(f"{path.name}-{at}") for at in further)]
@@ -152,7 +152,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
             loop.check(rng.sample(names, min(20, len(names))), evicts=evicts)
         over = time.monotonic() >= until
         if len(loop.flushed) > 3_000 or over:
-            # A new store is created before a large store is full.
+            # Begin a new store before the large store is full and evicts.
             loop.end()
             loop.check(list(loop.flushed), evicts=evicts)
             flushed += len(loop.flushed)
@@ -215,7 +215,7 @@ class SlowLoop(Loop):
         super().__init__(path, capacity)
 
     def begin(self, path: Path) -> None:
-        """Creates a new store."""
+        """Starts both children on a new store at `path`."""
         self.path, self.paths = path, [path]
         self.flushed: dict[int, int] = {}
         self.children = [self.start_ahead(), self.start()]
@@ -321,15 +321,16 @@ def stored_keys(store: rt.Store) -> list[bytes]:
 
 
 def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
-    """Kills a process that has flushed and puts no more. Returns the pages that it had listed, and
-    how many of them may have been evicted. After the kill all listed pages are stored, except the
-    pages that the owners' counters report as evicted since the listing began: zero pages while no
-    page is put.
+    """Kills a process, the witness, that has flushed its pages and puts no further page. Returns
+    the pages that it had listed, and how many of them may have been evicted. After the kill all
+    listed pages are stored, except the pages that the owners' counters report as evicted since the
+    listing began: zero pages while no page is put.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))
     words = [sys.executable, "-c", code, str(loop.path), str(loop.next)]
-    # If this process is the owner, the witness is a client, and the owner outlives it.
+    # In half of the calls this process owns the store, so that the killed witness is a client;
+    # otherwise the witness may be the owner.
     owner = None
     if rng.random() < 0.5:
         owner = rt.Store.open(loop.path, capacity=FULL, segment_bytes=SEGMENT)
@@ -387,7 +388,7 @@ def test_kill_loop_in_full_store(tmp_path: Path) -> None:
     print(f"{loop.kills} kills, {listed} pages listed after a flush, {excused} evicted since")
 
 
-# Capacities of the store that changes, in MiB.
+# Range of the changing capacity, in MiB.
 LEAST, MOST = 24, 96
 
 
@@ -439,7 +440,8 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 @pytest.mark.timeout(120 + 3 * SECONDS)
 def test_kill_during_capacity_changes(tmp_path: Path) -> None:
     """Owner, client and command line are killed while the store shrinks, grows and is drained. The
-    next process that opens it works: no wrong byte, and never a block above the largest capacity.
+    next process that opens it works: no byte is wrong, and the files never take more than the
+    largest capacity.
     """
     rng = random.Random(SEED + 1)
     root = tmp_path / "store"
@@ -501,7 +503,7 @@ def write(store: rt.Store, name: int) -> None:
 
 
 def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
-    """The client reads and writes through its first session, in whichever segment the pages are."""
+    """A connected client reads and writes pages that are moved to other segments."""
     root, other = tmp_path / "store", tmp_path / "other"
     names = range(120)
     with owner_of(root, capacity="64MiB", segment_bytes=4 << 20) as owner:

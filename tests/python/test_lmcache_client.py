@@ -70,7 +70,9 @@ def there(client: NativeClient, keys: list[str]) -> list[bool]:
 
 @pytest.fixture(autouse=True)
 def small(where: Path) -> None:
-    """A store created in advance: LMCache's settings have no small segments."""
+    """Creates the store before the client opens it, because the client's settings cannot choose
+    small segments.
+    """
     open_small(where).close()
 
 

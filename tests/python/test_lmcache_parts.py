@@ -83,7 +83,7 @@ def test_scope_contains_family_format_and_namespace() -> None:
 
 
 def test_stored_objects_keep_their_scopes() -> None:
-    """Changes of this id lose the objects that earlier versions stored."""
+    """If the id of this scope changes, objects that earlier versions stored are not found."""
     scope = scope_of(FAMILY, ObjectFormat(4096, "bfloat16[2,16,64]@KV_2LTD"), "v2")
     assert scope.id.hex() == "72b6642b5e2e5da729e49db414d89474"
 
@@ -185,8 +185,8 @@ def test_formats_are_read_at_intervals() -> None:
 
 
 def test_put_does_not_wait_for_formats() -> None:
-    """A put goes on while another thread asks the owner which formats are stored: the object to
-    put has its format.
+    """A put gets its scope from the object's format, even while another thread waits for the
+    owner's list of stored formats.
     """
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
@@ -329,7 +329,7 @@ def test_client_runs_queries_in_order_until_close() -> None:
     executor.submit(slow)
     executor.submit(lambda expired: heard.append((1, expired)))
     assert begun.wait(60)
-    executor._closed = True  # what `close` sets before it waits
+    executor._closed = True  # `close` sets this before it waits
     go.set()
     executor.close()
     assert heard == [(0, False), (1, True)]

@@ -23,7 +23,9 @@ ITEM_BYTES = 2
 
 
 class Model(NamedTuple):
-    """A row of the table. `heads`: KV heads; 0 for MLA, whose latent all ranks hold whole."""
+    """A row of the table. `heads`: KV heads; 0 for MLA, whose latent vector every rank holds
+    completely.
+    """
 
     name: str
     layers: int
@@ -34,7 +36,9 @@ class Model(NamedTuple):
     cells: tuple[str, ...]
 
     def chunk_bytes(self, degree: int) -> int:
-        """Returns the bytes of one rank's chunk. With more ranks than heads, ranks hold copies."""
+        """Returns the bytes of one rank's chunk. With more ranks than heads, several ranks hold
+        copies of one head.
+        """
         if not self.heads:
             return self.layers * self.head_dim * ITEM_BYTES * CHUNK_TOKENS
         heads = max(self.heads // degree, 1)

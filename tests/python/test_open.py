@@ -258,7 +258,7 @@ def test_differences_from_list_are_logged(
     assert f"ritornello paths add {tmp_path}/a {tmp_path}/thesis" in first
     assert "not empty" in first
     assert f"keeps them: {tmp_path}/b (`ritornello paths drain {tmp_path}/a DIR`" in second
-    # A single directory is no list.
+    # A path that is not a list causes no warning about other directories.
     open_small(tmp_path / "a").close()
     assert capfd.readouterr().err == ""
     open_small([tmp_path / "a"]).close()
@@ -276,7 +276,7 @@ def test_default_capacity_counts_each_file_system_once(
         both = free + shutil.disk_usage(shm).free
         assert abs(free_bytes([*listed, "/dev/shm/missing/kv"]) - both) < 1 << 30
     monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 256 << 20)
-    # Segments of 256 MiB need more.
+    # Half of the 256 MiB is too small for two segments.
     with pytest.raises(InvalidError, match="two segments"):
         open_store(StoreSettings(listed), logging.getLogger("test"))
     monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 4 << 30)

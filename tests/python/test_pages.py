@@ -11,7 +11,8 @@ from support import Bytes, blank, keys_of, pages_of
 import ritornello as rt
 
 COUNT = 5
-# Pages of whole units, pages longer than a piece, and pages that are neither.
+# Two multiples of the 4 KiB unit, of which the second is long enough to be split (over 256 KiB),
+# and two other sizes.
 SIZES = [196_608, 1_048_576, 5_000, 1]
 
 

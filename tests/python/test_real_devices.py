@@ -117,9 +117,9 @@ def kill_in_flight(child: Child) -> None:
 def check_dead_writes_harmless(
     disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
 ) -> None:
-    """Immediately after the kill, puts and flushes pages, which must not land where the dead
-    writer's queued writes go. Reads them back when the device has completed its queue. `written` is
-    the device's count at the kill.
+    """Immediately after the kill, puts and flushes pages, whose space must differ from the space of
+    the dead writer's queued writes. Reads them back when the device has completed its queue.
+    `written` is the device's count at the kill.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:
@@ -171,8 +171,11 @@ def test_dead_owners_writes_spare_reused_space(
 
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
-    """Puts runs whose flush fails on `disk`, which stays cut. Returns the name of the runs."""
-    # The owner flushes every two seconds without a call, perhaps just before the disk is cut.
+    """Puts runs whose flush fails because `disk` fails all requests for data; the caller must end
+    this. Returns the name of the runs.
+    """
+    # Try three times: the owner also flushes every two seconds, perhaps just before the disk is
+    # cut, and then the call has nothing to flush.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -198,7 +201,8 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
     disk.cut(0)
 
     with rt.Store.open(path) as store:
-        # A put of pages that this owner still finds must be as durable as a put of new pages.
+        # The owner may still find pages of the failed flush in its index. After a put of these
+        # pages and a flush, they must be on the disk.
         flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
         with or_skip():
@@ -298,10 +302,10 @@ def test_stalled_disk_holds_up_only_its_pages(make_disk: Callable[..., Disk]) ->
         assert min(len(stalled), len(working)) > 20
         reader = undo.enter_context(Child(READER, paths[0]))
         assert reader.read() == "open"
-        # With one byte per second no read of a page ends.
+        # One byte per second: reads from the first disk do not end.
         throttle.add(reader.pid)
         throttle.limit(0, reads=1)
-        # More than the usual threads of a process.
+        # More gets than a process normally has I/O threads.
         assert reader.ask(" ".join(["start", *stalled[:16]])) == "started"
         began = time.monotonic()
         assert set(reader.ask(" ".join(["get", *working])).split()) == {"hit"}

@@ -110,8 +110,8 @@ def test_late_mount_moves_engine_to_its_disk(
     path = disk.path / folder
     before: list[bytes] = []
     if has_store:
-        # In another process: this process would not create a store below the disk on which it had a
-        # store.
+        # In another process: a process that had a store on a disk creates no store below the disk's
+        # mount point.
         make_store(path)
         before = [key for run in range(2) for key in keys_of(f"before {run}", 200)]
     disk.unmount()
@@ -247,7 +247,8 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
 def test_unmounted_disk_gets_no_store_below(
     make_disk: Callable[..., Disk], was_begun: bool
 ) -> None:
-    # On a disk that is mounted over another disk: the directory below is a mount point as well.
+    # One disk is mounted over another disk, so the directory is a mount point even after the upper
+    # disk is unmounted.
     below, disk = make_disk("below", 2048), make_disk("above", 2048)
     disk.unmount()
     path = below.path / "kv"
@@ -261,7 +262,7 @@ def test_unmounted_disk_gets_no_store_below(
         keys = handle.call("put", lambda store: put_small(store, "above", 2), [])
         assert len(keys) == 400
         command("umount", "--lazy", below.path)
-        # Longer than the store takes to look where its path leads.
+        # Every two seconds the store checks which mount its path leads to.
         time.sleep(3)
         found = handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
         assert found == 400, "the store was left after an unmount"

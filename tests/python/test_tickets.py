@@ -120,7 +120,7 @@ def test_past_deadline_moves_nothing(store: rt.Store) -> None:
 
 def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
     assert store.time_limit(8 << 20, 10.0) == 10.0
-    # Nothing was measured: 64 MiB/s are assumed, and a quarter of it is enough.
+    # Without measurements the limit assumes a quarter of 64 MiB/s.
     assert store.time_limit(512 << 20, 10.0) == 32.0
     assert store.time_limit(8 << 30, 10.0, put=True) == 60.0
     with pytest.raises(rt.errors.InvalidError, match="least"):

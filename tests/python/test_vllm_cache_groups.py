@@ -47,7 +47,7 @@ def present(pages: str) -> list[bool]:
     ("window", "state", "tokens"),
     [
         ("xxxxx", "xxxxx", 5),
-        # Of a recurrent layer only the state behind the third page is stored.
+        # Only the recurrent state of the third page is stored.
         ("xxxxx", "..x..", 3),
         # The window needs the last two pages of a prefix: the prefixes of 2 and of 5 pages have
         # them.

@@ -204,7 +204,7 @@ def test_same_engine_has_same_identity(model: Path) -> None:
 
 
 def test_stored_pages_keep_their_scopes(model: Path) -> None:
-    """Changes of this id lose the pages that earlier versions stored."""
+    """If the id of this scope changes, pages that earlier versions stored are not found."""
     window = attention(SlidingWindowSpec, sliding_window=128)
     one = identify(model, attention(), window, cache_config__cache_dtype="fp8")
     assert one.scope(ObjectId(1, 0, 0)).id.hex() == "4c76f7fd47b4313796ed1aa6659cc1cb"

@@ -443,7 +443,7 @@ def test_consecutive_keys_are_found() -> None:
     assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
     assert order.following(request, KEYS[3]) == KEYS[3:6]
-    # No chunk follows a key that ends inside a chunk.
+    # A key whose tokens end inside a chunk has no following keys.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
     assert order.following(request, KEYS[7]) == [KEYS[7]]
     some = [KEYS[0], KEYS[1], KEYS[4], KEYS[9], KEYS[5]]

@@ -93,7 +93,7 @@ def test_same_engine_has_same_scope(model: Path) -> None:
 
 
 def test_stored_chunks_keep_their_scope(model: Path) -> None:
-    """Changes of this id lose the chunks that earlier versions stored."""
+    """If the id of this scope changes, chunks that earlier versions stored are not found."""
     one = of(model, tp_size=2, cache_config__cache_dtype="fp8")
     assert one.scope(one.groups[0]).id.hex() == "5ae477d26f2bb26aa651a9c00bbc6e51"
 

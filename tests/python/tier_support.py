@@ -111,7 +111,9 @@ class TierHarness:
         return self.ended()
 
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
-        """Returns the leading keys that are promised: vLLM asks until the first miss."""
+        """Returns the number of leading keys that are hits. Looks up keys until the first miss, as
+        vLLM does.
+        """
         for place, key in enumerate(keys):
             if self.tier.lookup(key, request) is not LookupAnswer.HIT:
                 return place
@@ -128,7 +130,9 @@ class TierHarness:
         return self.ended()
 
     def right(self, keys: Sequence[bytes], first: int = 32) -> list[bool]:
-        """Returns whether the rows from `first` contain the bytes of `keys`."""
+        """Returns for each of `keys` whether its row, starting at row `first`, has the expected
+        bytes.
+        """
         expected = pages_of(keys, self.row_bytes)
         return [bool((self.host[first + i] == expected[i]).all()) for i in range(len(keys))]
 

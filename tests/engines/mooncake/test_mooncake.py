@@ -124,7 +124,7 @@ def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
         wrong = [check for check in answer["checks"] if check["wrong"]]
         if not wrong:
             break
-        # A cluster was once seen to refuse a call just after its start.
+        # Try again: a cluster may refuse a call just after its start.
         print(wrong, done.stderr)
     assert (wrong, done.returncode, answer["healthy"]) == ([], 0, True)
     assert "cannot list" in answer["advice"][0]

@@ -42,7 +42,8 @@ def test_pages_filled_by_decoding_are_saved(engine: Engine) -> None:
     answer = engine.tokens(asked, answer=200)[0]
     engine.forget()
     follow_up = [*asked, *answer, 5, 6, 7]
-    # The last token of the answer was sampled and never computed. Its page is not full in any case.
+    # The last token of the answer was sampled, but its KV was never computed, so its page is not
+    # saved.
     expected = (len(asked) + len(answer) - 1) // BLOCK * BLOCK
     assert engine.ask(follow_up)[0].num_cached_tokens == expected
 

@@ -17,7 +17,7 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def cached(asked: list[int]) -> int:
-    """Returns the tokens of full chunks, without the chunk of the last token."""
+    """Returns how many tokens vLLM can load: the full chunks of all tokens except the last."""
     return (len(asked) - 1) // BLOCK * BLOCK
 
 
