@@ -271,6 +271,17 @@ impl Space {
         (number < SEGMENT_NUMBERS).then_some(SegmentId::new(u8::try_from(at).ok()?, number))
     }
 
+    /// Whether `segment`, which [`Space::next_segment`] named earlier, is still to be created: its
+    /// volume can grow, and has not grown since. Unlike a second call of `next_segment`, the result
+    /// does not depend on the runs that other threads have allocated in the meantime.
+    #[must_use]
+    pub fn is_creatable(&self, segment: SegmentId) -> bool {
+        let at = usize::from(segment.volume());
+        at < self.volumes.len()
+            && self.can_grow(at)
+            && self.volumes[at].free.unused_number() == segment.number()
+    }
+
     fn can_grow(&self, volume: usize) -> bool {
         self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
     }

@@ -155,3 +155,29 @@ fn pieces_cross_volumes_only_when_no_volume_has_room() {
     assert_eq!(extents.len(), 2);
     assert_ne!(extents[0].segment, extents[1].segment);
 }
+
+/// A long page needs volume 1 to grow. Then a short run takes the turn of volume 1, and volume 0
+/// would grow next.
+#[test]
+fn segment_to_create_outlasts_other_runs() {
+    let mut space = Space::new(config(&[3, 3])).unwrap();
+    space.add_segment(SegmentId::new(0, 0)).unwrap();
+    space.add_segment(SegmentId::new(1, 0)).unwrap();
+    let short = |space: &mut Space| assert!(space.allocate(1, 10, 1, Reserve::Keep).is_some());
+    short(&mut space);
+    assert!(space.allocate(2, 5000, 1, Reserve::Keep).is_none());
+    let lacking = space.next_segment().unwrap();
+    assert_eq!(lacking, SegmentId::new(1, 1));
+    short(&mut space);
+    assert_eq!(space.next_segment(), Some(SegmentId::new(0, 1)));
+    assert!(space.is_creatable(lacking));
+    space.add_segment(lacking).unwrap();
+    assert!(!space.is_creatable(lacking), "another thread has created it");
+    let next = SegmentId::new(1, 2);
+    assert!(space.is_creatable(next));
+    space.stop_growth(1);
+    assert!(!space.is_creatable(next) && space.is_creatable(SegmentId::new(0, 1)));
+    assert!(!space.is_creatable(SegmentId::new(9, 0)), "no such volume");
+    space.set_shares(&[3, 3], 3);
+    assert!(!space.is_creatable(SegmentId::new(0, 1)), "three segments exist");
+}

@@ -154,10 +154,13 @@ impl StoreCore {
     }
 
     /// Adds a segment file, unless the free-space floor, a lack of memory or the file system
-    /// prevents it. Threads take turns: the next thread finds the new segment.
+    /// prevents it. Threads take turns. If another thread has added a segment to the same volume
+    /// since the caller's attempt to place its run, nothing is added: the run may fit there.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
-        if self.state.lock().space.allocator.next_segment() != Some(segment) {
+        // A put on another volume does not matter here, although it may have changed which volume
+        // is to grow next.
+        if !self.state.lock().space.allocator.is_creatable(segment) {
             return Ok(());
         }
         let segment_bytes = self.shape.budget().segment_bytes;
@@ -194,5 +197,50 @@ impl StoreCore {
             let mut state = self.state.lock();
             state.space.allocator.start_numbers_at(segment.volume(), segment.number() + 1);
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+    use ritornello_medium::SimDisk;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    /// Short puts change which volume is to grow next, between the attempt to place a long page and
+    /// the growth that it asked for.
+    #[test]
+    fn growth_serves_the_put_that_asked() {
+        let options = Options {
+            capacity: Some(64 << 20),
+            segment_bytes: Some(1 << 20),
+            paths: vec!["/a".into(), "/b".into()],
+            background_threads: false,
+            ..Options::new(Path::new("/store"))
+        };
+        let disk = Arc::new(SimDisk::new(128 << 20));
+        let core = StoreCore::open(disk, &options, Arc::new(|_| false)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let long = || core.try_place(2, 5000, 1, 0, true);
+        let (mut grown, mut changed) = (0, 0);
+        while let Err(obstacle) = long() {
+            let Obstacle::Grow(segment) = obstacle else { panic!("the store is nearly empty") };
+            for _ in 0..grown % 4 {
+                let _ = core.try_place(1, 1, 1, 0, true);
+            }
+            let next = core.state.lock().space.allocator.next_segment();
+            changed += u32::from(next != Some(segment));
+            core.grow(segment, deadline).unwrap();
+            assert!(core.state.lock().space.allocator.has_segment(segment), "{segment:?}");
+            grown += 1;
+        }
+        assert!(changed > 0, "short puts never changed the volume to grow next");
+        assert!(grown >= 20, "the page has 20 pieces of nearly a segment: {grown}");
+        // Two puts ask for the same segment: the second finds it.
+        let Err(Obstacle::Grow(segment)) = long() else { panic!("no segment has room") };
+        core.grow(segment, deadline).unwrap();
+        core.grow(segment, deadline).unwrap();
+        assert_eq!(core.state.lock().space.allocator.total_units(), (grown + 1) * 256);
     }
 }
