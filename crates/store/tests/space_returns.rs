@@ -7,7 +7,7 @@ use common::*;
 use parking_lot::Mutex;
 use ritornello_format::Scope;
 use ritornello_medium::{Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
-use ritornello_store::Options;
+use ritornello_store::{CapacityChange, Options};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,6 +121,48 @@ fn space_returns_under_load() {
         assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
         open.close();
     }
+}
+
+/// A segment is created while a volume returns with more segments than the index names, so that the
+/// shares of the other volumes shrink. The allocator knows every segment file.
+#[test]
+fn segment_created_during_return_is_counted() {
+    let disk = SimDisk::new(256 * MIB);
+    let scope = unchained(65_536);
+    let open = open_on(Arc::new(disk.clone()), &two_volumes(16)).unwrap();
+    for name in 0..24 {
+        assert_eq!(put(&open.store, &scope, &sequence(name, 8), None).pages, 8);
+    }
+    for name in 0..24 {
+        assert_eq!(open.store.delete(&scope, &refs(&sequence(name, 8))).unwrap(), 8);
+    }
+    open.store.change_capacity(&CapacityChange::AddVolume("/c".to_owned())).unwrap();
+    open.close();
+    disk.unmount(Path::new("/b")).unwrap();
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(disk.clone()), schedule.clone());
+    let plain = Options { background_threads: false, ..Options::new(Path::new("/store")) };
+    let open = open_on(Arc::new(medium), &plain).unwrap();
+    let slow = MediumFault::Slow(Duration::from_millis(200));
+    schedule.add(Rule::nth(1, slow).on(Op::Allocate).at("/c/seg-"));
+    let before = schedule.count(Op::Allocate);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            for name in 100..108 {
+                put(&open.store, &scope, &sequence(name, 8), None);
+            }
+        });
+        while schedule.count(Op::Allocate) == before {
+            std::thread::yield_now();
+        }
+        disk.mount(Path::new("/b")).unwrap();
+        open.core.run_once();
+    });
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.absent_space.reasons.is_empty(), "{:?}", stats.absent_space);
+    let counted: u64 = stats.paths.iter().map(|path| path.segments).sum();
+    assert_eq!(stats.segments, counted, "{:?}", stats.paths);
+    open.close();
 }
 
 /// A scope of many runs is dropped while a volume returns. The store frees the space of each run

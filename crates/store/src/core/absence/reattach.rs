@@ -30,7 +30,13 @@ impl StoreCore {
             return Ok(());
         }
         let mut volumes = self.attach_volumes();
-        let Some(_change) = self.shape.change_by(Instant::now() + SHAPE_TIMEOUT) else {
+        let until = Instant::now() + SHAPE_TIMEOUT;
+        let Some(_change) = self.shape.change_by(until) else {
+            return Ok(());
+        };
+        // A segment being created must be registered before shares change, or its file would be
+        // orphaned.
+        let Some(growing) = self.shape.pause_growth(until) else {
             return Ok(());
         };
         // Another caller may have reattached or retired a volume since `attach_volumes` listed it.
@@ -73,6 +79,7 @@ impl StoreCore {
             space.share_out(absence, &manifest, &budget);
             volumes.iter().for_each(|(volume, _)| state.space.resume_growth(*volume));
         }
+        drop(growing);
         let (shown, dropped) = self.unhide_returned(&unmarked);
         tracing::warn!(
             volumes = volumes.len(),
