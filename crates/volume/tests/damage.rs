@@ -15,10 +15,19 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
     outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
+/// Numbers of volumes. On several volumes each page of a run is on another volume.
+const VOLUMES: [u8; 3] = [1, 2, 4];
+
+/// Segments for every I/O mode, with the number of volumes.
+fn all_rigs() -> impl Iterator<Item = (u8, Rig)> {
+    let each = |volumes| rigs_on(volumes).into_iter().map(move |rig| (volumes, rig));
+    VOLUMES.into_iter().flat_map(each)
+}
+
 /// Changes bytes of a segment file behind the store's back.
-fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
+fn harm(rig: &Rig, id: SegmentId, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
     let mut options = std::fs::OpenOptions::new();
-    let file = options.read(true).write(true).open(segment_path(rig, number)).unwrap();
+    let file = options.read(true).write(true).open(file_of(rig, id)).unwrap();
     let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, offset).unwrap();
     change(&mut bytes);
@@ -26,13 +35,32 @@ fn harm(rig: &Rig, number: u32, offset: u64, change: impl FnOnce(&mut [u8]), len
     file.sync_all().unwrap();
 }
 
+/// Changes `length` bytes of page `page`, starting at byte `from` of the page's first piece.
+fn harm_page(
+    rig: &Rig,
+    run: &Run,
+    page: u32,
+    from: u64,
+    change: impl FnOnce(&mut [u8]),
+    length: usize,
+) {
+    let piece = run.place.page(page)[0];
+    harm(rig, piece.segment, piece.offset() + from, change, length);
+}
+
+fn page_on_disk(rig: &Rig, run: &Run, page: u32) -> Vec<u8> {
+    let mut found = Vec::new();
+    let length = run.place.page(page)[0].bytes() as usize;
+    harm_page(rig, run, page, 0, |bytes| found.extend_from_slice(bytes), length);
+    found
+}
+
 #[test]
 fn flipped_bit_costs_one_page_or_with_header_the_run() {
-    for rig in rigs() {
-        let mut run = Run::new(1, 3, 10_000, &[]);
+    for (volumes, rig) in all_rigs() {
+        let mut run = Run::over(volumes, 1, 3, 10_000);
         run.write(&rig.segments);
-        let start = run.place.extents[0].offset();
-        harm(&rig, 0, start + UNIT + 2 * UNIT * 3 - UNIT * 3 + 9_999, |byte| byte[0] ^= 4, 1);
+        harm_page(&rig, &run, 1, 9_999, |byte| byte[0] ^= 4, 1);
         assert_eq!(
             run.check(&rig.segments),
             [
@@ -42,9 +70,10 @@ fn flipped_bit_costs_one_page_or_with_header_the_run() {
             ]
         );
         // Damage in padding affects no page.
-        harm(&rig, 0, start + UNIT + 10_001, |byte| byte[0] ^= 4, 1);
+        harm_page(&rig, &run, 0, 10_001, |byte| byte[0] ^= 4, 1);
         assert_eq!(verified(&run.check(&rig.segments)), [true, false, true]);
-        harm(&rig, 0, start + 60, |byte| byte[0] ^= 1, 1);
+        let header = run.place.extents[0];
+        harm(&rig, header.segment, header.offset() + 60, |byte| byte[0] ^= 1, 1);
         assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert!(rig.segments.read_header(&run.place).is_err());
         assert!(rig.segments.verify_run(&run.place, &Control::default()).is_err());
@@ -53,21 +82,25 @@ fn flipped_bit_costs_one_page_or_with_header_the_run() {
 
 #[test]
 fn swapped_pages_miss() {
-    for rig in rigs() {
-        let mut run = Run::new(1, 3, 8192, &[]);
+    for (volumes, rig) in all_rigs() {
+        let mut run = Run::over(volumes, 1, 3, 8192);
         run.write(&rig.segments);
-        let first = run.place.extents[0].offset() + UNIT;
-        harm(&rig, 0, first, |pages| pages.rotate_left(8192), 3 * 8192);
+        let pages: Vec<Vec<u8>> = (0..3).map(|page| page_on_disk(&rig, &run, page)).collect();
+        for page in 0..3 {
+            let other = &pages[(page as usize + 1) % 3];
+            harm_page(&rig, &run, page, 0, |bytes| bytes.copy_from_slice(other), 8192);
+        }
         assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Checksum); 3]);
     }
 }
 
 #[test]
 fn run_that_replaced_another_misses() {
-    for rig in rigs() {
-        let mut old = Run::new(1, 3, 8192, &[]);
+    for (volumes, rig) in all_rigs() {
+        let mut old = Run::over(volumes, 1, 3, 8192);
         old.write(&rig.segments);
-        let mut new = Run::new(2, 3, 8192, &[]);
+        let stale = page_on_disk(&rig, &old, 1);
+        let mut new = Run::over(volumes, 2, 3, 8192);
         new.header.keys = old.header.keys.clone();
         new.write(&rig.segments);
         assert_eq!(old.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
@@ -79,6 +112,48 @@ fn run_that_replaced_another_misses() {
         let place = Place { header_checksum: old.place.header_checksum, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
+        // The disk lost the write of one page, or of half of it.
+        harm_page(&rig, &new, 1, 0, |bytes| bytes.copy_from_slice(&stale), 8192);
+        assert_eq!(verified(&new.check(&rig.segments)), [true, false, true]);
+        new.write(&rig.segments);
+        harm_page(&rig, &new, 1, 4096, |bytes| bytes.copy_from_slice(&stale[4096..]), 4096);
+        assert_eq!(verified(&new.check(&rig.segments)), [true, false, true]);
+    }
+}
+
+#[test]
+fn swapped_segment_files_miss() {
+    for (volumes, rig) in all_rigs() {
+        let mut run = Run::over(volumes, 1, 8, 8192);
+        run.write(&rig.segments);
+        let pages = |id: SegmentId| -> Vec<bool> {
+            (0..8).map(|page| run.place.page(page)[0].segment == id).collect()
+        };
+        // On one volume no page is in segment 1.
+        let (first, second) = match volumes {
+            1 => (SegmentId::new(0, 0), SegmentId::new(0, 1)),
+            2 => (SegmentId::new(0, 0), SegmentId::new(1, 1)),
+            _ => (SegmentId::new(3, 1), SegmentId::new(1, 1)),
+        };
+        let (files, between) =
+            ([file_of(&rig, first), file_of(&rig, second)], rig.dir.path().join("between"));
+        let swap = || {
+            std::fs::rename(&files[0], &between).unwrap();
+            std::fs::rename(&files[1], &files[0]).unwrap();
+            std::fs::rename(&between, &files[1]).unwrap();
+            rig.segments.close_all();
+        };
+        swap();
+        let found = verified(&run.check(&rig.segments));
+        let is_header_lost = run.place.extents[0].segment == first;
+        let expected: Vec<bool> = pages(first)
+            .into_iter()
+            .zip(pages(second))
+            .map(|(first, second)| !is_header_lost && !first && !second)
+            .collect();
+        assert_eq!(found, expected, "{volumes} volumes");
+        swap();
+        assert_eq!(verified(&run.check(&rig.segments)), [true; 8]);
     }
 }
 
@@ -138,18 +213,26 @@ fn impossible_places_miss() {
 
 #[test]
 fn truncated_or_zeroed_segment_misses() {
-    for rig in rigs() {
-        let mut run = Run::new(1, 3, 300_000, &[]);
+    for (volumes, rig) in all_rigs() {
+        let mut run = Run::over(volumes, 1, 3, 300_000);
         run.write(&rig.segments);
-        let file = std::fs::OpenOptions::new().write(true).open(segment_path(&rig, 0)).unwrap();
-        file.set_len(run.place.extents[0].offset() + UNIT + 74 * UNIT + 100).unwrap();
-        let outcomes = run.check(&rig.segments);
-        assert!(!outcomes[1].is_verified() && !outcomes[2].is_verified());
+        let piece = run.place.page(1)[0];
+        let open = |id| std::fs::OpenOptions::new().write(true).open(file_of(&rig, id)).unwrap();
+        let file = open(piece.segment);
+        file.set_len(piece.offset() + 100).unwrap();
+        // On one volume page 2 is in the same segment, behind page 1.
+        let found = verified(&run.check(&rig.segments));
+        assert_eq!(found[1..], [false, volumes > 1], "{volumes} volumes: {found:?}");
+        assert!(found[0] || volumes == 1, "{found:?}");
+        file.set_len(SEGMENT_BYTES).unwrap();
+        assert_eq!(verified(&run.check(&rig.segments)), [true, false, volumes > 1]);
+
+        let id = run.place.extents[0].segment;
+        let file = open(id);
         file.set_len(0).unwrap();
         assert!(verified(&run.check(&rig.segments)).iter().all(|hit| !hit));
         file.set_len(SEGMENT_BYTES).unwrap();
         assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
-        let id = SegmentId::new(0, 0);
         let mut found = 0;
         rig.segments.scan_headers(id, &Control::default(), &mut |_| found += 1).unwrap();
         assert_eq!(found, 0);
@@ -280,14 +363,18 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(30))]
     #[test]
     fn flipped_bits_never_give_wrong_bytes(
-        flips in proptest::collection::vec((0u64..60 * UNIT, 0u8..8), 1..20),
+        flips in proptest::collection::vec((0u8..4, 0u64..60 * UNIT, 0u8..8), 1..20),
         page_bytes in 1usize..60_000,
+        volumes in proptest::sample::select(&VOLUMES[..]),
     ) {
-        let rig = rig(IoChoice::Auto);
-        let mut run = Run::new(1, 3, page_bytes, &[]);
+        let rig = rigs_on(volumes).swap_remove(0);
+        let mut run = Run::over(volumes, 1, 3, page_bytes);
         run.write(&rig.segments);
-        for (offset, bit) in flips {
-            harm(&rig, 0, offset, |byte| byte[0] ^= 1 << bit, 1);
+        for (volume, offset, bit) in flips {
+            for number in 0..2 {
+                let id = SegmentId::new(volume % volumes, number);
+                harm(&rig, id, offset, |byte| byte[0] ^= 1 << bit, 1);
+            }
         }
         run.check(&rig.segments);
     }

@@ -43,9 +43,14 @@ fn rig_in(io: IoChoice, within: &str) -> Rig {
 
 fn rig_on(medium: Arc<dyn Medium>, dir: tempfile::TempDir, io: IoChoice) -> Rig {
     let segments = open(medium, dir.path().into(), io);
-    segments.create(SegmentId::new(0, 0)).unwrap();
-    segments.create(SegmentId::new(0, 1)).unwrap();
+    create_two(&segments, 0);
     Rig { dir, segments }
+}
+
+/// Creates segments 0 and 1 of a volume.
+fn create_two(segments: &Segments, volume: u8) {
+    segments.create(SegmentId::new(volume, 0)).unwrap();
+    segments.create(SegmentId::new(volume, 1)).unwrap();
 }
 
 pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
@@ -63,6 +68,25 @@ pub fn rigs() -> Vec<Rig> {
     }
     all.extend(mapped_rig());
     all
+}
+
+/// Makes segments like [`rigs`], each on `volumes` volumes.
+pub fn rigs_on(volumes: u8) -> Vec<Rig> {
+    let all = rigs();
+    for Rig { dir, segments } in &all {
+        for volume in 1..volumes {
+            let path = volume_path(dir, volume);
+            std::fs::create_dir(&path).unwrap();
+            segments.add_volume(segments.examine(&path).unwrap());
+            create_two(segments, volume);
+        }
+    }
+    all
+}
+
+/// The directory of a volume: volume 0 is the rig's own directory.
+fn volume_path(dir: &tempfile::TempDir, volume: u8) -> PathBuf {
+    if volume == 0 { dir.path().into() } else { dir.path().join(format!("volume-{volume}")) }
 }
 
 /// Bytes that differ for every page and seed.
@@ -128,6 +152,22 @@ impl Run {
         };
         let pages = (0..count).map(|n| bytes(generation, n, page_bytes)).collect();
         Self { place, header, pages }
+    }
+
+    /// Makes a run on `volumes` volumes: one extent on one volume, otherwise one extent for each
+    /// page, on the volumes in turn.
+    pub fn over(volumes: u8, generation: u64, count: usize, page_bytes: usize) -> Self {
+        let mut run = Self::new(generation, count, page_bytes, &[]);
+        if volumes > 1 {
+            let Place { header_units, page_units, .. } = run.place;
+            let mut extents = vec![page_units; count];
+            extents[0] += header_units;
+            run = Self::new(generation, count, page_bytes, &extents);
+            for (at, extent) in (0..).zip(&mut run.place.extents) {
+                extent.segment = SegmentId::new(at % volumes, extent.segment.number());
+            }
+        }
+        run
     }
 
     pub fn write_from(&mut self, segments: &Segments, source: &dyn PageSource) {
@@ -227,7 +267,12 @@ impl Memory {
     }
 }
 
-/// The file of a segment, for tests that damage it.
+/// The file of a segment of volume 0, for tests that damage it.
 pub fn segment_path(rig: &Rig, number: u32) -> PathBuf {
-    rig.dir.path().join(format!("seg-{number:06}"))
+    file_of(rig, SegmentId::new(0, number))
+}
+
+/// The file of a segment, for tests that damage it.
+pub fn file_of(rig: &Rig, id: SegmentId) -> PathBuf {
+    volume_path(&rig.dir, id.volume()).join(Segments::file_name(id))
 }
