@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub mod fixture;
+pub mod items;
 pub mod volumes;
 
 use ritornello_format::{Result, Scope};
