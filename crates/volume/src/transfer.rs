@@ -12,6 +12,7 @@ mod read;
 mod salvage;
 mod sections;
 mod verify_run;
+mod wide_crc;
 mod write;
 
 pub(crate) use mapped::{copy_threads, copy_threads_max};

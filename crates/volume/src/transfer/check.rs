@@ -2,7 +2,7 @@
 //! checksums in the header. Decodes encoded slices.
 
 use super::page::PageMemory;
-use super::{Encoded, MissReason, RunRead};
+use super::{Encoded, MissReason, RunRead, wide_crc};
 use crate::memory_block::Block;
 use crate::staging::StagingBuffer;
 use ritornello_format::{RunHeader, Slice, SliceChecksum};
@@ -37,7 +37,7 @@ impl<'a> SliceSums<'a> {
     ) {
         while !bytes.is_empty() && self.left > 0 {
             let (now, rest) = bytes.split_at(bytes.len().min(self.left));
-            self.open.update(now);
+            wide_crc::update(&mut self.open, now);
             self.left -= now.len();
             bytes = rest;
             if self.left == 0 {
@@ -195,7 +195,7 @@ impl Expected<'_, '_> {
         let slice = self.slices[usize::from(number)];
         // The checksum covers the bytes on disk, so a decoder never gets damaged input.
         let mut sum = SliceChecksum::new(self.key, self.read.place.generation, number);
-        sum.update(stored);
+        wide_crc::update(&mut sum, stored);
         if sum.finish() != slice.checksum {
             return Err(MissReason::Checksum);
         }

@@ -3,6 +3,7 @@
 use super::Control;
 use super::chunk::RunLayout;
 use super::verify_run::{SingleOp, is_unreadable_on_disk};
+use super::wide_crc;
 use super::write::stopped;
 use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
@@ -137,7 +138,7 @@ fn is_intact(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> 
             let Some(encoded) = bytes.get(at..end) else { return false };
             at = end;
             let mut sum = SliceChecksum::new(&header.keys[page], generation, number);
-            sum.update(encoded);
+            wide_crc::update(&mut sum, encoded);
             sum.finish() == slice.checksum
         })
 }
