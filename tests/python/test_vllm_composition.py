@@ -8,7 +8,7 @@ import pytest
 from scheduler_support import BLOCKS, Blocks, request
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
-from ritornello.vllm import composition
+from ritornello.vllm import composition, engine_config
 from ritornello.vllm.cache_groups import trailing
 from ritornello.vllm.composition import REQUEST_FACTS, FactsCollector
 from ritornello.vllm.handshake import ShardFacts
@@ -264,7 +264,7 @@ class Base:
 
 class Child(Base):
     def __init__(self, vllm_config: Any) -> None:
-        self.engine = composition.engine_config(self, Base)
+        self.engine = engine_config.of_outermost(self, Base)
 
 
 class Multi(Base):

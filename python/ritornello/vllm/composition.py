@@ -1,14 +1,11 @@
 """A child of vLLM's MultiConnector.
 
-A child gets a copy of the configuration, and MultiConnector sends one child's handshake to all
-children. This module finds the engine's configuration, and collects the workers' facts through step
-metadata and reports.
+MultiConnector sends one child's handshake to all children. This module collects the workers' facts
+through step metadata and reports instead.
 """
 
-import sys
 from collections.abc import Mapping
 from time import monotonic
-from types import FrameType
 from typing import Any
 
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
@@ -23,22 +20,6 @@ POLICY_LINE = (
 # A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
 REQUEST_FACTS = StepMetadata(request_facts=True)
-
-
-def engine_config(child: object, base: type) -> Any | None:
-    """Returns the engine's configuration if another connector constructs `child`, else None.
-    `base`: vLLM's connector class. The child's configuration has no reference to the engine's, so
-    the constructor of the outermost connector is looked up on the stack.
-    """
-    found = None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        names = frame.f_locals
-        maker, config = names.get("self"), names.get("vllm_config")
-        if maker is not child and isinstance(maker, base) and config is not None:
-            found = config
-        frame = frame.f_back
-    return found
 
 
 def unsupported_reason(engine: Any | None) -> str:

@@ -26,7 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from ritornello.vllm import composition, kernels
+from ritornello.vllm import composition, engine_config, kernels
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
@@ -91,7 +91,7 @@ class RitornelloConnector(KVConnectorBase_V1, SupportsHMA):
         require_no_context_parallel(vllm_config)
         self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
         # The engine's configuration if another connector constructs this connector, else None.
-        self._engine = composition.engine_config(self, KVConnectorBase_V1)
+        self._engine = engine_config.of_outermost(self, KVConnectorBase_V1)
         reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
             self._engine
         )

@@ -4,7 +4,6 @@
 # mypy: allow-subclassing-any
 
 import logging
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -22,7 +21,8 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 
 from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.connector.meter import Meter
-from ritornello.vllm import kernels
+from ritornello.vllm import engine_config, kernels
+from ritornello.vllm.engine_config import EngineConfig
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import INTERFACE, interface_difference
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
         OffloadingConnectorStats,
     )
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.base import (
         OffloadingMetricMetadata,
         OffloadingSpec,
@@ -67,6 +66,8 @@ RESULTS = {
 class RitornelloTier(SecondaryTierManager):
     """One instance in the scheduler's process. If the engine is not served
     (`namespace.unsupported_reason`), lookups miss and nothing is stored.
+
+    `engine`: the engine's configuration, from `OffloadingPath`; without it, it is looked up.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -77,6 +78,7 @@ class RitornelloTier(SecondaryTierManager):
         primary_kv_view: memoryview,
         tier_type: str,
         backpressure_detector: "BackpressureDetector | None" = None,
+        engine: EngineConfig | None = None,
         **tier_config: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
@@ -104,14 +106,17 @@ class RitornelloTier(SecondaryTierManager):
         self._async_lookups: AsyncLookups | None = None
         self._tier: Tier | None = None
         row_bytes = self.block_size_bytes
-        vllm_config, kv_cache_config = engine_of(offloading_spec)
-        reason = unsupported_reason(vllm_config, offloading_spec.config, row_bytes)
-        if reason or vllm_config is None or kv_cache_config is None:
+        engine = engine or engine_config.of_spec(offloading_spec)
+        reason = unsupported_reason(
+            engine.vllm_config if engine else None, offloading_spec.config, row_bytes
+        )
+        if reason or engine is None:
             logger.warning("ritornello: %s; neither hits nor stores", reason)
             return
+        vllm_config = engine.vllm_config
         namespace = namespace_of(
             vllm_config,
-            kv_cache_config,
+            engine.kv_cache_config,
             offloading_spec.config,
             row_bytes,
             platform_of(vllm_config, offloading_spec),
@@ -120,7 +125,7 @@ class RitornelloTier(SecondaryTierManager):
             logger.warning(f"ritornello: {EPOCH_WARNING}", "stored")
         rows = HostRows(primary_kv_view, row_bytes, settings.store.directories)
         store = TierStore(settings.store, self._meter, namespace.model.hash_algorithm)
-        guard = guard_of_engine()
+        guard = engine.guard or guard_of_engine()
         self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
         guard.begin_epoch = self._tier.on_caches_reset
 
@@ -250,8 +255,8 @@ class RitornelloTier(SecondaryTierManager):
 
     @classmethod
     def config_info_keys(cls, tier_config: dict[str, Any]) -> tuple[str, ...]:
-        vllm_keys = ("type", "module_path", "backpressure")
-        settings = {key: value for key, value in tier_config.items() if key not in vllm_keys}
+        others = ("type", "module_path", "backpressure", "engine")
+        settings = {key: value for key, value in tier_config.items() if key not in others}
         return tuple(config_info_of(TierSettings.parse(settings)))
 
     def config_info(self) -> Mapping[str, str | int | float | bool]:
@@ -331,25 +336,6 @@ def config_info_of(settings: TierSettings) -> dict[str, str]:
         "ritornello_read_only": str(store.read_only),
         "ritornello_codec": store.codec or "raw",
     }
-
-
-def engine_of(spec: "OffloadingSpec") -> "tuple[VllmConfig | None, KVCacheConfig | None]":
-    """Returns the engine's configurations, or None for both.
-
-    vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
-    configuration is a local variable of the caller that constructs the tier. A caller's
-    configuration is the right one if the summary's `extra_config` is the same object, not a copy,
-    as its `kv_connector_extra_config`.
-    """
-    frame = sys._getframe().f_back
-    while frame is not None:
-        found, caches = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
-        transfer = getattr(found, "kv_transfer_config", None)
-        settings = getattr(transfer, "kv_connector_extra_config", None)
-        if caches is not None and settings is not None and settings is spec.extra_config:
-            return found, caches
-        frame = frame.f_back
-    return None, None
 
 
 def platform_of(vllm_config: "VllmConfig", spec: "OffloadingSpec") -> KernelPlatform:

@@ -1,0 +1,65 @@
+"""The engine's complete configuration, where vLLM passes a connector or a tier only a part of it.
+
+`OffloadingPath` hands the configuration to the tier that it lists. In two other cases vLLM offers
+no way to receive it, and this module reads the local variables of vLLM's constructors that are
+running. The names and the order of calls were read in vLLM 0.32.0 and 0.33.0;
+`test_tier_interface.py` and `test_interface.py` check them in the sources of both versions.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ritornello.vllm.weights.guard import WeightGuard
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_offload.base import OffloadingSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """vLLM's configurations of an engine and of its KV cache. `guard`: the guard of the connector
+    that lists the tier; None if the user lists the tier.
+    """
+
+    vllm_config: "VllmConfig" = field(repr=False)
+    kv_cache_config: "KVCacheConfig" = field(repr=False)
+    guard: WeightGuard | None = field(default=None, repr=False)
+
+
+def of_spec(spec: "OffloadingSpec") -> EngineConfig | None:
+    """Returns the configuration of the engine that constructs a tier which the user listed.
+
+    vLLM passes a tier a summary of its configuration, in which a model is only a name. The complete
+    configuration is a local variable of the caller that constructs the tier. A caller's
+    configuration is the right one if the summary's `extra_config` is the same object, not a copy,
+    as its `kv_connector_extra_config`.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found, caches = (frame.f_locals.get(name) for name in ("vllm_config", "kv_cache_config"))
+        transfer = getattr(found, "kv_transfer_config", None)
+        settings = getattr(transfer, "kv_connector_extra_config", None)
+        if caches is not None and settings is not None and settings is spec.extra_config:
+            return EngineConfig(found, caches)
+        frame = frame.f_back
+    return None
+
+
+def of_outermost(child: object, base: type) -> Any | None:
+    """Returns the engine's configuration if another connector constructs `child`, else None.
+    `base`: vLLM's connector class. The child's configuration has no reference to the engine's, so
+    the constructor of the outermost connector is looked up on the stack.
+    """
+    found = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_locals
+        maker, config = names.get("self"), names.get("vllm_config")
+        if maker is not child and isinstance(maker, base) and config is not None:
+            found = config
+        frame = frame.f_back
+    return found
