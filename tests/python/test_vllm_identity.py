@@ -338,7 +338,6 @@ def test_plain_engine_is_served(model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "specs", "why"),
     [
-        ({"device_config__device_type": "cuda"}, [attention()], "cuda memory"),
         ({"cache_config__calculate_kv_scales": True}, [attention()], "run time"),
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, [attention()], "random seed"),
         ({}, [attention(block_size=96)], "cover 64 tokens, blocks 96"),

@@ -9,7 +9,9 @@ the free space if omitted) and `read_only`; all are in `settings.Settings`. A re
 its `kv_transfer_params`: `{"ritornello.no_load": true}`, `{"ritornello.no_store": true}`. Start
 vLLM with `--shutdown-timeout 20`: by default it kills its processes before they can finish a save.
 
-On GPUs, vLLM's own offloading uses the store as a tier below its host memory: `RitornelloTier`
+`data_path` decides how bytes move. On CPUs the connector copies them itself (`CpuPath`). On GPUs it
+builds vLLM's own offloading, with the store as a tier below vLLM's host memory (`OffloadingPath`);
+the tier can also be configured without the connector: `RitornelloTier`
 (docs/engines/vllm-tier.md).
 
 vLLM calls the modules `connector` and `tier.manager`, and the wrappers that `weights` installs

@@ -1,5 +1,9 @@
-"""Checks that the installed vLLM has the tested connector interface."""
+"""The connector interface of vLLM: checks that the installed vLLM has the tested one, and passes
+its calls to a data path.
+"""
 
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ritornello.connector.interface import (
@@ -58,3 +62,67 @@ def interface_difference(base: Any) -> str:
         or missing_hooks(base, HOOKS)
         or constructor_difference(base, PARAMETERS)
     )
+
+
+# The connector interface by name. `RitornelloConnector` passes calls of `DELEGATED` to its data
+# path: methods and properties to the instance, class methods to the class. Names that an installed
+# version lacks are skipped.
+DELEGATED = (
+    ABSTRACT
+    | HOOKS
+    | frozenset(
+        {
+            "bind_gpu_block_pool",
+            "finish_forward",
+            "get_finished",
+            "get_finished_count",
+            "get_kv_connector_kv_cache_events",
+            "get_loaded_kv_cache_group_ids",
+            "get_mem_pool_context",
+            "get_required_kvcache_layout",
+            "handle_preemptions",
+            "has_connector_metadata",
+            "has_pending_block_frees",
+            "has_pending_push_work",
+            "register_finished_partial_tail",
+            "request_finished_all_groups",
+            "requires_piecewise_for_cudagraph",
+            "reset_capture_state",
+            "restore_kv_caches",
+            "set_host_xfer_buffer_ops",
+            "set_xfer_handshake_metadata",
+            "supports_divergent_local_hybrid_hits",
+            "supports_sleep_mode",
+            "take_events",
+            "unregister_kv_caches",
+        }
+    )
+)
+# Public names of the interface that are not passed on, with the reason.
+NOT_DELEGATED = {"role": "the constructor's argument, which the base class keeps"}
+
+
+def delegation(bases: Sequence[type], path: Callable[[], Any]) -> type:
+    """Returns a class whose members pass calls to `self.data_path`, and class methods to the class
+    that `path` returns. `bases`: vLLM's classes, which declare the interface.
+    """
+    members: dict[str, Any] = {}
+    for name in sorted(DELEGATED):
+        declared = next((vars(base)[name] for base in bases if name in vars(base)), None)
+        if isinstance(declared, property):
+            members[name] = property(attrgetter(f"data_path.{name}"), doc=declared.__doc__)
+        elif isinstance(declared, classmethod):
+            members[name] = classmethod(_forward(name, declared.__func__, lambda _: path()))
+        elif declared is not None:
+            members[name] = _forward(name, declared, attrgetter("data_path"))
+    return type("Delegation", (), members)
+
+
+def _forward(name: str, declared: Any, target: Callable[[Any], Any]) -> Any:
+    def forward(owner: Any, *args: Any, **named: Any) -> Any:
+        return getattr(target(owner), name)(*args, **named)
+
+    # `functools.wraps` would copy the mark of abstract methods.
+    forward.__name__, forward.__doc__ = name, declared.__doc__
+    forward.__wrapped__ = declared  # type: ignore[attr-defined]
+    return forward

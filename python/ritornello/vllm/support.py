@@ -1,4 +1,4 @@
-"""Decides which engines are served. Other engines get one line that names the reason: context
+"""Decides which CPU engines are served. Other engines get one line that names the reason: context
 parallelism is refused at start-up, all other unsupported engines get neither hits nor saves.
 """
 
@@ -32,18 +32,10 @@ def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
 def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
-        _device(vllm_config)
-        or ambiguity(vllm_config)
+        ambiguity(vllm_config)
         or _keys(vllm_config, kv_cache_config)
         or _attention(vllm_config, kv_cache_config)
     )
-
-
-def _device(vllm_config: "VllmConfig") -> str:
-    device = vllm_config.device_config.device_type
-    if device == "cpu":
-        return ""
-    return f"copies between {device} memory and the store are not implemented"
 
 
 def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:

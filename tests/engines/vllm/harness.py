@@ -63,11 +63,12 @@ class Engine:
 
             from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-            # Only Ritornello's connector has a `_worker`; `MultiConnector` holds several
-            # connectors.
+            # Only the data path of Ritornello's connector has a `_worker`; `MultiConnector` holds
+            # several connectors.
             group = get_kv_transfer_group()
             sides = [
-                getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])
+                getattr(getattr(one, "data_path", None), "_worker", None)
+                for one in getattr(group, "_connectors", [group])
             ]
             side = next(filter(None, sides), None)
             while side and not all(

@@ -18,7 +18,10 @@ from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 def worker_of(results: StepResults) -> WorkerSide:
     """Returns the worker's side in this process whose results are `results`."""
     group = get_kv_transfer_group()
-    sides = [getattr(one, "_worker", None) for one in getattr(group, "_connectors", [group])]
+    sides = [
+        getattr(getattr(one, "data_path", None), "_worker", None)
+        for one in getattr(group, "_connectors", [group])
+    ]
     return next(side for side in sides if side is not None and side.results is results)
 
 

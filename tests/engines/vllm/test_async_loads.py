@@ -15,7 +15,7 @@ CLAIMED = 299 // BLOCK * BLOCK
 @pytest.fixture
 def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine in which every load is asynchronous, however small."""
-    side = engine.scheduler.connector._scheduler
+    side = engine.scheduler.connector.data_path._scheduler
     monkeypatch.setattr(side._load_plan, "_async_load_tokens", 0)
     yield engine
     # After every test, no load is pending and no lease is held.
@@ -169,7 +169,7 @@ def test_preempted_requests_load_their_pages(
 def worker_side() -> WorkerSide:
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    side: WorkerSide = get_kv_transfer_group()._worker
+    side: WorkerSide = get_kv_transfer_group().data_path._worker
     return side
 
 

@@ -7,12 +7,17 @@ attributes that it uses of vLLM's objects must have the same names.
 import ast
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 from vllm_sources import class_of, downloaded, installed, is_abstract, methods
 
+from ritornello.vllm import data_path
 from ritornello.vllm.connector import RitornelloConnector
-from ritornello.vllm.interface import ABSTRACT, HOOKS, PARAMETERS
+from ritornello.vllm.cpu_path import CpuPath
+from ritornello.vllm.interface import ABSTRACT, DELEGATED, HOOKS, NOT_DELEGATED, PARAMETERS
+from ritornello.vllm.offloading_path import OffloadingPath
 from ritornello.vllm.support import SERVED
 from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
@@ -41,13 +46,52 @@ def test_base_class_is_the_tested_one(sources: Path) -> None:
 def test_overrides_take_vllm_arguments(sources: Path) -> None:
     base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
     base |= methods(class_of(sources, BASE, "SupportsHMA"))
-    ours = {name for name in vars(RitornelloConnector) if name in base and name != "__init__"}
-    assert len(ours) > 20
-    for name in ours - {"requires_kv_delivery"}:
-        function = inspect.unwrap(getattr(RitornelloConnector, name))
-        taken = [name for name in inspect.signature(function).parameters if name != "kwargs"]
-        passed = [argument.arg for argument in base[name].args.args][1:]
-        assert [name for name in taken if name != "self"] == passed, name
+    for path, least in ((CpuPath, 20), (OffloadingPath, 1)):
+        ours = {name for name in vars(path) if name in base and name != "__init__"}
+        assert len(ours) >= least
+        for name in ours - {"requires_kv_delivery"}:
+            function = inspect.unwrap(getattr(path, name))
+            taken = [name for name in inspect.signature(function).parameters if name != "kwargs"]
+            passed = [argument.arg for argument in base[name].args.args][1:]
+            assert [name for name in taken if name != "self"] == passed, name
+
+
+def test_every_method_is_delegated_or_listed(sources: Path) -> None:
+    declared = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
+    declared |= methods(class_of(sources, BASE, "SupportsHMA"))
+    public = {name for name in declared if not name.startswith("_")}
+    assert len(public) > 40
+    assert sorted(public - DELEGATED - set(NOT_DELEGATED)) == []
+    assert all(NOT_DELEGATED.values())
+    assert not DELEGATED & set(NOT_DELEGATED)
+
+
+def test_calls_reach_data_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of instances reach the instance's data path, class methods its class."""
+
+    class Recorder:
+        def __init__(self, kind: str) -> None:
+            self._kind = kind
+
+        def __getattr__(self, name: str) -> Any:
+            if name in properties:
+                return f"property {name}"
+            return lambda *given, **named: (self._kind, name, given, named)
+
+    properties = {"requires_kv_delivery", "supports_divergent_local_hybrid_hits"}
+    connector, tried = object.__new__(RitornelloConnector), set()
+    connector.data_path = Recorder("instance")
+    monkeypatch.setattr(data_path, "data_path", lambda: Recorder("class"))
+    for base in (KVConnectorBase_V1, SupportsHMA):
+        for name in DELEGATED & set(vars(base)):
+            reached = getattr(connector, name)
+            if name in properties:
+                assert reached == f"property {name}"
+            else:
+                kind = "class" if isinstance(vars(base)[name], classmethod) else "instance"
+                assert reached(1, second=2) == (kind, name, (1,), {"second": 2})
+            tried.add(name)
+    assert tried > HOOKS | ABSTRACT
 
 
 @pytest.mark.parametrize(
@@ -156,7 +200,7 @@ def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
 def test_multi_connector_has_used_names(sources: Path) -> None:
     folder = "vllm/distributed/kv_transfer/kv_connector"
     multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
-    # `composition.engine_config` reads `vllm_config` where children are constructed.
+    # `engine_config.of_outermost` reads `vllm_config` where children are constructed.
     assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
     assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
     factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))

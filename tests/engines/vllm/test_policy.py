@@ -10,14 +10,15 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from ritornello.vllm import RitornelloConnector
+from ritornello.vllm.cpu_path import CpuPath
 
 
 class FullAttentionSpec(SimpleNamespace):
     """Stand-in for vLLM's class: support is decided by the exact type name."""
 
 
-def connector(store: Path, hashes: str) -> RitornelloConnector:
-    """Returns the scheduler's connector."""
+def connector(store: Path, hashes: str) -> CpuPath:
+    """Returns the data path of the scheduler's connector."""
     transfer = SimpleNamespace(
         kv_connector_extra_config={"path": str(store), "capacity": "1GiB"},
         kv_load_failure_policy="",
@@ -33,7 +34,9 @@ def connector(store: Path, hashes: str) -> RitornelloConnector:
     )
     group = SimpleNamespace(layer_names=["l.0"], kv_cache_spec=FullAttentionSpec(block_size=16))
     caches: Any = SimpleNamespace(kv_cache_groups=[group], hash_block_size=16, num_blocks=8)
-    return RitornelloConnector(config, KVConnectorRole.SCHEDULER, caches)
+    path = RitornelloConnector(config, KVConnectorRole.SCHEDULER, caches).data_path
+    assert isinstance(path, CpuPath)
+    return path
 
 
 def test_weak_hashes_need_permission(

@@ -133,7 +133,7 @@ class WeightScenario:
         """
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-        while has_kv_transfer_group() and get_kv_transfer_group()._worker._pending_saves:
+        while has_kv_transfer_group() and get_kv_transfer_group().data_path._worker._pending_saves:
             sleep(0.05)
             self.engine.tokens([1, 2, 3], answer=2)
 

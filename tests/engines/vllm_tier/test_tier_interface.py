@@ -13,6 +13,8 @@ import pytest
 from vllm_sources import class_of, downloaded, installed, is_abstract, methods
 
 from ritornello.vllm import RitornelloTier
+from ritornello.vllm.interface import PARAMETERS as CONNECTOR_PARAMETERS
+from ritornello.vllm.offloading_path import OffloadingPath
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
 from ritornello.vllm.tier.manager import AsyncLookups
 
@@ -93,6 +95,35 @@ def test_engine_configuration_is_on_stack(sources: Path) -> None:
     assert "self.extra_config = config.extra_config" in (sources / f"{OFFLOAD}/base.py").read_text()
 
 
+def test_connector_configures_offloading(sources: Path) -> None:
+    """`OffloadingPath` derives from vLLM's connector, and sets these keys of its configuration."""
+    folder = "vllm/distributed/kv_transfer/kv_connector/v1"
+    connector = methods(
+        class_of(sources, f"{folder}/offloading_connector.py", "OffloadingConnector")
+    )
+    assert parameters(connector["__init__"]) == ["self", *CONNECTOR_PARAMETERS]
+    for name in ("get_num_new_matched_tokens", "build_prom_metrics"):
+        taken = list(inspect.signature(getattr(OffloadingPath, name)).parameters)
+        assert [p for p in taken if p != "self"] == parameters(connector[name])[1:]
+    config = (sources / f"{CONNECTOR}/config.py").read_text()
+    assert "def build_offloading_config(\n    vllm_config" in config
+    assert 'extra_config.get("blocks_per_chunk")' in config
+    read = {
+        f"{OFFLOAD}/base.py": ["offload_prompt_only", "self_describing_kv_events"],
+        f"{OFFLOAD}/cpu/spec.py": ["cpu_bytes_to_use"],
+        f"{OFFLOAD}/tiering/spec.py": ["secondary_tiers"],
+    }
+    for file, keys in read.items():
+        code = "".join((sources / file).read_text().split())
+        assert [key for key in keys if f'self.extra_config.get("{key}"' not in code] == [], file
+    # Settings of a tier, Python objects included, reach its constructor.
+    assert "            **config,\n" in (sources / f"{OFFLOAD}/tiering/factory.py").read_text()
+    assert '"TieringOffloadingSpec"' in (sources / f"{OFFLOAD}/factory.py").read_text()
+    parallel = (sources / "vllm/config/parallel.py").read_text()
+    assert "    data_parallel_size_local: int" in parallel
+    assert "def is_cpu(self) -> bool:" in (sources / "vllm/platforms/interface.py").read_text()
+
+
 def test_only_cache_reset_drains_jobs(sources: Path) -> None:
     """The tier begins an epoch in `drain_jobs`, which vLLM calls only to reset its cache."""
     manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
@@ -115,6 +146,7 @@ def test_only_cache_reset_drains_jobs(sources: Path) -> None:
                 "replicated_layout",
                 "canonical_layout",
                 "kv_cache_layout",
+                "worker_kv_bytes_per_block",
             },
         ),
         ("config.py", "OffloadingGroupConfig", {"tokens_per_block", "layer_names", "group_id"}),
@@ -122,7 +154,14 @@ def test_only_cache_reset_drains_jobs(sources: Path) -> None:
         (
             "config.py",
             "OffloadingParallelConfig",
-            {"tp_size", "pp_size", "pcp_size", "dcp_size", "is_parallelism_agnostic"},
+            {
+                "tp_size",
+                "pp_size",
+                "pcp_size",
+                "dcp_size",
+                "is_parallelism_agnostic",
+                "world_size",
+            },
         ),
         ("base.py", "ReqContext", {"req_id", "kv_transfer_params", "_offload_key_positions"}),
         ("base.py", "OffloadingEvent", {"keys", "medium", "removed", "locality"}),

@@ -1,0 +1,23 @@
+"""Which data path serves an engine: the only place that decides this.
+
+    CPU                   `CpuPath`: our own copies between KV memory and the store
+    CUDA, ROCm, XPU       `OffloadingPath`: vLLM's own offloading to host memory, our tier below it
+
+A data path is a connector (`KVConnectorBase_V1`) whose constructor takes two further arguments, as
+`CpuPath` describes them. `RitornelloConnector` passes every call of vLLM to it.
+"""
+
+from typing import Any
+
+
+def data_path() -> Any:
+    """Returns the class of the data path for the platform that vLLM runs on."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from ritornello.vllm.cpu_path import CpuPath
+
+        return CpuPath
+    from ritornello.vllm.offloading_path import OffloadingPath
+
+    return OffloadingPath

@@ -1,0 +1,126 @@
+"""One vLLM with `RitornelloConnector` and the data path of GPU engines. `OffloadingPath` builds
+vLLM's offloading as on a GPU; only its worker copies between CPU tensors and host memory
+(`tier_spec`).
+
+After its imports the program reads a question, one line of JSON: the `model`, the connector's
+settings (`extra`), the store's `path` and the `prompts`. If a regular file is at the store's path,
+the engine answers the first prompt before it removes the file. For each prompt the reply has the
+answer, before and after vLLM's own caches are emptied, and the number of its tokens that came from
+vLLM's caches and from the store. If the question has `changes_weights`, the engine changes its
+weights at the end, and answers the last prompt again.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
+
+from harness import BLOCK, BLOCKS, prompt, reply, set_environment  # noqa: E402
+from tier_harness import FILLER, TierEngine  # noqa: E402
+from tier_probes import rows_of  # noqa: E402
+from weights import flip  # noqa: E402
+
+from servers.vllm import connector  # noqa: E402
+
+# Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum.
+CHUNK = 256
+
+
+class ConnectorEngine(TierEngine):
+    def __init__(self, model: str, extra: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        from ritornello.vllm import data_path, offloading_path
+
+        data_path.data_path = lambda: offloading_path.OffloadingPath
+        offloading_path.SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "tier_spec"}
+        self.llm = LLM(
+            model,
+            enforce_eager=True,
+            block_size=BLOCK,
+            max_model_len=1200,
+            num_gpu_blocks_override=BLOCKS,
+            disable_log_stats=False,
+            kv_transfer_config=connector(**extra),
+        )
+
+    @property
+    def manager(self) -> Any:
+        return self.scheduler.connector.data_path.connector_scheduler.manager
+
+    def forget_all(self) -> None:
+        self.forget()
+        self._unpin()
+        self.ask(prompt(FILLER, len(rows_of(self)) * CHUNK + 1), answer=1)
+        self._unpin()
+        self.forget()
+
+    def answer(self, asked: list[int]) -> dict[str, Any]:
+        before = self.tokens_from("disk")
+        (output,) = self.ask(asked)
+        self.ask([1, 2, 3], answer=4)  # vLLM counts with a later step
+        return {
+            "tokens": list(output.outputs[0].token_ids),
+            "cached": output.num_cached_tokens,
+            "disk": self.tokens_from("disk") - before,
+        }
+
+
+def remove_obstacle(engine: ConnectorEngine, path: Path) -> None:
+    path.unlink()
+    end = monotonic() + 60
+    while not engine.tier._store.open():
+        assert monotonic() < end, engine.tier._store.broken
+        sleep(0.05)
+
+
+def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    path = Path(question["path"])
+    if path.is_file():
+        yield {"unopened": engine.answer(question["prompts"][0])}
+        remove_obstacle(engine, path)
+        engine.forget_all()
+    for asked in question["prompts"]:
+        first = engine.answer(asked)
+        engine.forget_all()
+        yield {"first": first, "again": engine.answer(asked)}
+    if question.get("changes_weights"):
+        asked = question["prompts"][-1]
+        engine.llm.collective_rpc(flip)
+        # Leaves the chunks of earlier weights in vLLM's host memory.
+        assert engine.llm.reset_prefix_cache()
+        changed = engine.answer(asked)
+        assert engine.llm.reset_prefix_cache(reset_connector=True)
+        reset = engine.answer(asked)
+        engine.forget_all()
+        yield {"changed": changed, "reset": reset, "again": engine.answer(asked)}
+
+
+def main() -> None:
+    set_environment(OMP_NUM_THREADS="2")
+    # Two programs may import vLLM at the same time, and use one store in turn.
+    from vllm import LLM
+
+    assert LLM
+    question = json.loads(sys.stdin.readline())
+    engine = ConnectorEngine(question["model"], question["extra"])
+    said = list(answers(engine, question))
+    counted = engine.offloaded()
+    events = {name for name in counted if name.startswith("tiering_")}
+    extra = engine.scheduler.connector.data_path._kv_transfer_config.kv_connector_extra_config
+    found = {
+        "answers": said,
+        "counters": sorted(events),
+        "blocks_per_chunk": extra["blocks_per_chunk"],
+    }
+    engine.stop()
+    reply(found)
+
+
+if __name__ == "__main__":
+    main()

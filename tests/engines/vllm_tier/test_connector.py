@@ -1,0 +1,151 @@
+"""`RitornelloConnector` with the data path of GPU engines: vLLM's offloading with the store below
+it, built by the settings of the connector. Each engine runs in a separate process.
+"""
+
+import json
+from pathlib import Path
+from subprocess import STDOUT
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from connector_engine import CHUNK
+from harness import BLOCK, REPLY, prompt
+from tier_harness import block_bytes
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from ritornello.vllm import RitornelloConnector, data_path, offloading_path
+from ritornello.vllm.cpu_path import CpuPath
+from ritornello.vllm.metrics import RitornelloStats
+from servers.child import Child
+
+# The host memory holds the chunks of the longest prompt, and of no further one.
+HOST_CHUNKS = 4
+FIRST, SECOND = prompt(21, 600), prompt(22, 900)
+
+
+def cached(asked: list[int]) -> int:
+    """Returns the tokens of full chunks before the last token."""
+    return (len(asked) - 1) // CHUNK * CHUNK
+
+
+def reply_of(engine: Child, question: dict[str, Any]) -> dict[str, Any]:
+    """Returns the engine's reply to `question` and its log."""
+    engine.send(json.dumps(question))
+    assert engine.stdout is not None
+    log: list[str] = []
+    for line in engine.stdout:
+        if line.startswith(REPLY):
+            engine.communicate(timeout=120)
+            assert engine.returncode == 0
+            return {"log": log, **json.loads(line.removeprefix(REPLY))}
+        log.append(line.rstrip())
+    raise AssertionError("\n".join(["no reply; the end of the log:", *log[-40:]]))
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Returns the replies of two engines that ran in turn with the same store. While the first
+    engine starts, a file is at the store's path.
+    """
+    store = tmp_path_factory.mktemp("connector") / "store"
+    store.touch()
+    host = HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK
+    extra = {"tiers": [f"host {host}", f"disk {store} 1GiB"]}
+    question = {"model": str(model), "extra": extra, "path": str(store)}
+    program = Path(__file__).with_name("connector_engine.py")
+    with Child(program, stderr=STDOUT) as first, Child(program, stderr=STDOUT) as second:
+        return [
+            reply_of(first, question | {"prompts": [FIRST, SECOND]}),
+            reply_of(second, question | {"prompts": [SECOND, FIRST], "changes_weights": True}),
+        ]
+
+
+def test_engine_serves_without_store_that_cannot_be_opened(runs: list[dict[str, Any]]) -> None:
+    unopened, first, _ = runs[0]["answers"]
+    assert (unopened["unopened"]["cached"], unopened["unopened"]["disk"]) == (0, 0)
+    assert unopened["unopened"]["tokens"] == first["first"]["tokens"]
+    (said,) = [line for line in runs[0]["log"] if "open failed" in line]
+    assert said.endswith("serving without the store until it can be opened again")
+    assert any("the store serves again" in line for line in runs[0]["log"])
+
+
+def test_restarted_engine_answers_same_from_disk(runs: list[dict[str, Any]]) -> None:
+    _, first, second = runs[0]["answers"]
+    assert (first["first"]["disk"], second["first"]["disk"]) == (0, 0)
+    restarted_second, restarted_first, _ = runs[1]["answers"]
+    for asked, before, after in (
+        (FIRST, first, restarted_first),
+        (SECOND, second, restarted_second),
+    ):
+        assert after["first"]["tokens"] == before["first"]["tokens"]
+        assert after["first"]["disk"] == after["first"]["cached"] == cached(asked)
+
+
+def test_chunks_outlive_host_memory(runs: list[dict[str, Any]]) -> None:
+    for asked, said in zip((FIRST, SECOND), runs[0]["answers"][1:], strict=True):
+        assert said["again"]["tokens"] == said["first"]["tokens"]
+        assert said["again"]["disk"] == cached(asked)
+
+
+def test_chunks_of_earlier_weights_are_not_loaded(runs: list[dict[str, Any]]) -> None:
+    *_, said = runs[1]["answers"]
+    assert [said[name]["cached"] for name in ("changed", "reset")] == [0, 0]
+    assert said["changed"]["tokens"] != runs[0]["answers"][1]["first"]["tokens"]
+    assert said["reset"]["tokens"] == said["again"]["tokens"] == said["changed"]["tokens"]
+    assert said["again"]["disk"] == cached(FIRST)
+
+
+def test_sizes_follow_settings_and_model(runs: list[dict[str, Any]]) -> None:
+    for run in runs:
+        assert run["blocks_per_chunk"] * BLOCK == CHUNK
+        (said,) = [line for line in run["log"] if "vLLM offloads chunks" in line]
+        assert f"chunks of {CHUNK} tokens" in said
+        assert f"({HOST_CHUNKS} chunks)" in said
+        assert "this is little" in said
+        assert "tiering_chunk_hits" in run["counters"]
+
+
+def config_of(extra: dict[str, Any]) -> Any:
+    transfer = SimpleNamespace(
+        kv_connector_extra_config=extra, kv_connector="", kv_connector_module_path=""
+    )
+    return SimpleNamespace(kv_transfer_config=transfer, kv_events_config=None)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_path, "data_path", lambda: offloading_path.OffloadingPath)
+
+
+@pytest.mark.parametrize(
+    ("extra", "advice"),
+    [
+        ({}, 'needs "path"'),
+        ({"path": "/kv", "cpu_bytes_to_use": 1}, "unknown key 'cpu_bytes_to_use'"),
+        ({"tiers": ["gpu 8GiB", "disk /kv"]}, "--gpu-memory-utilization"),
+    ],
+)
+@pytest.mark.parametrize("role", KVConnectorRole)
+def test_bad_settings_give_one_line(
+    on_gpu: None, role: KVConnectorRole, extra: dict[str, Any], advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice) as raised:
+        RitornelloConnector(config_of(extra), role, SimpleNamespace())
+    assert "\n" not in str(raised.value)
+
+
+def test_class_methods_follow_data_path(on_gpu: None) -> None:
+    plain = SimpleNamespace(attention_config=SimpleNamespace(hisparse_config=None))
+    offloading = offloading_path.OffloadingConnector
+    assert RitornelloConnector.get_required_kvcache_layout(plain) == (
+        offloading.get_required_kvcache_layout(plain)
+    )
+    stats = type(offloading.build_kv_connector_stats())
+    assert isinstance(RitornelloConnector.build_kv_connector_stats(), stats)
+
+
+def test_cpu_engine_gets_own_copies() -> None:
+    assert data_path.data_path() is CpuPath
+    assert RitornelloConnector.get_required_kvcache_layout(SimpleNamespace()) is None
+    assert isinstance(RitornelloConnector.build_kv_connector_stats(), RitornelloStats)
