@@ -286,11 +286,23 @@ def test_policy_is_set_on_engine_configuration() -> None:
     assert not composition.recompute(outer)
 
 
-def test_dummy_blocks_are_refused() -> None:
-    def engine(*names: str) -> Any:
-        extra = {"connectors": [{"kv_connector": name} for name in names]}
-        return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
+def engine(*names: str) -> Any:
+    """Returns an engine's configuration with these connectors inside MultiConnector."""
+    extra = {"connectors": [{"kv_connector": name} for name in names]}
+    return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
 
+
+def test_offloading_is_refused_beside_loads_during_a_step() -> None:
+    assert not composition.unsafe_to_offload_reason(None)
+    safe = engine("NixlConnector", "RitornelloConnector", "MooncakeConnector")
+    assert not composition.unsafe_to_offload_reason(safe)
+    unsafe = engine("RitornelloConnector", "LMCacheConnectorV1")
+    assert "LMCacheConnectorV1" in composition.unsafe_to_offload_reason(unsafe)
+    dummy = engine("RitornelloConnector", "DecodeBenchConnector")
+    assert "DecodeBenchConnector" in composition.unsafe_to_offload_reason(dummy)
+
+
+def test_dummy_blocks_are_refused() -> None:
     assert not composition.unsupported_reason(None)
     assert not composition.unsupported_reason(engine("RitornelloConnector", "NixlConnector"))
     assert "DecodeBenchConnector" in composition.unsupported_reason(engine("DecodeBenchConnector"))

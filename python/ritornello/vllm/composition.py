@@ -19,6 +19,10 @@ POLICY_LINE = (
 )
 # A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
+# Connectors that load only between steps, in vLLM 0.32.0 and 0.33.0.
+LOAD_BETWEEN_STEPS = frozenset({"MooncakeConnector", "NixlConnector"})
+# Connectors that contain this connector, or are it.
+OWN = frozenset({"MultiConnector", "RitornelloConnector"})
 REQUEST_FACTS = StepMetadata(request_facts=True)
 
 
@@ -29,6 +33,19 @@ def unsupported_reason(engine: Any | None) -> str:
     if engine is not None and DUMMY in _names(engine.kv_transfer_config):
         return f"{DUMMY} fills blocks with dummy values"
     return ""
+
+
+def unsafe_to_offload_reason(engine: Any | None) -> str:
+    """Returns why vLLM's offloading must not save pages in this composition; "" if it may.
+
+    It saves the pages of a step before it knows whether loads by other connectors in that step
+    succeeded, so after a failed load it would save memory that holds no KV.
+    """
+    names = set() if engine is None else _names(engine.kv_transfer_config)
+    others = sorted(names - OWN - LOAD_BETWEEN_STEPS)
+    if not others:
+        return unsupported_reason(engine)
+    return f"{', '.join(others)} may load during a step, whose pages vLLM's offloading would save"
 
 
 def recompute(engine: Any) -> bool:

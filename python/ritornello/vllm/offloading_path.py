@@ -65,7 +65,8 @@ class OffloadingPath(OffloadingConnector):
         engine: "VllmConfig | None",
     ) -> None:
         settings = OffloadingSettings.parse(_extra(vllm_config))
-        reason = composition.unsupported_reason(engine)
+        reason = composition.unsafe_to_offload_reason(engine)
+        self._serves = not reason
         is_scheduler = role is KVConnectorRole.SCHEDULER
         self._guard: WeightGuard | None = None
         if is_scheduler and not reason:
@@ -87,9 +88,12 @@ class OffloadingPath(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Returns no tokens while the weights differ from the weights of the epoch: vLLM's host
-        memory may hold chunks of earlier weights until a reset that includes the connector.
+        """Returns no tokens in an engine that is not served, and while the weights differ from the
+        weights of the epoch: vLLM's host memory may hold chunks without KV, or, until a reset that
+        includes the connector, chunks of earlier weights.
         """
+        if not self._serves:
+            return 0, False
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens and self._guard is not None and self._guard.changed():
             return 0, False
