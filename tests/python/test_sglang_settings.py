@@ -73,11 +73,38 @@ def test_tested_interface_is_accepted() -> None:
 
 
 @pytest.mark.parametrize(
+    "others",
+    [
+        {"prefetch_hint": lambda self, keys: None},
+        {"exists": lambda self, key, tier=0: False},
+        {"exists": lambda self, key, *, tier=0: False},
+        {"exists": lambda self, key, *more, **named: False},
+        {"__abstractmethods__": interface.ABSTRACT - {"get"}},
+    ],
+)
+def test_interface_with_optional_parts_is_accepted(others: dict[str, Any]) -> None:
+    assert interface_difference(base(**others), CONFIG, TRANSFER, RESULT) == ""
+
+
+@pytest.mark.parametrize(
     ("classes", "problem"),
     [
         (
-            (base(__abstractmethods__={"get"}), CONFIG, TRANSFER, RESULT),
-            "abstract methods differ: batch_get, batch_set, exists, set",
+            (
+                base(__abstractmethods__={*interface.ABSTRACT, "batch_move"}),
+                CONFIG,
+                TRANSFER,
+                RESULT,
+            ),
+            "unknown abstract methods: batch_move",
+        ),
+        (
+            (base(exists=lambda self, key, tier: False), CONFIG, TRANSFER, RESULT),
+            "exists takes key, tier",
+        ),
+        (
+            (base(exists=lambda self, tier=0, key="": False), CONFIG, TRANSFER, RESULT),
+            "exists takes tier, key",
         ),
         (
             (base(batch_get_v1=lambda self, keys, slots: []), CONFIG, TRANSFER, RESULT),

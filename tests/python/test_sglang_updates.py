@@ -51,6 +51,16 @@ def test_every_weight_update_is_observed(name: str) -> None:
     assert updates.epoch == updates.flushed != b""
 
 
+def test_unknown_method_counts_as_update(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    updates, found = WeightUpdates(), classes(rotate_experts=lambda self: None)
+    assert watch_obstacle(*found) == ""
+    updates.watch(*found)
+    assert "rotate_experts" in caplog.text
+    found[0]().rotate_experts()
+    assert updates.epoch != updates.flushed
+
+
 def test_recorded_update_of_other_updater_is_observed() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
@@ -119,8 +129,7 @@ def test_updated_weights_miss_until_flush(
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        (classes(update_weights_from_afar=lambda self: None), "differ: update_weights_from_afar"),
-        (classes(**{UPDATE_METHODS[0]: None}), f"differ: {UPDATE_METHODS[0]}"),
+        (classes(**{UPDATE_METHODS[0]: None}), f"missing: {UPDATE_METHODS[0]}"),
         ((*classes()[:2], type("Controller", (), {})), "Controller has no reset"),
         ((classes()[0], type("Manager", (), {}), classes()[2]), f"Manager has no {RECORDER}"),
     ],

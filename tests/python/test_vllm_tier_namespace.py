@@ -208,7 +208,7 @@ def base(**changes: Any) -> Any:
         backpressure_detector: Any = None,
     ) -> None: ...
 
-    fields: dict[str, Any] = dict.fromkeys(interface.HOOKS)
+    fields: dict[str, Any] = dict.fromkeys(interface.HOOKS | interface.ABSTRACT)
     fields |= {"__abstractmethods__": interface.ABSTRACT, "__init__": made} | changes
     return SimpleNamespace(**{name: value for name, value in fields.items() if value != "gone"})
 

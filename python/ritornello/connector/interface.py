@@ -1,11 +1,19 @@
-"""Checks that an installed engine has the interface that was tested. Each function returns how a
-class differs from the tested class; "" if they are equal.
+"""Checks that an installed engine has the interface that was tested. Each function returns what a
+class lacks, or requires in addition; "" if an adapter that was written for the tested class serves.
+
+An interface with more than the tested parts serves: optional methods that the adapter does not
+override, and optional parameters, for which see `accept_defaults`.
 """
 
+import functools
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+# Types of defaults that are compared by value.
+PLAIN = (int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +37,14 @@ class EngineInterface:
 
 
 def abstract_difference(base: Any, expected: frozenset[str]) -> str:
-    differ = frozenset(base.__abstractmethods__) ^ expected
-    return f"abstract methods differ: {', '.join(sorted(differ))}" if differ else ""
+    """Checks that a class without its `expected` methods is complete. A method that is no longer
+    abstract may still be overridden.
+    """
+    unknown = frozenset(base.__abstractmethods__) - expected
+    if unknown:
+        return f"unknown abstract methods: {', '.join(sorted(unknown))}"
+    missing = sorted(name for name in expected if not hasattr(base, name))
+    return f"methods are missing: {', '.join(missing)}" if missing else ""
 
 
 def missing_hooks(base: Any, names: Collection[str]) -> str:
@@ -40,28 +54,70 @@ def missing_hooks(base: Any, names: Collection[str]) -> str:
 
 
 def method_difference(base: Any, methods: Mapping[str, tuple[str, ...]]) -> str:
-    """Checks the parameters of methods, without `self`."""
+    """Checks the parameters of methods, without `self`: the expected parameters first, in their
+    order, because engines pass them by place; further parameters only if they are optional.
+    """
     for name, expected in methods.items():
         method = getattr(base, name, None)
         if method is None:
             return f"{name} is missing"
-        parameters = _parameters(method)
-        if parameters != expected:
-            return f"{name} takes {', '.join(parameters) or 'nothing'}"
+        if not _takes(method, expected):
+            return f"{name} takes {', '.join(_parameters(method)) or 'nothing'}"
     return ""
 
 
 def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
-    """Checks the parameters of the constructor, without `self`."""
-    parameters = _parameters(base.__init__)
+    """Checks the parameters of the constructor, without `self`. They must be equal: the engine's
+    factory, and not this class, decides which of them it passes.
+    """
+    parameters = tuple(_parameters(base.__init__))
     return "" if parameters == expected else f"the constructor takes {', '.join(parameters)}"
 
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
-    """Checks the fields of a class of records; the result begins with `name`."""
+    """Checks the fields of a class of records; the result begins with `name`. They must be equal: a
+    further field may be part of a record's identity.
+    """
     fields = tuple(inspect.signature(record).parameters)
     return "" if fields == expected else f"{name} has {', '.join(fields)}"
 
 
-def _parameters(method: Any) -> tuple[str, ...]:
-    return tuple(inspect.signature(method).parameters)[1:]
+def accept_defaults(adapter: Any, base: Any) -> None:
+    """Makes the overrides in `adapter` accept the optional parameters that only `base` declares, if
+    the engine passes their defaults. Another value may ask for something that the adapter does not
+    do, so the call raises TypeError.
+    """
+    for name, ours in list(vars(adapter).items()):
+        theirs = getattr(base, name, None)
+        if name.startswith("_") or not inspect.isfunction(ours) or not inspect.isfunction(theirs):
+            continue
+        signature = inspect.signature(theirs)
+        known = inspect.signature(ours).parameters
+        unknown = {p.name: p.default for p in signature.parameters.values() if p.name not in known}
+        if unknown:
+            setattr(adapter, name, _without(ours, signature, unknown))
+
+
+def _without(method: Any, signature: inspect.Signature, unknown: Mapping[str, Any]) -> Any:
+    @functools.wraps(method)
+    def call(*args: Any, **named: Any) -> Any:
+        arguments = signature.bind(*args, **named).arguments
+        for name, default in unknown.items():
+            value = arguments.pop(name, default)
+            if value is not default and not (isinstance(value, PLAIN) and value == default):
+                raise TypeError(f"ritornello: {method.__name__} does not serve {name}={value!r}")
+        return method(**arguments)
+
+    return call
+
+
+def _takes(method: Any, expected: tuple[str, ...]) -> bool:
+    parameters = list(_parameters(method).values())
+    further = parameters[len(expected) :]
+    optional = (p.default is not p.empty or p.kind in VARIADIC for p in further)
+    return tuple(p.name for p in parameters[: len(expected)]) == expected and all(optional)
+
+
+def _parameters(method: Any) -> dict[str, inspect.Parameter]:
+    """Returns the parameters of a method, without `self`."""
+    return dict(list(inspect.signature(method).parameters.items())[1:])

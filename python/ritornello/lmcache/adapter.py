@@ -23,6 +23,7 @@ from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
 from ritornello._core import Completions
+from ritornello.connector.interface import accept_defaults
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.listing import list_objects
@@ -320,6 +321,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
                     return
         except Exception as error:
             self._objects.store.record_failure("seed", error)
+
+
+accept_defaults(RitornelloL2Adapter, L2AdapterInterface)
 
 
 def _l1_memory(desc: "L1MemoryDesc | None") -> tuple[memoryview | None, int]:

@@ -31,8 +31,8 @@ METHODS = {
     "clear": (),
     "get_stats": (),
 }
-# Methods of SGLang's `WeightUpdater` that change weights, and its other methods. A method in
-# neither list could change weights unnoticed.
+# Methods of SGLang's `WeightUpdater` that change weights, and its other methods. A public method in
+# neither list may change weights, and is treated as an update.
 UPDATE_METHODS = (
     "begin_weight_update",
     "end_weight_update",
@@ -71,8 +71,8 @@ RESULT = frozenset({"kv_hit_pages", "extra_pool_hit_pages", "restorable_prefix_p
 
 
 def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> str:
-    """Returns how SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
-    `PoolTransfer`, `PoolTransferResult`) differ from the tested classes; "" if they are equal.
+    """Returns why SGLang's storage classes (`HiCacheStorage`, `HiCacheStorageConfig`,
+    `PoolTransfer`, `PoolTransferResult`) cannot be used as the tested classes; "" if they can be.
     """
     difference = abstract_difference(base, ABSTRACT) or method_difference(base, METHODS)
     if difference:
@@ -90,12 +90,17 @@ def watch_obstacle(updater: Any, manager: Any, controller: Any) -> str:
     """Returns why updates of weights and flushes cannot be observed on `WeightUpdater`,
     `SchedulerWeightUpdaterManager` and `HiCacheController`; "" if they can be observed.
     """
-    public = {name for name in vars(updater) if not name.startswith("_")}
-    methods = {name for name in public if inspect.isfunction(vars(updater)[name])}
-    differ = sorted(methods ^ {*UPDATE_METHODS, *HARMLESS_METHODS})
-    if differ:
-        return f"updates of weights differ: {', '.join(differ)}"
+    missing = sorted(set(UPDATE_METHODS) - set(update_methods(updater)))
+    if missing:
+        return f"updates of weights are missing: {', '.join(missing)}"
     for kind, name in ((manager, RECORDER), (controller, "reset")):
         if not inspect.isfunction(getattr(kind, name, None)):
             return f"{kind.__name__} has no {name}"
     return ""
+
+
+def update_methods(updater: Any) -> list[str]:
+    """Returns the methods of `WeightUpdater` that change weights, or may do so."""
+    public = [name for name in vars(updater) if not name.startswith("_")]
+    methods = [name for name in public if inspect.isfunction(vars(updater)[name])]
+    return sorted(set(methods) - set(HARMLESS_METHODS))

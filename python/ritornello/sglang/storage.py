@@ -26,6 +26,7 @@ from sglang.srt.observability.metrics_collector import StorageMetrics
 from sglang.version import __version__
 
 from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.connector.interface import accept_defaults
 from ritornello.sglang.engine import engine_of
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import KV, keys_of
@@ -340,6 +341,7 @@ def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
     return [place < done for place in range(len(keys))]
 
 
+accept_defaults(RitornelloStorage, HiCacheStorage)
 # Without a storage at its start, the engine's weights may have been updated unobserved.
 if updates.watch(*WATCHED) and not _storage_named_at_start():
     updates.begin()

@@ -15,7 +15,7 @@ import logging
 from typing import Any
 
 from ritornello.connector.identity import new_epoch
-from ritornello.sglang.interface import RECORDER, UPDATE_METHODS
+from ritornello.sglang.interface import RECORDER, UPDATE_METHODS, update_methods
 
 logger = logging.getLogger("ritornello.sglang")
 
@@ -47,7 +47,14 @@ class WeightUpdates:
         if self._watched_controller is controller:
             return False
         self._watched_controller = controller
-        for name in UPDATE_METHODS:
+        methods = update_methods(updater)
+        unknown = sorted(set(methods) - set(UPDATE_METHODS))
+        if unknown:
+            logger.info(
+                "ritornello: unknown methods of SGLang count as updates of weights: %s",
+                ", ".join(unknown),
+            )
+        for name in methods:
             setattr(updater, name, self._wrap_update(getattr(updater, name)))
         # Every successful update is recorded, so that updates by other kinds of updaters count as
         # well.
