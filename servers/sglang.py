@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ritornello
+from ritornello.bench.metrics import Metrics
 from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, Answer, Engine
 from servers.process import ServerError, request
 
@@ -57,9 +58,12 @@ class Told:
 
 @dataclass
 class SGLangServer(Engine):
-    """An SGLang server. `connector`: the extra configuration of its storage; None: no storage."""
+    """An SGLang server. `connector`: the extra configuration of its storage; None: no storage.
+    `metrics`: whether it serves `/metrics`.
+    """
 
     layout: str = "page_first_direct"
+    metrics: bool = False
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
     def generate(self, prompt: list[int], answer_tokens: int) -> Told:
@@ -80,6 +84,9 @@ class SGLangServer(Engine):
     def forget(self) -> None:
         """Empties SGLang's caches in memory; the storage keeps everything."""
         self.admin("POST", "/flush_cache")
+
+    def counters(self) -> Metrics:
+        return Metrics.parse(request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode())
 
     def admin(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> None:
         """Calls an endpoint that SGLang serves only while its scheduler is idle; retries for at
@@ -126,8 +133,9 @@ class SGLangServer(Engine):
         command = [str(self.program), "-m", "sglang.launch_server"]
         for name, value in options.items():
             command += [f"--{name}", str(value)]
-        flags = ("disable-overlap-schedule", "enable-hierarchical-cache", "enable-cache-report")
-        return [*command, *(f"--{name}" for name in (*flags, "skip-server-warmup"))]
+        flags = ["disable-overlap-schedule", "enable-hierarchical-cache", "enable-cache-report"]
+        flags += ["skip-server-warmup", *["enable-metrics"] * self.metrics]
+        return [*command, *(f"--{name}" for name in flags)]
 
     def _environment(self) -> dict[str, str]:
         return {

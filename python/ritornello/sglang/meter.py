@@ -1,8 +1,9 @@
 """Counters, and the rates that SGLang collects."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ritornello.connector.meter import Meter
+from ritornello.connector.meter import Counts, Meter
 
 GB = 1e9
 # Maximum number of entries that wait for SGLang's scheduler, which collects them at every step.
@@ -20,17 +21,27 @@ class Rates:
 
 
 class RateMeter(Meter):
-    """Counts and rates. Thread-safe."""
+    """Counts and rates. `export` is called with all amounts as they are added. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, export: Callable[[Counts], object] = lambda amounts: None) -> None:
         super().__init__()
         self._rates = Rates()
+        self._export = export
+
+    def add_all(self, amounts: Counts) -> None:
+        super().add_all(amounts)
+        self._export(amounts)
 
     def take_rates(self) -> Rates:
         """Returns the rates since the last call."""
         with self._lock:
             rates, self._rates = self._rates, Rates()
         return rates
+
+    def probed(self, pages: int, hits: int) -> None:
+        """Counts pages that were looked up, and those found."""
+        self.add("probed_pages", pages)
+        self.add("hit_pages", hits)
 
     def moved(self, what: str, pages: int, page_bytes: int, seconds: float) -> None:
         """Counts pages that one call "loaded" or "saved"."""

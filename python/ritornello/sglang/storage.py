@@ -32,6 +32,7 @@ from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
 from ritornello.sglang.meter import RateMeter
+from ritornello.sglang.metrics import metrics_of
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
@@ -69,7 +70,7 @@ class RitornelloStorage(HiCacheStorage):
         self._split = 1
         if storage_config.should_split_heads and storage_config.tp_lcm_size:
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
-        self._meter = RateMeter()
+        self._meter = RateMeter(metrics_of(storage_config))
         self._epoch = updates.flushed
         self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
@@ -174,7 +175,9 @@ class RitornelloStorage(HiCacheStorage):
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        return self._on_kv("probe", lambda pool: pool.leading(keys_of(keys)), 0)
+        found = self._on_kv("probe", lambda pool: pool.leading(keys_of(keys)), 0)
+        self._meter.probed(len(keys), found)
+        return found
 
     def batch_get_v1(
         self,
@@ -215,7 +218,9 @@ class RitornelloStorage(HiCacheStorage):
             found = restorable_prefixes(KV, leading, sides)
             return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
 
-        return self._on_kv("probe", action, PoolTransferResult(0, {}, []))
+        found = self._on_kv("probe", action, PoolTransferResult(0, {}, []))
+        self._meter.probed(len(keys), found.kv_hit_pages)
+        return found
 
     def batch_get_v2(
         self,

@@ -1,5 +1,6 @@
 """SGLang's own host pools with known bytes, and its controller's own transfer functions."""
 
+import hashlib
 import itertools
 from types import SimpleNamespace
 from typing import Any
@@ -132,6 +133,15 @@ def slots(host: Any, pages: list[int]) -> torch.Tensor:
         list(itertools.chain.from_iterable(range(p * size, (p + 1) * size) for p in pages)),
         dtype=torch.int64,
     )
+
+
+def hashes(name: str, pages: int = 5) -> list[str]:
+    """Returns page hashes as SGLang makes them: a chain of sha256 in hexadecimal."""
+    found, last = [], name.encode()
+    for _ in range(pages):
+        last = hashlib.sha256(last).digest()
+        found.append(last.hex())
+    return found
 
 
 def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:

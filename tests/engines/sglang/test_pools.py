@@ -1,6 +1,5 @@
 """SGLang's real host pools, bit for bit, through its controller's own functions."""
 
-import hashlib
 import logging
 from threading import Event
 from typing import Any
@@ -8,7 +7,19 @@ from typing import Any
 import pytest
 import torch
 from conftest import Attach
-from hosts import PAGE, buffers, controller, fill, mamba, mha, mla, operation, page_bytes, slots
+from hosts import (
+    PAGE,
+    buffers,
+    controller,
+    fill,
+    hashes,
+    mamba,
+    mha,
+    mla,
+    operation,
+    page_bytes,
+    slots,
+)
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
@@ -23,15 +34,6 @@ MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
 # Pages are stored from `FROM`, out of order, and loaded into other slots, `TO`.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
-
-
-def hashes(name: str, pages: int = len(FROM)) -> list[str]:
-    """Returns page hashes as SGLang makes them: a chain of sha256 in hexadecimal."""
-    found, last = [], name.encode()
-    for _ in range(pages):
-        last = hashlib.sha256(last).digest()
-        found.append(last.hex())
-    return found
 
 
 def contents(host: Any, pages: list[int]) -> list[bytes]:
@@ -342,7 +344,7 @@ def test_unopenable_store_costs_hits_only(attach: Attach, store_path: Any) -> No
     storage = attach(host, path=str(store_path.parent / "file"))
     assert storage.batch_set_v1(hashes("x"), slots(host, FROM)) == [False] * len(FROM)
     assert storage.batch_exists(hashes("x")) == 0
-    assert storage.counts() == {"errors": 1}
+    assert storage.counts() == {"errors": 1, "probed_pages": len(FROM)}
 
 
 def test_stats_have_sglang_type(attach: Attach) -> None:

@@ -56,7 +56,12 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(where: Path, model: Path) -> Start:
-    def start(name: str, environment: dict[str, str] | None = None, **settings: Any) -> Any:
+    def start(
+        name: str,
+        environment: dict[str, str] | None = None,
+        metrics: bool = False,
+        **settings: Any,
+    ) -> Any:
         return SGLangServer(
             name=name,
             program=Path(sys.executable),
@@ -65,6 +70,7 @@ def start(where: Path, model: Path) -> Start:
             max_tokens=1024,
             connector=storage(str(where / "store"), "640MiB", **settings),
             extra_environment=environment or {},
+            metrics=metrics,
         )
 
     return start
@@ -81,8 +87,10 @@ def raised(log: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(start: Start, where: Path) -> Reference:
-    """Runs the first server: it computes, stores, and loses its storage for a while."""
-    with start("cold") as server:
+    """Runs the first server: it computes, stores, and loses its storage for a while. Its counters
+    keep their values when the storage is attached again.
+    """
+    with start("cold", metrics=True) as server:
         computed = [ask(server, place) for place in range(3)]
         assert [told.tokens["computed"] for told in computed] == [LENGTH] * 3
         local = [ask(server, place) for place in range(3)]
@@ -105,6 +113,14 @@ def reference(start: Start, where: Path) -> Reference:
         server.forget()
         attached = ask(server, 0)
         assert attached.tokens["storage"] == CLAIMED and found.right(0, attached)
+        counters, prefix = server.counters(), "sglang:ritornello_"
+        assert counters.total(f"{prefix}hit_pages_total") == CLAIMED // PAGE
+        assert counters.total(f"{prefix}loaded_pages_total") == CLAIMED // PAGE
+        # Before it was detached, the storage looked up and saved pages.
+        assert counters.total(f"{prefix}probed_pages_total") > CLAIMED // PAGE
+        assert counters.total(f"{prefix}saved_pages_total") >= 3 * (LENGTH + ANSWER - 1) // PAGE
+        assert counters.total(f"{prefix}loaded_bytes_total") > 0
+        assert counters.total(f"{prefix}errors_total") == 0
     log = (where / "cold.log").read_text()
     assert log.count("ritornello: detached") >= 1
     assert raised(log) == []
