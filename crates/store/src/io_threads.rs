@@ -85,6 +85,12 @@ impl Queues {
     fn waiting(&self) -> usize {
         self.gets.len() + self.puts.len()
     }
+
+    /// Whether a job waits although all idle threads take one.
+    fn lack_threads(&self) -> bool {
+        let all = self.gets_running + self.puts_running + self.waiting();
+        all > self.threads || self.puts_running + self.puts.len() + THREADS_FOR_GETS > self.threads
+    }
 }
 
 impl IoThreads {
@@ -110,8 +116,7 @@ impl IoThreads {
             JobKind::Get => queues.gets.push_back(job),
             JobKind::Put => queues.puts.push_back(job),
         }
-        let running = queues.gets_running + queues.puts_running;
-        if running + queues.waiting() > queues.threads && !queues.is_watched {
+        if queues.lack_threads() && !queues.is_watched {
             // If this thread cannot start, the tickets wait for the others.
             queues.is_watched = self.shared.start(&mut queues, watch).is_ok();
         }

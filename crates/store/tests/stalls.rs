@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
-use ritornello_store::{Catalog, ClientId, Options, Ticket};
-use ritornello_volume::page_memory::OwnedPagesMut;
+use ritornello_store::{Catalog, ClientId, Options, PutOptions, Ticket};
+use ritornello_volume::page_memory::{OwnedPages, OwnedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -81,6 +81,39 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     }
     assert_eq!(get(&open.store, &scope, &stalled).pages, stalled.len(), "nothing was removed");
     assert_eq!(open.store.stats().unwrap().catalog.leases, 0);
+    open.close();
+}
+
+#[test]
+fn stalled_volume_holds_up_only_puts_to_it() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = two_volumes(dir.path());
+    let scope = Arc::new(unchained(PAGE));
+    put(&open.store, &scope, &sequence(1, 1), None);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("disk0/seg-"));
+    let start_put = |key: &Vec<u8>| {
+        let source = Arc::new(OwnedPages::new(vec![page(&scope, key)]));
+        let deadline = Some(Instant::now() + LONG);
+        let control = Control { deadline, ..Control::default() };
+        let (keys, options) = (vec![key.as_slice().into()], PutOptions::default());
+        open.store.submit_put(Arc::clone(&scope), keys, source, options, control).unwrap()
+    };
+    let keys = sequence(2, CAUGHT);
+    let tickets: Vec<Ticket> = keys.iter().map(start_put).collect();
+    let began = Instant::now();
+    let stored = |ticket: &&Ticket| {
+        ticket.done() && ticket.wait(Some(LONG)).is_some_and(|outcome| outcome.pages == 1)
+    };
+    while tickets.iter().filter(stored).count() < CAUGHT / 3 {
+        assert!(began.elapsed() < LONG, "the stalled puts hold up the others");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(tickets.iter().any(|ticket| !ticket.done()), "the disk holds its operations");
+    schedule.heal();
+    for ticket in &tickets {
+        assert!(ticket.wait(Some(LONG)).is_some());
+    }
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, CAUGHT);
     open.close();
 }
 
