@@ -1,5 +1,6 @@
-"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter reads facts from its
-engine's objects; the modules of this package apply the rules that are the same for all engines.
+"""Common parts of the adapters for vLLM, SGLang and LMCache. An adapter reads model, options and
+memory from its engine's objects; the modules of this package apply the rules that are the same for
+all engines.
 
     identity            the rules that decide whether the bytes of a page may be reused
     weight_fingerprint  the digest by which weights are recognised

@@ -1,5 +1,5 @@
-"""The identity of a page besides its tokens: the rules by which model and options of an engine
-decide whether bytes may be reused. Adapters supply the facts, and add layout, layers and heads.
+"""The part of a page's identity that all engines share: model, weights and options of the engine
+decide, besides tokens, whether bytes may be reused. Adapters add layout, layers and heads.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ EPOCH_BYTES = 16
 # Fields that describe the origin of a configuration or how the model is run, not the computed
 # values.
 IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
-# Speculation methods that draft from the tokens and keep no separate KV.
+# Methods of speculative decoding that draft from the tokens and keep no separate KV.
 DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # A rotary embedding that chooses its factors by the configured maximum length.
 LONGROPE = "longrope"
@@ -124,7 +124,7 @@ def dtype_name(dtype: object) -> str:
 
 
 def depends_on_maximum_length(config: str) -> bool:
-    """Returns whether KV depends on the configured maximum length, which is then an option.
+    """Returns whether KV depends on the configured maximum length, which the scope must then name.
     `config`: the configuration of the model as text.
     """
     return LONGROPE in config
@@ -138,15 +138,15 @@ def draft_option(fingerprint: bytes | None) -> dict[str, str]:
 
 
 def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
-    """Returns the origin of KV scales: "none" if KV has one of the model's `dtypes`, otherwise
-    "checkpoint", which has the scales.
+    """Returns where the scales of quantized KV come from: "none" if KV has one of `dtypes`, to
+    which no scales are applied, otherwise "checkpoint".
     """
     return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
 
 
 def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str, speculation: str | None) -> str:
-    """Returns why equal keys do not imply equal pages, so that an engine must not be served; "" if
-    they do. `speculation`: the method of speculative decoding, None without it.
+    """Returns why pages with equal keys may differ, so that the engine must not be served; "" if
+    they are equal. `speculation`: the method of speculative decoding, None without it.
     """
     if scales_at_run_time:
         return "KV scales calculated at run time are not part of a block's bytes"

@@ -1,8 +1,7 @@
-"""Checks that an installed engine has the interface that was tested. Each function returns what a
-class lacks, or requires in addition; "" if an adapter that was written for the tested class serves.
+"""Checks that an installed engine has the interface that was tested. Each function returns the
+difference that keeps an adapter from working with the installed class; "" if there is none.
 
-An interface with more than the tested parts serves: optional methods that the adapter does not
-override, and optional parameters, for which see `accept_defaults`.
+Additional optional methods, and additional optional parameters (`accept_defaults`), are accepted.
 """
 
 import functools
@@ -37,9 +36,7 @@ class EngineInterface:
 
 
 def abstract_difference(base: Any, expected: frozenset[str]) -> str:
-    """Checks that a class without its `expected` methods is complete. A method that is no longer
-    abstract may still be overridden.
-    """
+    """Checks that `base` has all `expected` methods, and no abstract methods besides them."""
     unknown = frozenset(base.__abstractmethods__) - expected
     if unknown:
         return f"unknown abstract methods: {', '.join(sorted(unknown))}"
@@ -48,14 +45,16 @@ def abstract_difference(base: Any, expected: frozenset[str]) -> str:
 
 
 def missing_hooks(base: Any, names: Collection[str]) -> str:
-    """Checks that the engine has these hooks: a hook that it never calls causes no error."""
+    """Checks that `base` has the methods `names`: an engine without such a method never calls the
+    adapter's override, which causes no error.
+    """
     missing = sorted(name for name in names if not hasattr(base, name))
     return f"hooks are missing: {', '.join(missing)}" if missing else ""
 
 
 def method_difference(base: Any, methods: Mapping[str, tuple[str, ...]]) -> str:
     """Checks the parameters of methods, without `self`: the expected parameters first, in their
-    order, because engines pass them by place; further parameters only if they are optional.
+    order, because engines pass them by position; further parameters only if they are optional.
     """
     for name, expected in methods.items():
         method = getattr(base, name, None)
@@ -67,16 +66,16 @@ def method_difference(base: Any, methods: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
-    """Checks the parameters of the constructor, without `self`. They must be equal: the engine's
-    factory, and not this class, decides which of them it passes.
+    """Checks that the constructor has exactly the `expected` parameters, without `self`: the
+    engine's factory decides which of them it passes.
     """
     parameters = tuple(_parameters(base.__init__))
     return "" if parameters == expected else f"the constructor takes {', '.join(parameters)}"
 
 
 def field_difference(name: str, record: Any, expected: tuple[str, ...]) -> str:
-    """Checks the fields of a class of records; the result begins with `name`. They must be equal: a
-    further field may be part of a record's identity.
+    """Checks that the class `record` has exactly the `expected` fields: a further field may be part
+    of a record's identity. The result begins with `name`.
     """
     fields = tuple(inspect.signature(record).parameters)
     return "" if fields == expected else f"{name} has {', '.join(fields)}"

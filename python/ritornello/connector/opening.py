@@ -40,7 +40,7 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
 
 
 def free_bytes(directories: Iterable[str]) -> int:
-    """Returns the free space of the file systems that hold these directories, present or not."""
+    """Returns the free space of the file systems of these directories, which may not exist yet."""
     places = map(nearest, map(Path, directories))
     file_systems = {place.stat().st_dev: place for place in places}
     return sum(shutil.disk_usage(place).free for place in file_systems.values())

@@ -1,4 +1,4 @@
-"""The engine of this process, from SGLang's published configuration."""
+"""Reads from SGLang's configuration what decides whether pages of this engine may be reused."""
 
 import logging
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
             revision = args.speculative_draft_model_revision
             options |= draft_option(fingerprint_of(draft, revision, None))
     except Exception as error:
-        # Outside an engine, or in one that publishes its configuration differently.
+        # SGLang publishes no configuration in this process, or publishes it under other names.
         logger.warning("ritornello: SGLang does not describe the model that it runs (%s)", error)
         fingerprint = None
     return Engine(

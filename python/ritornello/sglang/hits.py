@@ -1,4 +1,7 @@
-"""Prefix lengths that can be restored if a page consists of parts in several pools."""
+"""Finds the prefixes that SGLang can restore if each page has parts in several of its host pools.
+The main pool, `kv`, needs all pages of a prefix. For every other pool (side pool) SGLang names a
+policy: with `all_pages` the pool needs all pages too, with `trailing_pages` the last few.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +13,9 @@ GROUPS = "block_groups"
 
 @dataclass(frozen=True, slots=True)
 class RestorablePrefixes:
-    """`pools`: the longest prefix that each pool alone allows, without pools that allow no prefix.
-    `restorable`: the prefix lengths in pages, ascending, that all pools allow.
+    """`pools`: by pool, the length in pages of the longest prefix for which the pool has the pages
+    that it needs; pools without such a prefix are omitted. `restorable`: the lengths, ascending, of
+    the prefixes for which all pools have them.
     """
 
     pools: dict[str, int] = field(default_factory=dict)
@@ -24,8 +28,8 @@ class RestorablePrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """The leading pages that are stored for a side pool. `window`: pages required at the end of a
-    prefix, under the policy `trailing_pages`.
+    """Which pages are stored for a side pool: page `i` if `pages[i]` is true. `window`: pages
+    required at the end of a prefix, under the policy `trailing_pages`.
     """
 
     pool: str
@@ -35,9 +39,9 @@ class Presence:
 
 
 def restorable_prefixes(kv: str, kv_pages: int, sides: Iterable[Presence]) -> RestorablePrefixes:
-    """Combines the pools. `kv_pages`: leading pages of the pool `kv`. An unknown policy allows
-    nothing. Key groups of blocks (`block_groups`) never limit a prefix, and are omitted from the
-    result.
+    """Returns the prefixes for which all pools have the pages that they need. `kv_pages`: number of
+    leading pages that the main pool, named `kv`, has. A side pool with an unknown policy permits no
+    prefix; with the policy `block_groups` it permits every prefix and is omitted from the result.
     """
     pools = {kv: kv_pages} if kv_pages else {}
     restorable = list(range(1, kv_pages + 1))

@@ -2,7 +2,7 @@
 
 SGLang's page hashes cover tokens, cache salts and LoRA adapters only. Model, weights, dtype,
 layout, page size and the part of the model that a rank holds are in the scope. The part is named by
-layers and heads, not by ranks, if these are known.
+its layers and heads if they are known, otherwise by the rank.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 KV = "kv"
 MAMBA = "mamba"
-# Pools whose pages have the same bytes in SGLang's flat copies as in the pieces that SGLang names,
-# because K and V are each in one piece, or in one piece for each layer.
+# Class and layout of host pools whose pages have the same byte order in both forms that SGLang
+# offers: a copy in one tensor, and a list of memory ranges (pieces). In these pools K and V are
+# each in one piece, or in one piece for each layer.
 ORDER_FREE = frozenset(
     {
         ("MHATokenToKVPoolHost", "page_first"),
@@ -31,7 +32,7 @@ ORDER_FREE = frozenset(
         ("MLATokenToKVPoolHost", "page_first_direct"),
     }
 )
-# Attributes that affect a page's shape and have no field in a scope.
+# Attributes of a host pool that affect the bytes of its pages and have no field in a scope.
 DETAILS = (
     "conv_state_shapes",
     "kv_lora_rank",
@@ -66,8 +67,8 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """Contents of a host pool, according to its attributes. `heads`: K/V heads of this rank, 0 if
-    the pool does not count heads.
+    """Layout of the pages of a host pool, by the pool's attributes. `heads`: K/V heads of this
+    rank, 0 if the pool has no such attribute.
     """
 
     pool: str
@@ -99,8 +100,9 @@ class PoolLayout:
         )
 
     def order(self, copied: bool) -> str:
-        """Returns the order of bytes in a page: "copy" as in SGLang's flat copy, "pieces" as in the
-        pieces it names, "plain" if both are equal.
+        """Returns the order of bytes in a page: the order of SGLang's copy of the page in one
+        tensor ("copy"), the order of the memory ranges that SGLang names ("pieces"), or "plain" if
+        both are equal.
         """
         if (self.kind, self.layout) in ORDER_FREE:
             return "plain"
@@ -123,15 +125,17 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
 
 
 def names_its_layers(shape: PoolLayout, stage: int) -> bool:
-    """Returns whether a pool numbers its layers through the whole model, not from the first layer
-    of its pipeline stage. Each side pool has a separate numbering.
+    """Returns whether the layer numbers of a pool begin at the first layer of the model, not of the
+    pipeline stage `stage`. Side pools (all pools except `kv`) count only the layers that they
+    store.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 
 
 def is_replicated(engine: Engine, shape: PoolLayout) -> bool:
-    """Returns whether all ranks hold the same bytes in this pool. State is sharded even if KV is
-    not, and a pool that counts heads has its rank's heads.
+    """Returns whether all tensor-parallel ranks hold the same bytes in this pool. Mamba states
+    differ between ranks even if KV does not, and a pool with a number of heads holds the heads of
+    its rank only.
     """
     return engine.replicated and shape.pool != MAMBA and not shape.heads
 
@@ -140,8 +144,9 @@ def scopes_of(
     engine: Engine, shape: PoolLayout, page_bytes: int, *, copied: bool = False, split: int = 1
 ) -> "list[Scope]":
     """Returns the scopes of a pool's pages: one scope, or `split` scopes if each page is stored as
-    `split` ranges of heads, for engines with more ranks. `page_bytes`: of each range. InvalidError
-    for a layout that the core does not support.
+    `split` ranges of heads, so that engines with more ranks can load the heads of one rank.
+    `page_bytes`: bytes of a page in one range. InvalidError for a layout that the core does not
+    support.
     """
     heads = None
     options = {**dict(shape.details), "pool": shape.pool}
@@ -150,7 +155,7 @@ def scopes_of(
     elif shape.pool == KV:
         heads = heads_of(engine.kv_heads, engine.tp, shape.heads)
     if heads is None:
-        # The heads of this rank are unknown, so its number identifies them.
+        # The heads of this rank are unknown, so the scope names the rank instead.
         heads = (0, max(shape.heads, 1))
         options["tp"] = f"{engine.tp[0]}/{engine.tp[1]}"
     if engine.pp[1] > 1 and not names_its_layers(shape, engine.pp[0]):

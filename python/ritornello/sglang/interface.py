@@ -12,8 +12,8 @@ from ritornello.connector.interface import (
 INTERFACE = EngineInterface("ritornello.sglang", "SGLang", "0.5.23", "storage interface")
 
 ABSTRACT = frozenset({"batch_get", "batch_set", "exists", "get", "set"})
-# Methods, with the parameters that SGLang passes. A missing or changed method would go unnoticed:
-# it would never be called, or fail while serving.
+# Methods, with the parameters that SGLang passes. SGLang would never call an override of a method
+# that it no longer has; calls with changed parameters would fail while serving.
 METHODS = {
     "register_mem_pool_host": ("mem_pool_host",),
     "register_mem_host_pool_v2": ("host_pool", "host_pool_name"),

@@ -1,4 +1,4 @@
-"""Counters, and the rates that SGLang collects."""
+"""Counters of a storage, and the pages and GB/s of each transfer for SGLang's metrics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ RATES_MAX = 1024
 
 @dataclass(slots=True)
 class Rates:
-    """One entry for each call: pages moved, and GB/s."""
+    """Pages and GB/s of each transfer, in order: loads (`prefetch`) and saves (`backup`)."""
 
     prefetch_pages: list[int] = field(default_factory=list)
     backup_pages: list[int] = field(default_factory=list)

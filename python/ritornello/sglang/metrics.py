@@ -1,9 +1,9 @@
-"""The storage's counters on SGLang's `/metrics`. Read in SGLang 0.5.23.
+"""The storage's counters on SGLang's `/metrics`. Names as in SGLang 0.5.23.
 
 With `--enable-metrics` SGLang sets `PROMETHEUS_MULTIPROC_DIR` before it starts its schedulers, and
 `/metrics` returns the counters of `prometheus_client` of all these processes. SGLang's
-`StorageMetricsCollector` determines the labels and the class of counters; a subclass of it reports
-to Ray instead.
+`StorageMetricsCollector` determines the labels and the class of counters; a subclass of it has
+counters that report to Ray instead of Prometheus.
 """
 
 import logging
@@ -45,8 +45,8 @@ _lock = Lock()
 
 
 def metrics_of(config: "HiCacheStorageConfig") -> Callable[[Counts], None]:
-    """Returns a function that adds amounts to the counters, for all threads; one that does nothing
-    if SGLang's metrics are off, or if it publishes them differently.
+    """Returns a thread-safe function that adds amounts to the counters. The function does nothing
+    if SGLang's metrics are off, or if their interface differs.
     """
     if not config.enable_storage_metrics:
         return _ignore

@@ -1,8 +1,9 @@
-"""From a host pool's description of its pages to a `PagePool`: the memory of page `i`.
+"""Builds a `PagePool` over the memory of an SGLang host pool.
 
-SGLang names the pieces of a page (`get_page_buffer_meta`), differently for each layout and kind of
-pool. The module requires one property: piece `k` of page `i` is at `base[k] + i * stride[k]`, and
-checks it on the first two pages and the last page.
+A host pool returns for each page a list of memory ranges, its pieces (`get_page_buffer_meta`).
+Their number and order depend on the layout and the kind of the pool. This module requires that
+piece `k` of page `i` is at `base[k] + i * stride[k]`, and checks this on the first two pages and
+the last page.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,8 +56,8 @@ def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
 
 
 def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
-    """Returns the page numbers of the token slots `indices`, or None if these are not `keys` whole
-    pages.
+    """Returns the page numbers of `indices`, positions of tokens in a host pool; None if these are
+    not `keys` whole pages.
     """
     if indices is None or len(indices) != keys * page_tokens:
         return None

@@ -1,7 +1,9 @@
 """Moves whole pages between SGLang's host pools and the store.
 
-Invariant: all bytes under a scope are in that scope's order (`identity.PoolLayout.order`), for both
-of SGLang's interfaces.
+A host pool is SGLang's buffer in host memory for one kind of cache data: the main pool `kv`, or a
+side pool, such as `mamba`. SGLang passes pages as positions in a host pool, or as copies.
+Invariant: all pages under a scope have one byte order, which the scope names
+(`identity.PoolLayout.order`), however SGLang passed them.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +18,16 @@ from ritornello.sglang.store import SGLangStore
 if TYPE_CHECKING:
     from ritornello._core import PagePool, Scope
 
-# Returns token slots `[first, past)` as SGLang represents them: a tensor.
+# Returns the positions `first` to `past - 1` of tokens in a host pool, as SGLang represents them: a
+# tensor.
 SlotRange = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How a pool's pages are moved: `parts` in place, each a range of heads, or by SGLang's own
-    copies if `parts` is empty.
+    """How a pool's pages are moved. Each of `parts` is the memory of one range of heads, which the
+    store reads and writes directly; if `parts` is empty, SGLang copies each page. `page_bytes`:
+    bytes of a page in one part, or of the copy.
     """
 
     page_bytes: int
@@ -31,8 +35,8 @@ class Memory:
 
 
 def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
-    """Returns the pool's memory in place if the pool can name its pieces. Raises if the pool can
-    neither name its pieces nor copy pages.
+    """Returns a memory with `parts` if the pool can name the memory ranges of its pages, otherwise
+    without. Raises if the pool can neither name the ranges nor copy pages.
     """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)
@@ -61,8 +65,8 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 
 class Pool:
-    """One host pool. `name` is SGLang's. `leading`, the puts and the gets return a number of
-    leading pages: stored, or filled and verified.
+    """One host pool. `name`: SGLang's name of the pool. `leading` and the puts return how many
+    leading pages are stored, the gets how many were filled and verified.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class Pool:
         return self._memory.page_bytes * max(len(self._memory.parts), 1)
 
     def new_page(self) -> Any:
-        """Returns memory for one page, flat."""
+        """Returns memory for one page, as one contiguous tensor."""
         return self._host.get_dummy_flat_data_page()
 
     def leading(self, keys: Sequence[bytes]) -> int:
@@ -160,20 +164,20 @@ class Pool:
         return filled
 
     def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
-        """Stores SGLang's flat copies of pages."""
+        """Stores SGLang's copies of pages, each in one contiguous tensor."""
         fitting = self._fitting(keys, pages)
         if not fitting:
             return 0
         return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], parent)
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """Fills memory with flat copies of pages."""
+        """Loads pages into `pages`, one contiguous tensor for each."""
         fitting = self._fitting(keys, pages)
         return self._store.get(self._scopes[0], keys[:fitting], pages[:fitting]) if fitting else 0
 
     def _fitting(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """Returns the number of leading pages of the right size, 0 if the byte order of flat copies
-        differs from this pool's order.
+        """Returns how many leading pages have the size of this pool's pages; 0 if the byte order of
+        SGLang's copies differs from the order in which this pool stores pages.
         """
         if len(self._scopes) != 1 or (self.in_place and self._shape.order(False) != "plain"):
             self._meter.add("refused_pages:order", len(keys))
@@ -195,8 +199,8 @@ class Pool:
 
 
 class LogicalPool:
-    """SGLang's main pool (its "anchor") for models whose KV is in side pools only. The anchor has
-    slots without bytes, so all its pages count as stored.
+    """The main pool of a model whose KV is in side pools only. This pool holds no bytes, so all its
+    pages count as stored.
     """
 
     name = "kv"

@@ -1,7 +1,9 @@
-"""SGLang's storage backend: passes each call to the pools, and raises no exceptions while serving.
+"""SGLang's storage backend: moves pages between SGLang's host pools and the store.
+A host pool is SGLang's buffer in host memory for one kind of cache data. The main pool, `kv`, holds
+K and V; side pools hold further parts of a page, such as the states of Mamba layers.
 
-SGLang calls from three threads of each rank (lookup, read, write) and from its scheduler. A set-up
-that cannot be served raises when the backend is attached; afterwards every call returns.
+SGLang calls from three threads of each rank (lookup, read, write) and from its scheduler. An
+unsupported configuration raises an exception when the backend is attached; later calls raise none.
 """
 
 # SGLang is not installed where types are checked: its classes are Any.
@@ -52,9 +54,8 @@ T = TypeVar("T")
 
 
 class RitornelloStorage(HiCacheStorage):
-    """One instance for each rank. The constructor raises for settings and set-ups that cannot be
-    served, which fails the attach with one line. A store that cannot be opened is a cache that
-    misses.
+    """One instance for each rank. The constructor raises ValueError for unsupported settings: the
+    storage is then not attached. While the store cannot be opened, every lookup misses.
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
@@ -91,7 +92,7 @@ class RitornelloStorage(HiCacheStorage):
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         name = str(host_pool_name)
-        # SGLang registers the anchor a second time, among its side pools.
+        # SGLang also passes the main pool, which `register_mem_pool_host` has added.
         if host_pool is not self.mem_pool_host:
             self._add_pool(name, host_pool, True)
 
@@ -107,8 +108,8 @@ class RitornelloStorage(HiCacheStorage):
         self._pools = {}
 
     def on_flush(self) -> None:
-        """Begins an epoch after a change of the weights. Called while SGLang holds no page that it
-        computed before the change, and no storage thread of SGLang is in a call.
+        """Begins an epoch if the weights changed since the last flush. Called while SGLang holds no
+        page that it computed before the change, and no storage thread of SGLang is in a call.
         """
 
         def action() -> None:
@@ -129,7 +130,7 @@ class RitornelloStorage(HiCacheStorage):
             for scope in pool.scopes:
                 self._store.drop(scope)
 
-    # The original interface: SGLang copies pages, flat.
+    # Without `interface_v1`: SGLang passes copies of pages, each in one contiguous tensor.
 
     def exists(self, key: str) -> bool:
         return self.batch_exists([key]) == 1
@@ -170,7 +171,7 @@ class RitornelloStorage(HiCacheStorage):
 
         return self._on_kv("put", action, False)
 
-    # Version 1: SGLang's host memory in place.
+    # With `interface_v1`: SGLang passes positions in its host memory.
 
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
@@ -201,7 +202,7 @@ class RitornelloStorage(HiCacheStorage):
 
         return _leading(self._on_kv("put", action, 0), keys)
 
-    # Version 2: several pools make a page.
+    # For pages with parts in several pools.
 
     def batch_exists_v2(
         self,
@@ -266,7 +267,7 @@ class RitornelloStorage(HiCacheStorage):
         return self._meter.counts()
 
     def _add_pool(self, name: str, host: Any, in_place: bool) -> None:
-        """Adds a pool. A pool that cannot be served always misses; the reason is logged once."""
+        """Adds a pool. If this fails, lookups in the pool miss, and the reason is logged once."""
 
         def action() -> None:
             pool = Pool(
@@ -326,8 +327,8 @@ class RitornelloStorage(HiCacheStorage):
 
 
 def _storage_named_at_start() -> bool:
-    """Returns whether SGLang was started with a storage, so that this module was loaded in time.
-    True outside an engine.
+    """Returns whether SGLang's start options name a storage. If so, SGLang imported this module
+    before it could receive an update of the weights. True outside an engine.
     """
     from sglang.srt.runtime_context import get_memory
 
@@ -347,6 +348,7 @@ def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
 
 
 accept_defaults(RitornelloStorage, HiCacheStorage)
-# Without a storage at its start, the engine's weights may have been updated unobserved.
+# If SGLang was started without a storage, its weights may have been updated before this module
+# observed updates.
 if updates.watch(*WATCHED) and not _storage_named_at_start():
     updates.begin()

@@ -56,8 +56,8 @@ class WeightUpdates:
             )
         for name in methods:
             setattr(updater, name, self._wrap_update(getattr(updater, name)))
-        # Every successful update is recorded, so that updates by other kinds of updaters count as
-        # well.
+        # The manager calls this method after every successful update, including updates by classes
+        # whose methods are not wrapped.
         setattr(manager, RECORDER, self._wrap_update(getattr(manager, RECORDER)))
         controller.reset = self._wrap_reset(controller.reset)
         return True
