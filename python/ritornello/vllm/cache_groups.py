@@ -20,8 +20,8 @@ from typing import NamedTuple
 # work for each object would exceed the time of reading it.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
-# Minimum bytes of an object in a layer group. A step waits for a layer group as a unit, and smaller
-# reads are no faster.
+# Loads deliver layers in groups of consecutive layers. An object has at least this number of bytes
+# in each group, because smaller reads are no faster.
 GROUP_BYTES = 128 << 10
 
 Heads = tuple[int, int]

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Pending lookups that are remembered. After an overflow each prompt looks up all its objects again.
+# Maximum number of pending lookups that are remembered. Beyond it all are forgotten, and their
+# prompts look up all objects again.
 PENDING_LOOKUPS_MAX = 1024
 
 # Outcomes of prefetches from the remote.
@@ -157,7 +158,7 @@ class CacheStore(VllmStore):
         now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
         for name, amount in (now or {}).items():
             last = self._reported_counts.get(name, 0.0)
-            # A value below the last report comes from tiers that were reopened.
+            # The counters of tiers that were reopened begin at zero.
             self._meter.add(name, amount - last if amount >= last else amount)
         self._reported_counts = now or self._reported_counts
 

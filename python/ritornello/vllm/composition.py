@@ -1,7 +1,9 @@
-"""A child of vLLM's MultiConnector.
+"""The connector as one of several connectors inside vLLM's MultiConnector.
 
-MultiConnector sends one child's handshake to all children. This module collects the workers' facts
-through step metadata and reports instead.
+Before the first step, vLLM passes messages of the workers to the scheduler's connector (the
+handshake). MultiConnector passes the messages of one connector to all its connectors. This module
+therefore requests each worker's `ShardFacts`, the layout of its KV memory, with a step, and takes
+them from the step's reports.
 """
 
 from collections.abc import Mapping
@@ -11,7 +13,8 @@ from typing import Any
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
 from ritornello.vllm.metadata import IDLE, StepMetadata
 
-# Maximum time that requests wait for the workers' facts, which arrive with the first step's report.
+# Maximum time that requests wait for the `ShardFacts` of all workers, which arrive with the first
+# step's report.
 FACTS_SECONDS = 5.0
 POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
@@ -21,14 +24,14 @@ POLICY_LINE = (
 DUMMY = "DecodeBenchConnector"
 # Connectors that load only between steps, in vLLM 0.32.0 and 0.33.0.
 LOAD_BETWEEN_STEPS = frozenset({"MooncakeConnector", "NixlConnector"})
-# Connectors that contain this connector, or are it.
+# This connector, and the connector that contains it.
 OWN = frozenset({"MultiConnector", "RitornelloConnector"})
 REQUEST_FACTS = StepMetadata(request_facts=True)
 
 
 def unsupported_reason(engine: Any | None) -> str:
-    """Returns why the store serves neither hits nor saves in this composition; "" if the store
-    serves it.
+    """Returns why this connector neither loads nor saves beside the engine's other connectors; ""
+    if it does.
     """
     if engine is not None and DUMMY in _names(engine.kv_transfer_config):
         return f"{DUMMY} fills blocks with dummy values"
@@ -36,10 +39,11 @@ def unsupported_reason(engine: Any | None) -> str:
 
 
 def unsafe_to_offload_reason(engine: Any | None) -> str:
-    """Returns why vLLM's offloading must not save pages in this composition; "" if it may.
+    """Returns why vLLM's offloading must not save pages beside the engine's other connectors; "" if
+    it may.
 
-    It saves the pages of a step before it knows whether loads by other connectors in that step
-    succeeded, so after a failed load it would save memory that holds no KV.
+    vLLM's offloading saves the pages of a step before vLLM reports whether loads by other
+    connectors in that step succeeded, so after a failed load it would save memory that holds no KV.
     """
     names = set() if engine is None else _names(engine.kv_transfer_config)
     others = sorted(names - OWN - LOAD_BETWEEN_STEPS)
@@ -49,8 +53,9 @@ def unsafe_to_offload_reason(engine: Any | None) -> str:
 
 
 def recompute(engine: Any) -> bool:
-    """Sets the engine to recompute after a failed load; returns whether the policy changed. vLLM's
-    scheduler reads the policy after it has constructed the outermost connector.
+    """Sets the engine to recompute after a failed load; returns whether the policy changed. The
+    change takes effect because vLLM's scheduler reads the policy after it has constructed the
+    outermost connector.
     """
     config = engine.kv_transfer_config
     failed: bool = config.kv_load_failure_policy != "recompute"
@@ -59,8 +64,8 @@ def recompute(engine: Any) -> bool:
 
 
 class FactsCollector:
-    """Collects the facts of `workers` workers. Until all workers have sent their facts, every step
-    requests them, and requests to the engine wait: at most `FACTS_SECONDS` after the first call of
+    """Collects the `ShardFacts` of `workers` workers. Until all have arrived, every step requests
+    them, and requests to the engine wait, at most `FACTS_SECONDS` after the first call of
     `pending`.
     """
 

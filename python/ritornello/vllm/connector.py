@@ -1,4 +1,4 @@
-"""vLLM's KV connector: passes every call to the data path that serves the engine."""
+"""vLLM's KV connector: passes every call to the engine's data path (`data_path`)."""
 
 # vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any

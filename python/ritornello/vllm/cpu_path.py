@@ -1,5 +1,5 @@
 """The data path of CPU engines: copies between the engine's KV memory and the store. Passes vLLM's
-hooks to the scheduler's or the worker's side, and times most of them.
+calls to the scheduler's or the worker's side, and times most of them.
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
@@ -141,8 +141,8 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
     # The scheduler's side.
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Starts serving: the workers' reports define the contents of a page. Inside MultiConnector
-        the metadata may belong to another child, and is ignored.
+        """Starts serving with the layouts of the workers' KV memory in `metadata`. Inside
+        MultiConnector `metadata` may belong to another connector, and is ignored.
         """
         if not self._unsupported_reason and self._engine is None:
             self._start_serving(metadata)
@@ -343,8 +343,8 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """Sleeping moves the KV memory, which pools point into. vLLM 0.33 calls this method at
-        start-up.
+        """Returns False: vLLM's sleep mode moves the KV memory, to whose addresses the workers'
+        transfers refer. vLLM 0.33 calls this method at start-up.
         """
         return False
 

@@ -1,10 +1,12 @@
-"""Deferred saves: steps in which another connector fills blocks.
+"""Defers saves inside MultiConnector until it is known whether the other connectors' loads
+succeeded.
 
 vLLM reports the blocks that a load failed to fill after the step that read them, and only the
-scheduler's side sees the reports of all connectors and workers. Invariants:
-* `plan` releases a save only after the outcome is known of every step with synchronous loads up to
-  the step that filled the save's pages, and only if no block of its request failed to load.
-* `plan` releases a save only while its request still holds the blocks. vLLM keeps the blocks of a
+scheduler's side sees the reports of all connectors and workers. A load is synchronous if a step
+waits for it. Invariants:
+* `plan` returns a save only after vLLM has reported every step with synchronous loads up to the
+  step that filled the save's pages, and only if no block of the save's request failed to load.
+* `plan` returns a save only while its request still holds the blocks. vLLM keeps the blocks of a
   finished request for which `keeps_blocks` returned true until a worker reports the request as
   sent.
 * Saves are not deferred while no step with synchronous loads is pending.
@@ -66,11 +68,13 @@ class DeferredSaves:
         self._null = -1
 
     def plan(self, step: Step, saves: Sequence[Save], tables: CacheManager) -> StepSaves:
-        """Returns the saves to execute with a step that fills the pages of `saves`."""
+        """Returns the saves that the workers execute with `step`. `saves`: of the pages that `step`
+        fills.
+        """
         ready, self._ready = self._ready, []
         self._null = tables.block_pool.null_block.block_id
         work = StepSaves([kept for save in ready if (kept := _current(save, tables)) is not None])
-        # If a vLLM's steps lack `has_sync_kv_loads`, every step may have synchronous loads.
+        # In a vLLM whose steps lack `has_sync_kv_loads`, every step may have synchronous loads.
         loads = bool(getattr(step, "has_sync_kv_loads", True))
         if loads or self._steps:
             self._number += 1
@@ -88,7 +92,7 @@ class DeferredSaves:
         self, number: int, invalid: Collection[int], failed: Collection[str]
     ) -> StepResult:
         """Ends the steps up to `number`. `invalid`: blocks that failed to load. `failed`: requests
-        whose load failed, if vLLM cannot name blocks.
+        whose load failed, if vLLM does not report the failed blocks.
         """
         result = StepResult()
         if invalid or failed:
@@ -142,8 +146,8 @@ class DeferredSaves:
 
 def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
     """Returns the blocks that failed to load, and all blocks that were computed on top of them,
-    even by requests that no longer hold the failed block because it has left their window. `null`
-    stands for blocks that are no longer in a window.
+    even by requests that no longer hold the failed block because it has left their sliding window.
+    `null`: the block that vLLM lists in place of a block that has left a window.
     """
     stale: set[int] = set()
     bad, grows = set(invalid), True
@@ -160,9 +164,9 @@ def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -
 
 
 def _current(save: Save, tables: CacheManager) -> Save | None:
-    """Returns the part of a save whose blocks the request still holds. A sliding window replaces
-    its first blocks by null blocks; any other difference means that the request was preempted, and
-    the returned part is empty.
+    """Returns the part of a save whose blocks the request still holds; None if the request was
+    preempted, or all blocks have left its sliding window. vLLM lists the null block in place of
+    blocks that have left a window.
     """
     pages, null = save.pages, tables.block_pool.null_block.block_id
     table = tables.get_block_ids(save.request)

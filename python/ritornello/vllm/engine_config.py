@@ -1,8 +1,8 @@
 """The engine's complete configuration, where vLLM passes a connector or a tier only a part of it.
 
-`OffloadingPath` hands the configuration to the tier that it lists. In two other cases vLLM offers
-no way to receive it, and this module reads the local variables of vLLM's constructors that are
-running. The names and the order of calls were read in vLLM 0.32.0 and 0.33.0;
+`OffloadingPath` passes the configuration to the tier that it adds to vLLM's list of tiers. In two
+other cases vLLM offers no way to receive it, and this module reads the local variables of vLLM's
+constructors that are running. The names and the order of calls were read in vLLM 0.32.0 and 0.33.0;
 `test_tier_interface.py` and `test_interface.py` check them in the sources of both versions.
 """
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """vLLM's configurations of an engine and of its KV cache. `guard`: the guard of the connector
-    that lists the tier; None if the user lists the tier.
+    """vLLM's configurations of an engine and of its KV cache. `guard`: knows whether the weights
+    changed; None if the user, and not the connector, lists the tier.
     """
 
     vllm_config: "VllmConfig" = field(repr=False)

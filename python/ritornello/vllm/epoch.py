@@ -1,4 +1,6 @@
-"""The epoch of an engine's pages: their identity, and whether pages may be claimed and saved."""
+"""The current epoch of an engine: the identity of its pages, and whether pages may be loaded and
+saved.
+"""
 
 import logging
 
@@ -18,8 +20,8 @@ class Epoch:
         self.identity = identity
         self.guard = guard
         self._identity_sent = False
-        # Each flag stops hits and saves: an unsupported worker stops them permanently, an unclean
-        # reset until a clean reset.
+        # Each flag stops hits and saves: an unsupported worker stops them permanently, a reset
+        # while blocks were in use until a reset that finds all blocks free.
         self._worker_unsupported = False
         self._reset_unclean = False
 
@@ -37,13 +39,13 @@ class Epoch:
             )
 
     def is_paused(self) -> bool:
-        """Returns whether no page may be claimed or saved."""
+        """Returns whether no page may be promised to vLLM or saved."""
         changed = self.guard is not None and self.guard.changed()
         return changed or self._worker_unsupported or self._reset_unclean
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
-        """Returns the identity, and the weight changes that its epoch covers, for the workers; None
-        if the workers have the identity.
+        """Returns, for the workers, the identity and the counts of weight changes when its epoch
+        began; None if the workers have the identity.
         """
         if self._identity_sent:
             return None, b""

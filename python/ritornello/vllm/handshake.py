@@ -24,8 +24,8 @@ class GroupMemory:
 
 @dataclass(frozen=True, slots=True)
 class ShardFacts:
-    """Report of one worker. `unsupported_reason`: why its memory cannot be used; "" if the memory
-    can be used.
+    """KV memory of one worker, by KV cache group. `unsupported_reason`: why the memory cannot be
+    used; "" if it can.
     """
 
     groups: tuple[GroupMemory, ...] = ()

@@ -1,7 +1,7 @@
 """Everything besides tokens that decides whether a page's bytes may be reused.
 
-The scheduler's side assembles this identity once and sends it with the work, so that two processes
-cannot disagree. vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
+The scheduler's side assembles this identity once and sends it to the workers, so that all processes
+use the same identity. vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
 """
 
 import hashlib
@@ -124,8 +124,9 @@ def _cache_group(
 
 
 def rule_of(spec: Any) -> Rule:
-    """Returns the rule of a group, by its type in vLLM. For layers with a window of which vLLM
-    keeps the blocks of all tokens (hybrid cache manager off), the rule is `ALL`.
+    """Returns which pages a group needs, by vLLM's class of the group. If vLLM's hybrid cache
+    manager is off, vLLM keeps the blocks of all tokens for layers with a sliding window too: such a
+    group needs all pages.
     """
     if type(spec).__name__ == "SlidingWindowSpec":
         return trailing(spec.sliding_window + getattr(spec, "extra_retained_tokens", 0))

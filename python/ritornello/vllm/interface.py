@@ -26,7 +26,8 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Optional hooks. A vLLM that lacks one would never call our method, and no error would show this.
+# Optional methods of a connector. A vLLM without one of them never calls our override, and no error
+# shows this.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",
@@ -122,7 +123,7 @@ def _forward(name: str, declared: Any, target: Callable[[Any], Any]) -> Any:
     def forward(owner: Any, *args: Any, **named: Any) -> Any:
         return getattr(target(owner), name)(*args, **named)
 
-    # `functools.wraps` would copy the mark of abstract methods.
+    # `functools.wraps` would copy `__isabstractmethod__`.
     forward.__name__, forward.__doc__ = name, declared.__doc__
     forward.__wrapped__ = declared  # type: ignore[attr-defined]
     return forward

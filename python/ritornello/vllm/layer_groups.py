@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 class LayerGroups:
     """The groups of one worker's layers. A load may arrive layer by layer only if the worker has
-    several groups, and the engine announces every layer before it runs the layer: a layer that runs
-    unannounced would read unfilled blocks.
+    several groups, and the engine announces every layer (`StepLoads.await_layer`) before it runs
+    the layer: a layer that runs unannounced would read unfilled blocks.
     """
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class LayerGroups:
         return bool(self._due)
 
     def disable(self) -> str:
-        """Stops loads layer by layer. Returns a layer that ran unannounced, "" if such loads were
-        stopped before.
+        """Makes later loads end before the first layer. Returns a layer that ran unannounced, "" if
+        such loads were stopped before.
         """
         name = min(self._due) if self._group_of else ""
         self._group_of = {}

@@ -1,4 +1,4 @@
-"""From vLLM's registered KV caches to spans: the memory of block `i`.
+"""Finds the memory of block `i` in vLLM's KV cache tensors, as spans.
 
 A layer's block is opaque: its logical shape does not tell the arrangement inside (on CPUs, keys are
 packed by instruction set). A cache must have a first dimension that counts blocks, and each block
@@ -30,7 +30,7 @@ class CacheTensor(Protocol):
 
 
 class LayoutError(ValueError):
-    """The registered caches are not blocks of opaque bytes."""
+    """The KV cache tensors have a layout that is not supported."""
 
 
 def group_memory(
@@ -113,9 +113,7 @@ def _head_bytes(cache: CacheTensor, heads: int, blocks: int) -> int:
 
 
 def _dense_elements(name: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Returns the number of elements of one row; LayoutError if they are not contiguous in any
-    order.
-    """
+    """Returns the number of elements of one row; LayoutError if the row has gaps."""
     expected = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length == 1:

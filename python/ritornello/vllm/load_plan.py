@@ -1,8 +1,9 @@
 """Plans the loads of each step: the stored pages that a request may load, and leases on them.
 
 Invariants:
-* A page is claimed only under a lease. A lease is released when the workers have reported the load,
-  or when the claim is dropped before its load; without a report the lease expires.
+* A page is claimed, that is promised to vLLM as loadable, only under a lease. A lease is released
+  when the workers have reported the load, or when the claim is dropped before its load; without a
+  report the lease expires.
 * The last token of a request is never claimed: the engine must compute one token to answer.
 * A request whose load failed computes the remaining tokens, and loads nothing further.
 """
@@ -22,11 +23,11 @@ from ritornello.vllm.store import Lease, PromptLength, VllmStore
 # Duration of a lease: longer than the step that claims the pages and the deadline of a load
 # together. A waiting request is looked up again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load that reads more than this number of bytes for each worker is asynchronous: it would delay
-# the other requests of its step by more than the time of a step.
+# A load that reads more than this number of bytes for each worker is asynchronous: a step that
+# waited for it would delay the other requests of the step by more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
-# Maximum time that a request waits for its pages. The limits of the tiers are expected to end the
-# wait earlier.
+# Maximum time that a request waits for pages that a tier is fetching; the tiers' own limits are
+# expected to end the wait earlier.
 WAIT_SECONDS = 60.0
 
 

@@ -35,7 +35,7 @@ class PrefixMatch:
 
 class Matcher:
     """Looks up requests of one model in one store. `has_remote`: one of the store's tiers is a
-    remote, which finds a page only by all keys of its prompt.
+    remote, which finds a page only by the keys of all pages up to it.
     """
 
     def __init__(

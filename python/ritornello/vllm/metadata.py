@@ -53,13 +53,13 @@ class StepMetadata:
     """Work of one step.
 
     `identity` comes with the first work and after every change (a reset changes the epoch), and is
-    valid until the next identity. `covered` comes with `identity`: the weight changes that its
-    epoch covers, empty if weights are not watched. `prefill`: tokens before, and tokens that the
-    step computes, if workers are to measure how long it takes.
+    valid until the next identity. `covered` comes with `identity`: the counts of weight changes
+    when its epoch began, empty if weights are not watched. `prefill`: the numbers of tokens before
+    the step's prefill and in it, if workers measure its duration.
 
     Inside MultiConnector: `step` is the number of a step whose outcome workers report (0: no
     report), `finished_sending` names finished requests whose blocks vLLM may free after the step,
-    and `request_facts` asks every worker for its facts.
+    and `request_facts` asks every worker for its `ShardFacts`.
     """
 
     identity: Identity | None = None

@@ -1,5 +1,5 @@
-"""The data path of GPU engines: vLLM's own offloading connector, which copies between GPU and host
-memory, with our tier below its host memory.
+"""The data path of GPU engines: vLLM's own offloading connector, which copies chunks (some
+consecutive blocks) between GPU and host memory, with our tier below its host memory.
 
 This module uses vLLM's class of the offloading connector, the keys of its configuration, and
 `build_offloading_config`, which computes the size of a block. These names were read in vLLM 0.32.0
@@ -88,9 +88,9 @@ class OffloadingPath(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Returns no tokens in an engine that is not served, and while the weights differ from the
-        weights of the epoch: vLLM's host memory may hold chunks without KV, or, until a reset that
-        includes the connector, chunks of earlier weights.
+        """Returns no tokens in an engine that is not served, because its host memory may hold
+        chunks without KV. After a change of the weights the host memory may hold chunks of earlier
+        weights: returns no tokens until a reset that includes the connector.
         """
         if not self._serves:
             return 0, False

@@ -1,6 +1,6 @@
-"""vLLM's offloading as the connector configures it: the connector's settings as settings of vLLM's
-offloading and of the tier below it. Sizes follow from the machine and the model, and are equal in
-all processes of an engine.
+"""Translates the connector's settings into settings of vLLM's offloading and of the tier below it.
+vLLM offloads KV to host memory in chunks of some consecutive blocks. The sizes of a chunk and of
+the host memory follow from the model and the machine, and are equal in all processes of an engine.
 """
 
 import os

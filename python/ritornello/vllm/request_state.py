@@ -1,4 +1,4 @@
-"""The scheduler's side's state of a request, and the used part of vLLM's scheduler."""
+"""The state of a request on the scheduler's side, and the used parts of vLLM's scheduler."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,10 +60,10 @@ class RequestState:
     """State of one request.
 
     `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
-    `wake_step`: the step at which its pages are examined next. `waiting_since`: start of the wait
-    for pages that are on their way to a tier that can be loaded from. `sources`: claimed tokens by
-    tier. `shares_failed_block`: another request recomputes a block of this request that failed to
-    load.
+    `wake_step`: the step at which it is next examined for full pages. `waiting_since`: start of the
+    wait for pages that are on their way to a tier that can be loaded from. `sources`: claimed
+    tokens by tier. `shares_failed_block`: another request recomputes a block of this request that
+    failed to load.
     """
 
     request: Request

@@ -1,7 +1,8 @@
 """Plans the saves of each step: which pages of which requests are full and unsaved.
 
-With one token per step, a request fills a page at predictable steps: it is examined at those steps,
-in steps that compute several of its tokens, and after its blocks changed.
+A request that computes one token per step fills a page at predictable steps. It is examined for
+full pages at these steps, in steps that compute several of its tokens, and after its blocks
+changed.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
 (`worker`) submits one put for each object that this worker writes. It drops all saves of a step if
@@ -10,10 +11,10 @@ MultiConnector, `deferred` handles failed loads). After a failed load the saves 
 
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are stored, being saved, or given
-  up. Within an admission the number decreases only if a load failed, of this or another connector,
-  or if a worker reports a save to repeat.
-* Inside MultiConnector a page is saved only after the outcome of the loads it rests on is known
-  (`deferred`).
+  up. Until vLLM admits the request again, the number decreases only if a load of this or another
+  connector failed, or if a worker reports a save to repeat.
+* Inside MultiConnector a page is saved only after the outcome of the loads from which it was
+  computed is known (`deferred`).
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -96,7 +97,9 @@ class SavePlan:
             self._cache.evict_blocks(result.stale)
 
     def mark_unsaved(self, request_id: str, group: int, first: int) -> None:
-        """Marks the pages of a group, starting at `first`, as unsaved."""
+        """Marks the pages of a group, starting at `first`, as unsaved, so that they are saved
+        again.
+        """
         state = self._requests.get(request_id)
         if state is not None and state.saved:
             state.saved[group] = min(state.saved[group], first)

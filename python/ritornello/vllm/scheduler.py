@@ -3,9 +3,10 @@
 `LoadPlan` selects the pages that a request may load, `SavePlan` the pages that can be saved.
 Invariants:
 * A load that a step waits for (not `asynchronous`) happens only with one computing worker and one
-  step in flight: a failure is then known before anything computed on top of it can be saved.
-* If the weights are watched (`guard`), no page is claimed or saved while they differ from the
-  weights at the beginning of the epoch.
+  step in flight: a failure is then known before pages that were computed from unfilled blocks can
+  be saved.
+* If the weights are watched (`guard`), no page is promised to vLLM or saved while they differ from
+  the weights at the beginning of the epoch.
 """
 
 from collections.abc import Collection, Sequence
@@ -25,9 +26,9 @@ from ritornello.vllm.weights.guard import WeightGuard
 
 
 class SchedulerSide:
-    """One engine. `asynchronous`: all loads are asynchronous, even small loads. `has_remote`: the
-    store needs all keys of a prompt. `composed`: other connectors fill blocks too. `guard`: knows
-    whether the weights changed.
+    """One engine. `asynchronous`: all loads are asynchronous, even small loads. `has_remote`: a
+    tier of the store is a remote, which needs all keys of a prompt. `composed`: other connectors
+    fill blocks too (MultiConnector). `guard`: knows whether the weights changed.
     """
 
     def __init__(
@@ -68,8 +69,8 @@ class SchedulerSide:
         from; vLLM must then repeat the call.
 
         vLLM calls this repeatedly for a waiting request; the store is queried only if the store's
-        answer may have changed. A failure is a miss. Later calls raise if they fail, because vLLM
-        relies on the tokens that this method returned.
+        answer may have changed. A failure is a miss. The methods that vLLM calls next for the
+        request raise if they fail, because vLLM relies on the tokens that this method returned.
         """
         try:
             return self._claim(request, computed)
@@ -206,8 +207,8 @@ class SchedulerSide:
         self._store.close()
 
     def _measured_prefill(self, step: Step) -> tuple[int, int] | None:
-        """Returns tokens before and tokens of the step's prefill, if exactly one request computes
-        more than one token.
+        """Returns the numbers of tokens before the step's prefill and in it, if exactly one request
+        computes more than one token.
         """
         many = [(name, count) for name, count in step.num_scheduled_tokens.items() if count > 1]
         if len(many) != 1:

@@ -51,7 +51,7 @@ class Shard:
         self.memory: tuple[GroupMemory, ...] = ()
 
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
-        """Takes the engine's tensors. LayoutError if they are not blocks of opaque bytes."""
+        """Takes the engine's tensors. LayoutError if their layout is not supported."""
         self.memory = tuple(
             group_memory(caches, layers, heads, self.blocks) for layers, heads in self.groups
         )

@@ -45,8 +45,8 @@ class StepLoads:
             self._meter.add("layer_wait_seconds", self.record_wait(started))
 
     def finish(self) -> None:
-        """Waits for the loads and records their results. A load costs its duration or, layer by
-        layer, the time the step waited.
+        """Waits for the loads and records their results. The recorded time of a load is its
+        duration or, if it arrives layer by layer, the time that the step waited for it.
         """
         started = perf_counter()
         while self._pending:
@@ -68,7 +68,7 @@ class StepLoads:
         return waited
 
     def cancel(self) -> None:
-        """Cancels all reads and waits until the kernel is done."""
+        """Cancels all reads, and waits until the kernel no longer writes to the blocks."""
         for pending in self._pending:
             pending.cancel()
         self._pending.clear()

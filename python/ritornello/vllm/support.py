@@ -66,8 +66,8 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
 
 def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
     """Returns whether no step may wait for a load. With overlapping steps, or several workers in
-    one step, a failure is known too late to stop saves of pages that were computed on top of it.
-    With several KV cache groups vLLM can only repair asynchronous loads.
+    one step, a failure is known too late to stop saves of pages that were computed from unfilled
+    blocks. With several KV cache groups vLLM can only repair asynchronous loads.
     """
     workers = vllm_config.parallel_config.world_size
     groups = len(kv_cache_config.kv_cache_groups)

@@ -1,5 +1,5 @@
 """Loads and saves in progress: one read for each object of their pages that this worker holds, one
-write for each that it stores.
+write for each object that this worker stores.
 """
 
 from collections.abc import Sequence
@@ -110,8 +110,8 @@ class PendingLoad:
         self._miss_reason = self._miss_reason or reason
 
     def wait(self) -> LoadResult:
-        """Waits until the deadline, cancels the remaining reads, and waits until the kernel is
-        done.
+        """Waits until the deadline, cancels the remaining reads, and waits until the kernel no
+        longer writes to the blocks.
         """
         while self._reads:
             pages, ticket = self._reads[-1]
@@ -127,7 +127,7 @@ class PendingLoad:
         return self._result
 
     def cancel(self) -> None:
-        """Cancels all reads and waits until the kernel is done."""
+        """Cancels all reads, and waits until the kernel no longer writes to the blocks."""
         while self._reads:
             ticket = self._reads[-1][1]
             if ticket is not None:

@@ -2,16 +2,16 @@
 
 Invariants:
 * Loads that a step waits for: every block of a layer is filled and verified when `await_layer`
-  returns, or reported as failed at the end of the step. Until the engine has announced all its
-  layers once, these loads end before `load` returns.
+  returns, or reported as failed at the end of the step. Until the engine has called `await_layer`
+  once for each of its layers, these loads end before `load` returns.
 * An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
   its blocks.
 * Saves are copied before `save` returns: the engine may overwrite the blocks immediately.
 * In a step without a number (`StepMetadata.step` is 0) in which a load failed that the step waited
-  for, no page is saved: pages computed on top of an unfilled block are worthless, and requests
-  share blocks. In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier
-  steps whose outcome is known (see `deferred`), so a failed load of the numbered step does not stop
-  their saves.
+  for, no page is saved: pages computed from an unfilled block are wrong, and requests share blocks.
+  In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier steps whose
+  outcome is known (see `deferred`), so a failed load of the numbered step does not stop their
+  saves.
 * No page is loaded or saved while the weights of any worker differ from the weights at the
   beginning of the epoch, even in a step that was planned before the change.
 """
@@ -89,8 +89,8 @@ class WorkerSide:
             self._weights_changed()
 
     def load(self, metadata: StepMetadata) -> None:
-        """Starts the loads of this step, concurrently. If the engine does not announce all layers,
-        waits for the synchronous loads here, because no layer will wait for them.
+        """Starts the loads of this step, concurrently. If the engine does not call `await_layer`
+        for all layers, waits for the synchronous loads here.
         """
         self.step_loads.finish()
         self.step_loads.failed = False
@@ -210,8 +210,8 @@ class WorkerSide:
             self.results.set_unsupported(str(error))
 
     def _weights_changed(self) -> bool:
-        """Returns whether weights changed since the epoch began: of any worker that shares the
-        scheduler's counters, or of this worker alone if it does not.
+        """Returns whether weights changed since the epoch began: the weights of any worker if this
+        process shares memory with the scheduler's process, otherwise the weights of this worker.
         """
         if not self._covered:
             return False
@@ -242,7 +242,7 @@ class WorkerSide:
         )
 
     def _complete_saves(self) -> None:
-        """Records the saves that are done. Saves end nearly in order."""
+        """Records finished saves in order, up to the first save that is in progress."""
         while self._pending_saves:
             result = self._pending_saves[0].poll()
             if result is None:
