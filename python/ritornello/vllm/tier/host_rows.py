@@ -1,5 +1,6 @@
-"""vLLM's host tier as the pages of a `PagePool`: row `i` is page `i`. Pages are written from their
-rows, and read into them, directly or through the store's staging memory if that is faster.
+"""vLLM's host tier as a `PagePool`: it is an array of rows, each of which holds one chunk, and row
+`i` is page `i`. The store reads and writes rows directly, or through its staging memory if that is
+faster.
 
 The rows are in a shared mapping, at multiples of 4 KiB. vLLM passes a view of them, which it
 releases at shutdown before it unmaps the rows; a reference of ours to the view would prevent this.

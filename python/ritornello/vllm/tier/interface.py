@@ -17,7 +17,8 @@ INTERFACE = EngineInterface(
 ABSTRACT = frozenset(
     {"drain_jobs", "get_finished_jobs", "lookup", "on_new_request", "submit_load", "submit_store"}
 )
-# Hooks whose absence would go unnoticed: vLLM would not call them.
+# Optional methods of a tier. A vLLM without one of them never calls our override, and no error
+# shows this.
 HOOKS = frozenset(
     {
         "build_metric_definitions",
@@ -38,7 +39,7 @@ ANSWERS = frozenset({"HIT", "MISS", "RETRY"})
 def interface_difference(base: Any, job: Any, result: Any, answers: Any) -> str:
     """Returns how vLLM's interface of tiers differs from the tested interface; "" if they are
     equal. `base`: the class of tiers. `job`, `result`: dataclasses of its arguments and results.
-    `answers`: the enum of lookups.
+    `answers`: the enum of lookup results.
     """
     lost = sorted(ANSWERS - set(answers.__members__))
     return (

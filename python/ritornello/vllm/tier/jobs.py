@@ -1,8 +1,8 @@
 """Loads and stores in progress, and their results.
 
-A job has at least one ticket: one ticket for each group and each series of consecutive chunks. A
-job is done when all its tickets are done: until then the kernel may write to, or read from, its
-rows of the host tier.
+A job is vLLM's order to move chunks between its host tier and this tier. It has one ticket for each
+series of consecutive chunks of a group, and is done when all its tickets are done: until then the
+kernel may write to, or read from, its rows of the host tier.
 """
 
 import logging
@@ -23,8 +23,8 @@ SLOW_SECONDS = 30.0
 
 @dataclass(slots=True)
 class TicketPart:
-    """The keys of a job, by `indices`, that one ticket moves. Without a ticket they are not moved,
-    for `reason`.
+    """The keys of a job, by `indices`, that one ticket moves. If `ticket` is None, their chunks are
+    not moved, for `reason`.
     """
 
     indices: range | list[int]

@@ -67,7 +67,8 @@ class RitornelloTier(SecondaryTierManager):
     """One instance in the scheduler's process. If the engine is not served
     (`namespace.unsupported_reason`), lookups miss and nothing is stored.
 
-    `engine`: the engine's configuration, from `OffloadingPath`; without it, it is looked up.
+    `engine`: the engine's configuration, from `OffloadingPath`; if it is None,
+    `engine_config.of_spec` looks it up.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -88,7 +89,8 @@ class RitornelloTier(SecondaryTierManager):
         self._meter = Meter()
         self._logged: set[str] = set()
         self._results: list[JobResult] = []
-        # Requests with a load that could not be started: a second load would fail as well.
+        # Requests with a load that could not be started. Their lookups miss, because a second load
+        # would fail as well.
         self._failed_requests: set[str] = set()
         self._events: list[OffloadingEvent] | None = None
         if settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events:
@@ -282,8 +284,8 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records stored chunks, and as removed the promised chunks that a load did not fill.
-        `ownership` is omitted: Dynamo drops events with an owner that it does not know.
+        """Records an event: chunks that were stored, or, as removed, chunks that a load did not
+        fill. `ownership` is omitted: Dynamo drops events with an owner that it does not know.
         """
         job = finished.job
         missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]

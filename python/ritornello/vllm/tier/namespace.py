@@ -2,9 +2,9 @@
 
 vLLM's own file tier names its folder by model name, dtype, sizes and groups. A name does not
 identify the weights, so this tier uses the model's configuration and the fingerprint of its
-weights, as the connector does. A row of the host tier holds the pages of all ranks side by side:
-other parallel sizes make other bytes and another scope, unless vLLM declares that the row has no
-ranks (`replicated_layout`) or does not depend on them (`canonical_layout`, if
+weights, as the connector does. A row of the host tier holds the pages of all ranks side by side.
+Its scope therefore names the numbers of ranks, unless vLLM declares that a row holds one copy for
+all ranks (`replicated_layout`) or that its bytes do not depend on the ranks (`canonical_layout`, if
 `is_parallelism_agnostic`).
 
 vLLM's block hashes cover tokens, LoRA adapters, images and cache salts.
@@ -34,9 +34,9 @@ RANK_FIELDS = ("num_kv_heads",)
 
 @dataclass(frozen=True, slots=True)
 class KernelPlatform:
-    """Facts that only vLLM knows. `version`: vLLM's. `packing`: what, besides the configuration,
-    determines the layout of a block (instruction set, device). `canonical`: name of the canonical
-    format, "" if rows are not canonical.
+    """Properties of a chunk's bytes that vLLM's code determines. `version`: vLLM's. `packing`:
+    what, besides the configuration, determines the layout of a block (instruction set, device).
+    `canonical`: name of the canonical format, "" if rows are not canonical.
     """
 
     version: str
@@ -46,7 +46,7 @@ class KernelPlatform:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """A scope for each KV group."""
+    """The scopes of an engine's chunks, one for each KV cache group."""
 
     model: ModelIdentity
     dtype: str
@@ -160,7 +160,7 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 
 
 def is_unbounded(spec: Any) -> bool:
-    """Returns whether attention over this cache reaches back without a bound."""
+    """Returns whether attention over this cache reads all earlier tokens, not a window of them."""
     kinds = {kind.__name__ for kind in type(spec).__mro__}
     bounded = ("sliding_window", "attention_chunk_size")
     return "FullAttentionSpec" in kinds and not any(getattr(spec, name, None) for name in bounded)

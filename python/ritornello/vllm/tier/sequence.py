@@ -39,8 +39,8 @@ def group_of(key: bytes) -> int:
 
 
 def chunk_number(context: Context, key: bytes, group: Group) -> int | None:
-    """Returns the index of the chunk `key` in its request, or None if it is unknown or the key ends
-    inside a chunk.
+    """Returns the index of the chunk `key` in its request; None if the index is unknown, or if the
+    tokens of `key` end inside a chunk.
     """
     end = context.get_offload_key_position(key)
     if end is None or end % group.chunk_tokens:
@@ -68,7 +68,7 @@ class KeySequence:
         return found
 
     def predecessor(self, context: Context, key: bytes) -> bytes | None:
-        """Returns the key of the chunk before, or None if it is unknown."""
+        """Returns the key of the preceding chunk, or None if it is unknown."""
         number = chunk_number(context, key, self._group)
         return self._keys_by_number(context).get(number - 1) if number else None
 

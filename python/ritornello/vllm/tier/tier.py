@@ -1,17 +1,18 @@
 """Answers lookups, starts jobs and reports their results.
 
 Invariants:
-* A hit is found under a lease, which passes to the load or is released at the end of the step: a
-  promised chunk is still there when it is read. If another process owns the store, vLLM keeps the
-  answer while requests need it, and reuses it without a lease: the chunk may be evicted.
-* A promised chunk that was not loaded stays a miss for its request: the request computes the chunk
-  instead of repeating the lookup.
+* A chunk that a lookup finds is leased, so that it is still stored when a load reads it. The load
+  takes over the lease; without a load the lease is released at the end of the step. If another
+  process owns the store, vLLM keeps the answer while requests need it, and reuses it without a
+  lease: the chunk may be evicted.
+* A chunk that a lookup found and its load did not fill remains a miss for its request: the request
+  computes the chunk instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
   has finished with the row.
 * After `reset` no chunk is loaded or stored until all requests that began earlier have ended: their
   chunks may belong to earlier weights.
-* No chunk is promised or stored while the weights differ from the weights at the beginning of the
-  epoch, and a load that ends then fails.
+* While the weights differ from the weights at the beginning of the epoch, lookups miss, nothing is
+  stored, and a load that ends fails.
 """
 
 import logging
@@ -42,7 +43,7 @@ logger = logging.getLogger("vllm.ritornello")
 LEASE_SECONDS = 60.0
 # Deadline of a load. A load that takes longer is assumed to be slower than computing.
 LOAD_SECONDS = 10.0
-# Deadline of a store, which pins chunks of the host tier until then.
+# Deadline of a store. Until a store ends, vLLM pins its chunks in the host tier.
 STORE_SECONDS = 30.0
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
@@ -144,8 +145,8 @@ class Tier:
         return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
     def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
-        """Returns the answer of `batch_lookup` for a key; a miss if the chunk may no longer be
-        loaded.
+        """Returns the answer for a key that `batch_lookup` has `found` or not; a miss if the chunk
+        may no longer be loaded.
         """
         state = self._state_of(context)
         if not found or not self._may_load(state, key):
@@ -228,7 +229,7 @@ class Tier:
             limit = store.time_limit(len(keys) * scope.page_bytes, LOAD_SECONDS)
             return store.submit_get(scope, keys, pages, staged=host.staged, timeout=limit)
 
-        # The weights may have changed after the chunks were promised.
+        # The weights may have changed after the lookups found the chunks.
         refusal = "weights_changed" if self._weights_changed() else ""
         parts = self._start_parts(transfer, keys, refusal, "get", submit)
         if self._guard is not None:
@@ -321,7 +322,7 @@ class Tier:
         return finished_jobs
 
     def _weights_changed_during(self, load: int) -> bool:
-        """Returns whether weights changed since the load began, even if a reset has covered the
+        """Returns whether weights changed since the load began, even if an epoch began after the
         change.
         """
         if self._guard is None:
@@ -329,8 +330,8 @@ class Tier:
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
     def end_step(self) -> None:
-        """Releases promises of this step that were not used. At this time all loads of the step are
-        submitted.
+        """Releases the leases that no load of this step has taken over. Called after vLLM has
+        submitted all loads of the step.
         """
         for request in self._active_requests:
             state = self._requests.get(request)
@@ -345,7 +346,7 @@ class Tier:
         for _, scope, indices in self._by_group(keys):
             self._store.touch(scope, [keys[index] for index in indices])
 
-    # Ends.
+    # Resets and shutdown.
 
     def reset(self) -> None:
         """Waits for all jobs and begins an epoch: no chunk stored before is found. vLLM calls this
@@ -374,7 +375,7 @@ class Tier:
 
     def close(self) -> None:
         """Cancels loads, waits for the last stores (at most `CLOSE_SECONDS`), and waits until the
-        kernel is done with the host tier, which vLLM unmaps next.
+        kernel no longer uses the host tier, which vLLM unmaps next.
         """
         self._jobs.cancel(lambda job: job.load)
         if not self._jobs.wait(CLOSE_SECONDS):

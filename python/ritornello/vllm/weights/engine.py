@@ -1,8 +1,9 @@
-"""Hooks on vLLM's engine core, in the scheduler's process.
+"""Wraps methods of vLLM's engine core, in the scheduler's process.
 
 All calls to workers and all resets of the prefix cache pass through the engine core, one at a time
 and between two schedules. After a call, before the next step is scheduled, every worker checks its
-weights. Workers also check before a reset, so that the reset covers their answers.
+weights. Workers also check before a reset, so that the epoch that begins with the reset includes
+the changes that they find.
 """
 
 import functools

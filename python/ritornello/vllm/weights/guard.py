@@ -1,4 +1,4 @@
-"""The scheduler's side: whether the engine's weights belong to the current epoch."""
+"""The scheduler's side: whether the engine's weights changed since the current epoch began."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -55,7 +55,7 @@ class WeightGuard:
                 self._counters.raise_to(slot, count)
 
     def read(self) -> bytes | None:
-        """Returns the changes so far, to be compared and covered; None if weights are not
+        """Returns the counts of changes so far, for `differs` and `cover`; None if weights are not
         watched.
         """
         return None if self._counters is None else self._counters.read()
@@ -66,8 +66,8 @@ class WeightGuard:
 
     def cover(self, reading: bytes | None) -> None:
         """Declares that the current epoch covers the changes of a reading: no cache of the engine
-        holds older pages. Pass the reading that was compared: a change that is counted after that
-        reading needs a further epoch.
+        holds pages computed before them. Pass the reading that was compared: a change that is
+        counted after that reading needs a further epoch.
         """
         if reading is not None:
             self.covered = reading
@@ -75,8 +75,8 @@ class WeightGuard:
 
     def on_reset(self, connector: Any, reset: bool, unresettable: Sequence[str] = ()) -> None:
         """Called when the engine's prefix cache is empty, and the cache of `connector` as well if
-        `reset`. A connector that is not the owner may hold pages of earlier weights.
-        `unresettable`: names of connectors that cannot be reset.
+        `reset`. Without `reset`, a connector that is not `owner` may still hold pages of earlier
+        weights. `unresettable`: names of connectors that cannot be reset.
         """
         if unresettable:
             if self.differs(self.read()):

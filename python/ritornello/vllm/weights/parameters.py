@@ -8,7 +8,7 @@ bytes.
 
 A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
 its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
-counter, an address or memory does not keep the others from being compared.
+counter, an address or memory does not keep other tensors from being compared.
 """
 
 import logging

@@ -1,10 +1,10 @@
 """The worker's side: counts every change of the weights that this process detects.
 
 An announced change (a vLLM method that changes weights) is counted before it begins and after it
-ends, whether it succeeded or not: a reset of the cache during the change does not cover the change.
-Other changes are counted when detected: at the beginning of a step, and before pages are loaded or
-saved, by the parameters' state; every `SAMPLE_SECONDS`, between two steps, and when the scheduler's
-process requests it, by a sample of the parameters' bytes as well.
+ends, whether it succeeded or not: an epoch that begins with a reset during the change does not
+cover the change. Other changes are counted when detected: at the beginning of a step, and before
+pages are loaded or saved, by the parameters' state; every `SAMPLE_SECONDS`, between two steps, and
+when the scheduler's process requests it, by a sample of the parameters' bytes as well.
 
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
 next baseline is taken when the next step that computes begins: vLLM may load a model with a call
@@ -76,8 +76,8 @@ class WeightWatch:
         return self._counters.count(self.slot)
 
     def covered_by(self, covered: bytes) -> bool:
-        """Returns whether no change was counted since the reading: by any process, or by this
-        process if the scheduler runs on another machine.
+        """Returns whether no change was counted since the reading `covered`: by any process, or by
+        this process if the scheduler runs on another machine.
         """
         if self.shared:
             return self._counters.read() == covered
