@@ -1,4 +1,4 @@
-"""Prefix lengths that can be restored from several pools."""
+"""Prefix lengths that can be restored if a page has parts in several of SGLang's host pools."""
 
 import itertools
 

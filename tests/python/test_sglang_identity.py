@@ -106,7 +106,7 @@ def test_other_engine_makes_other_scope(others: dict[str, Any]) -> None:
 
 
 def test_stored_pages_keep_their_scopes() -> None:
-    """Changes of this id lose the pages that earlier versions stored."""
+    """If the id of this scope changes, pages that earlier versions stored are not found."""
     assert of_rank(1, 2).id.hex() == "0d1c6fc2ed6af672a61c9b2cff73e304"
 
 
@@ -137,8 +137,8 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # In these pools the layers are unknown: layer numbers begin at the pool's own first layer, or
-    # the pool is a side pool.
+    # Two pools whose scopes name the pipeline stage, because their layer numbers do not: the
+    # numbers of the first begin at zero in stage 1, and the second is not the main pool `kv`.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"

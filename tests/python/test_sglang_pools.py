@@ -1,4 +1,6 @@
-"""Host pools over arrays: the memory of their pages, and invalid pages."""
+"""Stand-ins for SGLang's host pools (KV buffers in host memory): the memory of their pages, and
+invalid pages.
+"""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Composition: deferred saves, workers' facts, load-failure policy."""
+"""The connector beside other connectors inside vLLM's MultiConnector: saves wait for the outcome of
+other connectors' loads, the workers report their memory layouts with a step, and the engine
+recomputes after a failed load.
+"""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -259,7 +262,7 @@ def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
 
 
 class Base:
-    """Stands for vLLM's class of connectors."""
+    """Stand-in for vLLM's class of connectors."""
 
 
 class Child(Base):

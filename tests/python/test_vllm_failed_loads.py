@@ -1,4 +1,4 @@
-"""Blocks that a load did not fill: nothing computed on top of them is kept or saved."""
+"""Blocks that a load did not fill: no page computed from them is kept or saved."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ def plan(side: Any, **tokens: int) -> Any:
 
 
 def windowed() -> tuple[Shared, Any, Any]:
-    """Request "r" loads block 101 and computes 102 to 105 on top of it. "s" hits 104 and 105 in
+    """Request "r" loads block 101 and computes blocks 102 to 105 from it. "s" hits 104 and 105 in
     vLLM's cache in the same step; the blocks before them are outside its window.
     """
     blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")

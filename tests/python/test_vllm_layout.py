@@ -1,4 +1,4 @@
-"""From KV tensors to spans of opaque bytes: strides are trusted, and shapes are ignored."""
+"""Memory ranges of a block in vLLM's KV tensors: strides are trusted, and shapes are ignored."""
 
 from collections.abc import Sequence
 from math import prod

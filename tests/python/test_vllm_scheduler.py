@@ -1,4 +1,6 @@
-"""The scheduler's side with a store of sets: claims, leases, saves, resets."""
+"""The scheduler's side with a stand-in for the store: pages promised to vLLM, leases, saves,
+resets.
+"""
 
 from types import SimpleNamespace
 from typing import Any

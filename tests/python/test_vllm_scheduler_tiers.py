@@ -1,4 +1,6 @@
-"""The scheduler's side over tiers: pending lookups, loads worth their time, claims by tier."""
+"""The scheduler's side over several tiers: lookups that wait for pages, loads slower than
+computing, and the tiers of loaded tokens.
+"""
 
 from types import SimpleNamespace
 

@@ -1,5 +1,5 @@
-"""vLLM's secondary tier without vLLM: promises, transfers, and stores that fail, are full, belong
-to another process, or were removed.
+"""vLLM's secondary tier without vLLM: lookups, loads and saves, with stores that fail, are full,
+belong to another process, or were removed.
 """
 
 import os
@@ -154,7 +154,8 @@ def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
     assert rig.store._store is not None
-    # Keys chain: the pages after the fifth are deleted with it.
+    # Pages are useful only after the pages before them, so the pages after the fifth are deleted
+    # with it.
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[4:5])
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 4
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
@@ -291,8 +292,8 @@ def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
     rig.tier.end_step()
     counters.add(0)
-    # A reset that empties only vLLM's cache, or that finds blocks in use, does not cover the
-    # change.
+    # After a reset that empties only vLLM's cache, or that finds requests running, the weights
+    # still count as changed.
     guard.on_reset("connector", False)
     rig.tier.reset()
     assert guard.changed()

@@ -1,4 +1,4 @@
-"""The scheduler's side: changes of weights stop hits and saves until a reset covers them."""
+"""The scheduler's side: a change of weights stops hits and saves until the caches are reset."""
 
 import mmap
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Adapters of both kinds, each on a separate store."""
+"""LMCache's two kinds of adapters of a second tier, each with a separate store."""
 
 import os
 import sys

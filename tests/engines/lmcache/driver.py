@@ -2,8 +2,9 @@
 
     python driver.py SPEC put|get COUNT [kill]
 
-`put` writes COUNT objects to L1 and waits until L2 has them; `get` prefetches them and compares
-every byte. Prints one line of JSON. `kill`: the process ends itself by SIGKILL.
+`put` writes COUNT objects to LMCache's memory (L1), and waits until the store (L2) has them; `get`
+prefetches them and compares every byte. Prints one line of JSON. `kill`: the process ends itself by
+SIGKILL.
 """
 
 import json
@@ -54,7 +55,7 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # L2 may hold fewer bytes than L1, because a serde may encode the objects.
+    # L2 may hold fewer bytes than L1, because LMCache may encode objects for L2.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0

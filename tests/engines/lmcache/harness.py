@@ -1,5 +1,5 @@
-"""LMCache's own parts at a small scale: adapters by its factory, objects in one arena as its L1
-makes them, and its storage manager.
+"""LMCache's own parts at a small scale: adapters made by its factory, objects in one memory area
+like LMCache's first tier (L1), and its storage manager.
 """
 
 import argparse
@@ -27,7 +27,9 @@ WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class AdapterKind:
-    """One of LMCache's two kinds of adapters."""
+    """One of LMCache's two kinds of adapters, `plugin` or `native_plugin`, and the path of its
+    store.
+    """
 
     kind: str
     path: Path
@@ -43,7 +45,7 @@ class AdapterKind:
         return json.dumps(self.spec(**further))
 
     def open(self, memory: "Memory | None" = None, **further: Any) -> Any:
-        """Opens the adapter by LMCache's factory."""
+        """Returns an adapter that LMCache's factory made."""
         desc = None if memory is None else memory.desc
         return create_l2_adapter(config_of(self.spec(**further)).adapters[0], l1_memory_desc=desc)
 
@@ -54,7 +56,7 @@ def config_of(spec: dict[str, Any]) -> Any:
 
 @dataclass
 class Memory:
-    """An arena like L1's, and objects in it."""
+    """One memory area, like LMCache's first tier (L1), and objects in it."""
 
     size: int
     taken: int = 0

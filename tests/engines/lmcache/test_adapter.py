@@ -1,4 +1,4 @@
-"""The adapter in this process, made by LMCache's factory and awaited as its controllers do."""
+"""Adapters made by LMCache's factory in this process, called as its controllers call them."""
 
 import gc
 import select
@@ -24,7 +24,9 @@ OBJECT = 2 * 4 * 64 * 64 * 2
 
 
 class Listener(L2AdapterListener):
-    """Records the events that LMCache's eviction gets."""
+    """Records the calls by which an adapter tells LMCache's eviction what was stored, read and
+    deleted.
+    """
 
     def __init__(self) -> None:
         self.stored: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""The remote tier over a real Mooncake, by TCP on this machine."""
+"""A remote tier in a real Mooncake store, over TCP on this machine."""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""SGLang's own host pools with known bytes, and its controller's own transfer functions."""
+"""SGLang's own host pools (its KV buffers in host memory) with known bytes, and the transfer
+functions of SGLang's cache controller.
+"""
 
 import hashlib
 import itertools
@@ -127,7 +129,7 @@ def page_bytes(host: Any, page: int) -> bytes:
 
 
 def slots(host: Any, pages: list[int]) -> torch.Tensor:
-    """Returns the token slots of whole pages, in the order given."""
+    """Returns the positions in the pool of all tokens of `pages`, in the order of `pages`."""
     size = host.page_size
     return torch.tensor(
         list(itertools.chain.from_iterable(range(p * size, (p + 1) * size) for p in pages)),
@@ -162,7 +164,9 @@ def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
 
 
 def controller(host: Any, storage: Any) -> HiCacheController:
-    """Returns SGLang's controller with the attributes that its transfer functions use."""
+    """Returns a cache controller of SGLang that has only the attributes which its transfer
+    functions use.
+    """
     made = object.__new__(HiCacheController)
     made.storage_backend = storage
     made.storage_host_pool = host

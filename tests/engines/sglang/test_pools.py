@@ -1,4 +1,6 @@
-"""SGLang's real host pools, bit for bit, through its controller's own functions."""
+"""Pages of SGLang's real host pools (its KV buffers in host memory) come back from the store bit
+for bit, through functions of SGLang's cache controller.
+"""
 
 import logging
 from threading import Event
@@ -228,7 +230,7 @@ def test_clear_deletes_this_model_only(attach: Attach) -> None:
     assert first.batch_exists(keys) == len(keys)
 
 
-# Version 2: side pools.
+# Pages with parts in several host pools: the main pool, and side pools.
 
 
 def states(name: Any, pages: list[str], host: Any, at: list[int]) -> PoolTransfer:

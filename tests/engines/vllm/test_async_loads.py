@@ -1,4 +1,6 @@
-"""Asynchronous loads: answers, failures, aborts, and ownership of blocks."""
+"""Loads for which no step waits: answers, failures, aborts, and blocks that are not reused while a
+load fills them.
+"""
 
 from collections.abc import Iterator
 from typing import Any

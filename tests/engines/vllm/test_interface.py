@@ -67,7 +67,9 @@ def test_every_method_is_delegated_or_listed(sources: Path) -> None:
 
 
 def test_calls_reach_data_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of instances reach the instance's data path, class methods its class."""
+    """`RitornelloConnector` passes calls of methods to its data path, and calls of class methods to
+    the data path's class.
+    """
 
     class Recorder:
         def __init__(self, kind: str) -> None:

@@ -1,10 +1,10 @@
-"""Loads layer by layer: pages with several layer groups."""
+"""Loads that deliver the layers of a page in several groups while the engine computes."""
 
 import pytest
 from ask import LENGTH
 from conftest import Ask
 
-# An object has twelve layers of 32 KiB, and thus three layer groups.
+# A page's object has twelve layers of 32 KiB, so a load delivers it in three groups of layers.
 SHAPE, BLOCK = "demo", 128
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 

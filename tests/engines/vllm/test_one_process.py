@@ -11,7 +11,7 @@ from probes import Digests, evict_after_match, fail_loads
 from ritornello import Store
 from ritornello.vllm.store import VllmStore
 
-# Tokens that a prompt of 300 tokens can claim: the full pages of its first 299 tokens.
+# Tokens that can be loaded for a prompt of 300 tokens: the full pages of its first 299 tokens.
 CLAIMED = 299 // BLOCK * BLOCK
 
 

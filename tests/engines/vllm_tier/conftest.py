@@ -24,7 +24,7 @@ from servers.environment import shared_model  # noqa: E402
 
 set_environment(OMP_NUM_THREADS="2")
 
-# The store is small, so that tests fill it.
+# The store is so small that tests can fill it.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 # Prompts of the other process; vLLM's host tier has no room for both.
 FIRST, SECOND = prompt(1), prompt(2, 500)

@@ -1,5 +1,6 @@
-"""Under vLLM's real tiering manager: answers, bytes, failing loads, aborted requests, resets of the
-cache, and a missing store.
+"""The tier under vLLM's real tiering manager, which moves chunks (some consecutive blocks) between
+device, host memory and tiers: answers, bytes, failing loads, aborted requests, resets of the cache,
+and a missing store.
 """
 
 from time import monotonic, sleep

@@ -1,4 +1,4 @@
-"""The tier through vLLM's interface, called as the tiering manager calls it: results, events,
+"""The tier through vLLM's interface, called as vLLM's tiering manager calls it: results, events,
 counts, unsupported engines, and internal failures.
 """
 

@@ -1,4 +1,5 @@
-"""vLLM's tiering on a machine without a GPU: its spec with a worker that copies CPU tensors.
+"""vLLM's tiering on a machine without a GPU: its `TieringOffloadingSpec` with a worker that copies
+CPU tensors.
 
 All parts except the worker are vLLM's own: the connector, the tiering manager, the host tier in
 shared memory. vLLM's worker refuses CPU memory; this worker copies synchronously and in order.
