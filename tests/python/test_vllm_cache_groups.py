@@ -1,4 +1,4 @@
-"""Pages that a prefix needs, and the objects, holders and writers of heads."""
+"""The pages that a prefix needs, and the workers that hold and store each KV head."""
 
 import pytest
 from vllm_shapes import TOKENS, cache_group

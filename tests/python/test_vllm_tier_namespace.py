@@ -141,8 +141,8 @@ def test_weights_without_files_get_random_epoch(model: Path) -> None:
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
-    """Two kinds of rows do not depend on the rank, by vLLM's guarantee: rows of which all ranks
-    have one copy, and rows that are canonical and portable.
+    """By vLLM's guarantee two kinds of rows do not depend on the rank: rows of which all ranks have
+    one copy (`replicated_layout`), and rows in a canonical layout with `is_parallelism_agnostic`.
     """
 
     def at(ranks: int, **layout: bool) -> Namespace:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Deadlines for one batch, at most 128 pages of the KV pool. A load that takes longer is assumed to
-# be slower than computing, and it keeps SGLang's prefetch thread from other transfers.
+# Deadlines of one call of SGLang, which moves at most 128 pages of the main pool. A load that takes
+# longer is assumed to be slower than computing, and delays SGLang's other loads.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 

@@ -64,8 +64,8 @@ class LoadPlan:
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
-        asynchronously. The number is None while pages are on their way to a tier that can be loaded
-        from.
+        asynchronously. The number is None while pages are being copied to a tier from which they
+        can be loaded.
         """
         match = self._match_prefix(state, computed)
         if match is None:

@@ -11,9 +11,10 @@ from ritornello.vllm.identity import Identity
 
 
 class PageBlocks(NamedTuple):
-    """Consecutive pages of one KV cache group, to be filled from or stored under `keys`. `first`:
-    index of `keys[0]` in its sequence. `before`: keys of pages before page `first`, if the group
-    needs all pages: all these keys if the store has a remote, otherwise the last of them.
+    """The blocks of consecutive pages of one KV cache group, to be filled with or stored as the
+    pages `keys`. `first`: index of `keys[0]` in its sequence. `before`: keys of pages before page
+    `first`, if the group needs all pages: all these keys if the store has a remote, otherwise the
+    last of them.
     """
 
     group: int

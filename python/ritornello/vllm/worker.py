@@ -57,7 +57,7 @@ class WorkerSide:
         self._shard = Shard(worker_rank, blocks, groups)
         # None before the first identity, and if this worker's memory cannot be used.
         self._held: HeldObjects | None = None
-        # The weight changes that the identity's epoch covers.
+        # The counts of weight changes when the identity's epoch began.
         self._covered = b""
         self.results = StepResults(store, meter, worker_rank, len(groups))
         self.step_loads = StepLoads(meter, self.results)

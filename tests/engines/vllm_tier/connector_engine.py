@@ -27,7 +27,8 @@ from weights import flip  # noqa: E402
 
 from servers.vllm import connector  # noqa: E402
 
-# Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum.
+# Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum
+# number of tokens.
 CHUNK = 256
 
 

@@ -19,7 +19,7 @@ from ritornello.vllm.cpu_path import CpuPath
 from ritornello.vllm.metrics import RitornelloStats
 from servers.child import Child
 
-# The host memory holds the chunks of the longest prompt, and of no further one.
+# The host memory has room for the chunks of the longest prompt only.
 HOST_CHUNKS = 4
 FIRST, SECOND = prompt(21, 600), prompt(22, 900)
 

@@ -1,7 +1,7 @@
 """Calls of a scheduler to its store. These calls must not wait for another process.
 
-A store that this process owns answers from memory. If another process owns the store, calls reach
-it over a socket, and it may be stopped. In this case lookups run on vLLM's lookup thread, and calls
+A store that this process owns answers from memory. If another process owns the store, calls go over
+a socket to that process, which may be stopped. Lookups then run on vLLM's lookup thread, and calls
 without a result (`release`, `touch`) on a background thread.
 """
 
@@ -48,8 +48,8 @@ class TierStore(FailSafeStore):
         return self._is_owner
 
     def end_step(self) -> None:
-        """Rechecks the role of a client, which becomes the owner when the owner dies. An owner
-        remains one until the store is reopened.
+        """Makes a client check its role again, because it becomes the owner when the owner dies. An
+        owner remains the owner until the store is reopened.
         """
         if not self._is_owner:
             self._is_owner = None

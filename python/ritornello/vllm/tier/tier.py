@@ -108,7 +108,7 @@ class Tier:
         # Requests with answers or leases of this step.
         self._active_requests: set[str] = set()
         self._jobs = Jobs()
-        # The weight changes that the epoch of a load covers, by job number.
+        # By job number of a load, the counts of weight changes when its epoch began.
         self._covered: dict[int, bytes] = {}
         # Unfinished requests that began before the last reset.
         self._requests_before_reset: set[str] = set()
