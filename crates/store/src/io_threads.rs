@@ -18,8 +18,17 @@ const THREADS_FOR_GETS: usize = 5;
 /// Maximum threads while a volume completes no operations. A call on a stalled volume keeps its
 /// thread until the kernel returns the operation, so tickets for other volumes need more threads.
 const THREADS_MAX: usize = 64;
+/// Maximum threads until the volume counts as stalled. Until then calls still begin operations on
+/// it, and may take all of these threads; later calls on it end at once.
+const THREADS_MAX_AT_FIRST: usize = 32;
+/// A volume that completes nothing for this long may be about to stall.
+const SILENT_AFTER: Duration = Duration::from_millis(250);
+/// A volume that completes nothing for this long has stalled, with a margin.
+const STALLED_AFTER: Duration = Duration::from_millis(2500);
 /// Interval at which the queues are checked while all threads are busy.
 const CHECK: Duration = Duration::from_millis(250);
+/// Time without a ticket after which a thread beyond the usual number ends.
+const IDLE: Duration = Duration::from_secs(5);
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;
 
@@ -161,11 +170,13 @@ impl Shared {
     }
 }
 
-/// Works on tickets. A thread beyond the usual number ends when no ticket waits.
+/// Works on tickets.
 fn work(shared: &Arc<Shared>) {
     let mut queues = shared.queues.lock();
+    let mut was_idle = false;
     loop {
         if let Some((kind, job)) = queues.take() {
+            was_idle = false;
             *queues.running(kind) += 1;
             drop(queues);
             job(Closing::No);
@@ -175,9 +186,12 @@ fn work(shared: &Arc<Shared>) {
                 // This thread may take a get next, and another put may run now.
                 shared.queues.wake_one();
             }
-        } else if queues.closing || queues.threads > THREADS {
+        } else if queues.closing || (was_idle && queues.threads > THREADS) {
             queues.threads -= 1;
             return;
+        } else if queues.threads > THREADS {
+            queues = shared.queues.wait_for(queues, IDLE);
+            was_idle = true;
         } else {
             queues = shared.queues.wait(queues);
         }
@@ -194,11 +208,13 @@ fn watch(shared: &Arc<Shared>) {
             queues.is_watched = false;
             return;
         }
-        if !shared.segments.is_any_volume_silent() {
-            continue;
-        }
+        let max = match shared.segments.longest_silence() {
+            silence if silence >= STALLED_AFTER => THREADS_MAX,
+            silence if silence >= SILENT_AFTER => THREADS_MAX_AT_FIRST,
+            _ => continue,
+        };
         for _ in 0..queues.waiting().min(THREADS) {
-            if queues.threads == THREADS_MAX || shared.start(&mut queues, work).is_err() {
+            if queues.threads >= max || shared.start(&mut queues, work).is_err() {
                 break;
             }
             queues.threads += 1;

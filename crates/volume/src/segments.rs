@@ -35,6 +35,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
@@ -347,11 +348,11 @@ impl Segments {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })
     }
 
-    /// Whether a volume has completed no operation of this process for a quarter of a second,
-    /// although some are in flight.
+    /// For how long a volume has completed no operation of this process, although some are in
+    /// flight: the longest such time of all volumes.
     #[must_use]
-    pub fn is_any_volume_silent(&self) -> bool {
-        self.stalls.is_any_silent()
+    pub fn longest_silence(&self) -> Duration {
+        self.stalls.longest_silence()
     }
 
     /// Whether a volume of `place` has completed no operation of this process for two seconds,

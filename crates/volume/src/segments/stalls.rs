@@ -2,7 +2,9 @@
 //!
 //! A process cannot take back an operation that the kernel holds: its call waits, even beyond its
 //! deadline. Calls therefore begin no operation on a volume that has stalled, and their pages there
-//! miss at once, so that a stalled disk holds up only the calls that it caught.
+//! miss at once, so that a stalled disk holds up only the calls that it caught. One operation at a
+//! time is begun nevertheless, and ends the stall if it completes: perhaps only one operation
+//! hangs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -10,8 +12,8 @@ use std::time::{Duration, Instant};
 /// A volume that completes nothing for this long has stalled. Longer than a busy disk or a busy
 /// machine takes for one operation, and shorter than a request can wait.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
-/// A volume that completes nothing for this long may be about to stall.
-const SILENT_AFTER: Duration = Duration::from_millis(250);
+/// Interval between the operations that are begun on a stalled volume.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
 
 /// The operations of this process on each volume.
 pub(crate) struct Stalls {
@@ -28,6 +30,10 @@ struct VolumeOps {
     /// Time of the last completion, or of the first operation after all had completed, in
     /// milliseconds since `opened`.
     progress: AtomicU64,
+    /// Whether an operation that was begun during the stall is in flight.
+    is_probed: AtomicBool,
+    /// Time at which the last such operation was begun, in milliseconds since `opened`.
+    probed: AtomicU64,
     is_logged: AtomicBool,
 }
 
@@ -42,15 +48,31 @@ impl Stalls {
         }
     }
 
-    /// Records an operation on `volume` that is in flight until the result is dropped.
-    pub(crate) fn begin(&self, volume: u8) -> OpInFlight<'_> {
+    /// Records an operation on `volume` that is in flight until the result is dropped. `None` if the
+    /// volume has stalled: the operation must not begin.
+    pub(crate) fn begin(&self, volume: u8) -> Option<OpInFlight<'_>> {
         let ops = &self.volumes[usize::from(volume)];
+        let is_probe = self.is_stalled(volume);
+        if is_probe && !self.may_probe(ops) {
+            return None;
+        }
         // The time first: with an operation in flight, an old time means a stall.
         if ops.in_flight.load(Ordering::Acquire) == 0 {
-            ops.progress.store(self.now(), Ordering::Release);
+            ops.progress.fetch_max(self.now(), Ordering::AcqRel);
         }
         ops.in_flight.fetch_add(1, Ordering::AcqRel);
-        OpInFlight { stalls: self, volume }
+        Some(OpInFlight { stalls: self, volume, is_probe, has_completed: true })
+    }
+
+    /// Whether the caller may begin an operation on a stalled volume.
+    fn may_probe(&self, ops: &VolumeOps) -> bool {
+        let since = ops.probed.load(Ordering::Acquire).max(ops.progress.load(Ordering::Acquire));
+        let is_due = self.now().saturating_sub(since) >= millis(PROBE_AFTER);
+        let may = is_due && !ops.is_probed.swap(true, Ordering::AcqRel);
+        if may {
+            ops.probed.store(self.now(), Ordering::Release);
+        }
+        may
     }
 
     /// Whether `volume` has stalled.
@@ -67,9 +89,10 @@ impl Stalls {
         is_stalled
     }
 
-    /// Whether a volume may be about to stall, or has stalled.
-    pub(crate) fn is_any_silent(&self) -> bool {
-        self.volumes.iter().any(|ops| self.silence(ops) >= SILENT_AFTER)
+    /// For how long the volume that has been silent longest has completed nothing; zero if no
+    /// operation is in flight.
+    pub(crate) fn longest_silence(&self) -> Duration {
+        self.volumes.iter().map(|ops| self.silence(ops)).max().unwrap_or_default()
     }
 
     /// For how long a volume has completed nothing; zero if no operation is in flight.
@@ -81,24 +104,45 @@ impl Stalls {
     }
 
     fn now(&self) -> u64 {
-        let now = u64::try_from(self.opened.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let now = millis(self.opened.elapsed());
         #[cfg(test)]
         let now = now + self.waited.load(Ordering::Relaxed);
         now
     }
 }
 
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// An operation in flight.
 pub(crate) struct OpInFlight<'a> {
     stalls: &'a Stalls,
     volume: u8,
+    is_probe: bool,
+    has_completed: bool,
+}
+
+impl OpInFlight<'_> {
+    /// Ends an operation that was not submitted: this says nothing about the volume.
+    pub(crate) fn cancel(mut self) {
+        self.has_completed = false;
+    }
 }
 
 impl Drop for OpInFlight<'_> {
     fn drop(&mut self) {
         let ops = &self.stalls.volumes[usize::from(self.volume)];
-        ops.progress.store(self.stalls.now(), Ordering::Release);
+        if self.is_probe {
+            ops.is_probed.store(false, Ordering::Release);
+        }
+        if self.has_completed {
+            ops.progress.fetch_max(self.stalls.now(), Ordering::AcqRel);
+        }
         ops.in_flight.fetch_sub(1, Ordering::AcqRel);
+        if !self.has_completed {
+            return;
+        }
         if ops.is_logged.load(Ordering::Relaxed) && ops.is_logged.swap(false, Ordering::Relaxed) {
             tracing::warn!(self.volume, "the volume completes operations again");
         }
@@ -116,22 +160,43 @@ mod tests {
 
     #[test]
     fn volume_without_completions_has_stalled() {
+        const SHORT: Duration = Duration::from_millis(300);
         let stalls = Stalls::new();
         wait(&stalls, STALLED_AFTER);
-        assert!(!stalls.is_any_silent(), "no operation is in flight");
-        let first = stalls.begin(3);
+        assert_eq!(stalls.longest_silence(), Duration::ZERO, "no operation is in flight");
+        let first = stalls.begin(3).unwrap();
         assert!(!stalls.is_stalled(3), "the operation has just begun");
-        wait(&stalls, SILENT_AFTER);
-        let second = stalls.begin(3);
-        assert!(stalls.is_any_silent() && !stalls.is_stalled(3));
+        wait(&stalls, SHORT);
+        let second = stalls.begin(3).unwrap();
+        assert!(stalls.longest_silence() >= SHORT && !stalls.is_stalled(3));
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.is_stalled(3) && !stalls.is_stalled(2));
+        assert!(stalls.begin(3).is_none() && stalls.begin(2).is_some());
         drop(first);
         assert!(!stalls.is_stalled(3), "the volume completes operations");
+        stalls.begin(3).unwrap().cancel();
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.is_stalled(3), "the second operation is in flight");
         drop(second);
         wait(&stalls, STALLED_AFTER);
-        assert!(!stalls.is_stalled(3) && !stalls.is_any_silent());
+        assert!(!stalls.is_stalled(3) && stalls.longest_silence() == Duration::ZERO);
+    }
+
+    #[test]
+    fn stalled_volume_gets_one_operation_at_a_time() {
+        let stalls = Stalls::new();
+        let _hangs = stalls.begin(0).unwrap();
+        wait(&stalls, PROBE_AFTER);
+        let probe = stalls.begin(0).unwrap();
+        wait(&stalls, 2 * PROBE_AFTER);
+        assert!(stalls.begin(0).is_none(), "the probe is in flight");
+        probe.cancel();
+        let probe = stalls.begin(0).unwrap();
+        assert!(stalls.is_stalled(0));
+        drop(probe);
+        assert!(!stalls.is_stalled(0), "only the first operation hangs");
+        let _others = [stalls.begin(0).unwrap(), stalls.begin(0).unwrap()];
+        wait(&stalls, STALLED_AFTER);
+        assert!(stalls.begin(0).is_none(), "the next probe is not due");
     }
 }

@@ -167,9 +167,9 @@ impl<'a> DiskWrite<'a> {
         let queue = if is_head { &run.head } else { &run.body };
         let Some(chunk) = queue.front().cloned() else { return NextOp::Wait };
         let volume = chunk.segment.volume();
-        if self.segments.stalls.is_stalled(volume) {
+        let Some(op) = self.segments.stalls.begin(volume) else {
             return NextOp::Fail(stopped(MissReason::Stalled));
-        }
+        };
         let file = match self.segments.file(chunk.segment) {
             Ok(file) => file,
             Err(error) => return NextOp::Fail(failed("a segment cannot be opened", &chunk, error)),
@@ -188,6 +188,7 @@ impl<'a> DiskWrite<'a> {
         let pieces = parts.clone().map(|(page, range)| (page, range, &pages[page].memory));
         let prepared = OpBuffers::prepare(&chunk, header.as_ref(), layout.header, pieces, take);
         let Some((buffers, iovecs)) = prepared else {
+            op.cancel();
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
         };
@@ -199,8 +200,7 @@ impl<'a> DiskWrite<'a> {
             }
         }
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let _op = self.segments.stalls.begin(volume);
-        let pending = PendingOp { run: at, chunk, _op, _buffers: (buffers, header) };
+        let pending = PendingOp { run: at, chunk, _op: op, _buffers: (buffers, header) };
         let tag = self.in_flight.insert(bytes, pending);
         for (page, _) in parts {
             self.queue(at, page);
