@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-/// Memory of all operations in flight, in bytes.
+/// Length in bytes of the buffer that all operations in flight share.
 const BUFFER_BYTES: usize = 32 << 20;
 /// Maximum bytes of one pass of the sweep.
 const SWEEP_BYTES: u64 = 256 << 20;
-/// Shapes that the sweep tries.
+/// Operation lengths and depths that [`Limit::sweep`] compares.
 const SHAPES: [IoShape; 6] = [
     IoShape::new(512 << 10, 32),
     IoShape::new(1 << 20, 8),
@@ -28,7 +28,7 @@ const SHAPES: [IoShape; 6] = [
     IoShape::new(8 << 20, 2),
 ];
 
-/// Length and number of operations that drive the device.
+/// Length of the operations of a measurement, and how many are in flight at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IoShape {
     /// Bytes per operation: a multiple of 4 KiB.
@@ -43,7 +43,7 @@ impl IoShape {
     }
 }
 
-/// The cost of one pass.
+/// Bytes that one measurement moved, and the time that it took.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// Bytes moved.
@@ -96,7 +96,7 @@ pub fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Number of threads that a store in memory uses for a call of `pages` pages and `bytes` in all.
+/// Number of threads with which a store on tmpfs copies `pages` pages of `bytes` in total.
 #[must_use]
 pub fn copy_threads(pages: usize, bytes: u64) -> usize {
     crate::transfer::copy_threads(pages, bytes)
@@ -204,8 +204,8 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies the number of bytes that the file has, on one thread, between the halves of the
-    /// buffer.
+    /// Copies as many bytes as the file has from one half of the buffer to the other, on one
+    /// thread.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);

@@ -1,4 +1,4 @@
-//! Memory maps of segments in memory (tmpfs): reads and writes of them are copies.
+//! Memory maps of segments in memory (tmpfs): a read or a write of such a segment is a memory copy.
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
 //! to them during a copy: a reader whose lease has expired may read space that now belongs to a
@@ -9,9 +9,10 @@
 //! missing page that cannot be allocated. All pages of a segment are therefore allocated when the
 //! segment is created, and a segment is unlinked without being truncated
 //! ([`Segments::remove`](crate::Segments::remove)). The length of the file is checked before every
-//! transfer, because another program may truncate the file, and a call that returns errors faults
-//! pages in before they are accessed ([`Map::fault_in`]). Two cases remain: another program
-//! truncates the file during a transfer, or the kernel is older than 5.14 and has no such call.
+//! transfer, because another program may truncate the file. Before an access, `madvise(2)` faults
+//! the pages in, and returns an error where the access would raise the signal ([`Map::fault_in`]).
+//! Two cases remain: another program truncates the file during a transfer, or the kernel is older
+//! than 5.14 and its `madvise` cannot fault pages in.
 
 use ritornello_medium::MediumFile;
 use rustix::fs::fstat;

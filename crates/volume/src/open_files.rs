@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that a store opens besides its segments: the index, connections, the descriptors of
-/// tickets.
+/// Number of files reserved for what a store opens besides its segments: the index, connections,
+/// and the eventfds of tickets.
 pub const OTHER_FILES: u64 = 1024;
 
 /// Raises the soft limit so that `segments` files and [`OTHER_FILES`] can be opened in addition to

@@ -97,9 +97,10 @@ impl FragmentMut {
 /// page, the bytes from the end of its last fragment to the next multiple of 4 KiB are readable as
 /// well, and are zero.
 ///
-/// If the bytes of a page change while it is written in place, the page usually misses later. If
-/// they change while it is copied or encoded, a mixture of old and new bytes is stored under a
-/// valid checksum: a caller that changes a page during its put must not read it back.
+/// If the bytes of a page change while the kernel reads them from this memory, a later read of the
+/// page usually misses. If they change while the page is copied or encoded, a mixture of old and
+/// new bytes is stored under a valid checksum: a caller that changes a page during its put must not
+/// read it back.
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

@@ -39,11 +39,10 @@ use std::time::Duration;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
-/// Upper bound of an operation's length in bytes. Longer operations are not faster, and overlap
+/// Upper bound of [`Segments::op_bytes`], in bytes. Longer operations are not faster, and overlap
 /// less.
 const OP_BYTES_MAX: usize = 4 << 20;
-/// The limit of an operation's length is never less than this, in bytes, even if few bytes are kept
-/// in flight: shorter operations cost too much CPU per byte.
+/// Lower bound of [`Segments::op_bytes`], in bytes: shorter operations cost too much CPU per byte.
 const OP_BYTES_MIN: usize = 256 << 10;
 
 /// Configuration of [`Segments::open`].
@@ -61,8 +60,9 @@ pub struct SegmentsConfig {
 }
 
 impl SegmentsConfig {
-    /// The default of [`SegmentsConfig::in_flight_bytes`]. Half of it saturates a quiet machine;
-    /// the rest covers the time in which a busy machine does not schedule the calling thread.
+    /// The default of [`SegmentsConfig::in_flight_bytes`]. Half of these bytes keep the disks of an
+    /// idle machine busy; the other half keep the disks busy while the scheduler delays the calling
+    /// thread.
     pub const IN_FLIGHT_BYTES: usize = 32 << 20;
 }
 
@@ -75,8 +75,8 @@ const STAGING_BYTES_MIN: usize = 64 << 20;
 ///
 /// A file is opened when it is first used, because the owner of a store may create segments after a
 /// client opened it. Volumes may be added, too: see [`Segments::discover_with`]. The number of a
-/// removed segment is never reused, so an open handle is always the file that its number means. All
-/// methods may be called from any thread.
+/// removed segment is never reused, so an open handle never belongs to a newer segment. All methods
+/// may be called from any thread.
 pub struct Segments {
     medium: Arc<dyn Medium>,
     io: IoChoice,
@@ -189,8 +189,7 @@ impl Segments {
             file.allocate(self.segment_bytes)?;
             Ok(file)
         });
-        // Sync the name now, not at the next flush: until then, a different file system may be
-        // mounted at the path.
+        // Sync the name now: by the next flush, a different file system may be mounted at the path.
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
@@ -201,8 +200,8 @@ impl Segments {
             }
             Err(error) => {
                 self.close(id);
-                // A partly allocated segment would count against the capacity. Do not touch another
-                // volume's file.
+                // A partly allocated segment would count against the capacity: remove it, unless a
+                // different volume is mounted at the path now.
                 if self.check_volume(id.volume()).is_ok() {
                     let _ = self.medium.remove(&path);
                 }
@@ -356,7 +355,7 @@ impl Segments {
     }
 
     /// Whether a volume of `place` has completed no operation of this process for two seconds,
-    /// although some are in flight. Its pages miss, and writes to it fail.
+    /// although some are in flight. Pages on such a volume miss, and writes to it fail.
     #[must_use]
     pub fn is_stalled(&self, place: &Place) -> bool {
         place.extents.iter().any(|extent| self.stalls.is_stalled(extent.segment.volume()))

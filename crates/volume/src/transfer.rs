@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Deadline, cancellation and options of one call. After a stop no operation is submitted; the call
-/// still waits for operations in flight, because the kernel may write to the caller's memory until
-/// they complete. The default never stops.
+/// Deadline, cancellation and options of one call. After cancellation or the deadline no operation
+/// is submitted; the call still waits for operations in flight, because the kernel may write to the
+/// caller's memory until they complete. The default has no deadline and cannot be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Control {
     /// Stop at this time.
@@ -94,7 +94,7 @@ pub struct RunRead<'a> {
     pub page_bytes: u64,
     /// The keys that the run header must name for the pages read, one key per page.
     pub keys: &'a [&'a [u8]],
-    /// The first page to read, counted in the run.
+    /// Number in the run of the first page to read.
     pub first: u32,
     /// The destination. After a miss, the page's memory may hold any bytes.
     pub target: &'a dyn PageTarget,
@@ -153,7 +153,7 @@ pub enum MissReason {
     Checksum,
     /// The file system failed.
     Io,
-    /// The target has no memory of the page's length.
+    /// The target has no memory for the page, or its memory is not as long as the page.
     Memory,
     /// No staging memory became free in time.
     Staging,

@@ -15,7 +15,7 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
     outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
-/// Numbers of volumes. On several volumes each page of a run is on another volume.
+/// Numbers of volumes. With several volumes, consecutive pages of a run are on different volumes.
 const VOLUMES: [u8; 3] = [1, 2, 4];
 
 /// Segments for every I/O mode, with the number of volumes.

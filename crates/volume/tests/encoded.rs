@@ -288,8 +288,8 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// A page whose codec the reader does not know is a miss. After the miss the bytes of the page do
-/// not count towards `in_flight_bytes`, so the pages of the next run are read.
+/// A page whose codec the reader does not know misses. Its bytes then no longer count towards
+/// `in_flight_bytes`, so the pages of the next run are read.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

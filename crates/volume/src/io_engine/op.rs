@@ -76,7 +76,7 @@ impl Op {
         Self { tag, file, write, volume: 0, offset, iovecs, at: 0, left, retries: 0 }
     }
 
-    /// The operation, on a file of `volume`.
+    /// Sets the volume of the operation's file.
     pub(crate) fn on(self, volume: u8) -> Self {
         Self { volume, ..self }
     }

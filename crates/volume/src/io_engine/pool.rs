@@ -10,10 +10,10 @@ use std::time::Duration;
 /// Maximum threads for each volume, and maximum operations of one call in flight.
 const THREADS_MAX: usize = 16;
 
-/// Threads that run operations, separate for each volume: operations on a volume that stalls take
-/// no thread from those on others. The number of callers bounds the queues: each caller has at most
-/// `THREADS_MAX` operations in flight. An idle thread holds no caller's memory, since every call
-/// waits for its own operations.
+/// Threads that run operations, separate for each volume: operations on a stalled volume take no
+/// thread from operations on other volumes. The number of callers bounds the queues: each caller
+/// has at most `THREADS_MAX` operations in flight. An idle thread holds no caller's memory, since
+/// every call waits for its own operations.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {

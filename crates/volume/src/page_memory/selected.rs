@@ -3,7 +3,7 @@
 
 use super::{Fragment, FragmentMut, PageSource, PageTarget};
 
-/// Pages `pages` of `of`; the numbers ascend.
+/// The pages of `of` whose numbers are in `pages`, in ascending order.
 #[derive(Clone, Copy)]
 pub struct SelectedPages<'a> {
     of: &'a dyn PageTarget,

@@ -43,7 +43,8 @@ impl Segments {
         let mut found: Vec<SegmentId> =
             numbers.map(|number| SegmentId::new(volume, number)).collect();
         found.sort_unstable();
-        // The list proves whether the volume is mounted: an empty mount point has no marker.
+        // A mounted volume without segments still has its marker file; an empty mount point has
+        // none.
         if found.is_empty() && !names.iter().any(|name| name == VolumeMarker::FILE) {
             return Err(Error::retry("a volume's directory is empty: is its file system mounted?")
                 .with("dir", dir.display()));

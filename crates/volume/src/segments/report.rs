@@ -46,7 +46,8 @@ impl IoMode {
     }
 }
 
-/// Findings and decisions of the time when the segments were opened; also logged, as one line.
+/// The I/O mode chosen when the segments were opened, and the test results that it was chosen by.
+/// Logged as one line.
 #[derive(Clone, Debug)]
 pub struct IoReport {
     /// The I/O mode in use.

@@ -85,7 +85,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
     Ok(DirectoryTest { kind, trust, drains, real, descriptors, direct, why })
 }
 
-/// What a trial found; `refusal` is the reason if direct I/O is not possible.
+/// The result of a trial; `refusal` is the reason if direct I/O is not possible.
 struct Outcome {
     real: bool,
     descriptors: bool,
@@ -116,7 +116,7 @@ fn trial(
     let direct = open(true).and_then(|file| check(&file));
     match direct {
         Ok(()) => found(None),
-        // A full file system proves nothing about direct I/O.
+        // A write that failed for lack of space does not show whether direct I/O works.
         Err(error) if is_full(&error) => Err(error),
         Err(error) => {
             check(&plain)?;

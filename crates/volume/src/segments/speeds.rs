@@ -7,15 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A transfer of fewer bytes says little about a disk's speed: its start counts too much.
+/// Minimum bytes of a transfer that counts as a measurement: a shorter transfer spends too much of
+/// its time waiting for the first operations.
 const TRANSFER_BYTES_MIN: u64 = 8 << 20;
-/// Bytes of one measurement, which may be the sum of several transfers: other work of the machine
-/// disturbs a shorter measurement.
+/// Minimum bytes of a measurement, which adds up transfers until it has them: other work of the
+/// machine disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
-/// A volume gets another lane if its lanes compute for more than this part of the time, in percent
-/// for each lane.
+/// Percent of a transfer that each lane computes on average: above this value, later transfers use
+/// one more lane for each volume.
 const BUSY: u64 = 90;
-/// A volume loses a lane if the other lanes would compute for less than this, in percent each.
+/// Percent of a transfer that each lane would compute if there were one lane less: below this
+/// value, later transfers use one lane less for each volume.
 const IDLE: u64 = 70;
 
 /// The direction of a transfer.
@@ -37,7 +39,7 @@ pub(crate) struct Speeds {
 #[derive(Debug, Default)]
 struct Direction {
     volumes: BTreeMap<u8, VolumeSpeed>,
-    /// Lanes of each volume, less one.
+    /// Lanes of each volume beyond the first.
     more_lanes: usize,
 }
 
@@ -84,7 +86,8 @@ impl Speeds {
     }
 
     /// Records that the lanes of the busiest volume computed for `busiest` in all, in a transfer of
-    /// `elapsed`: if one thread cannot keep up with a volume, the next transfer has more lanes.
+    /// `elapsed`: if the lanes of a volume cannot keep up with it, the next transfer has one more
+    /// lane for each volume.
     pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
         if elapsed.is_zero() {
             return;
@@ -128,8 +131,8 @@ impl Speeds {
     }
 }
 
-/// The number of further lanes after a transfer whose busiest volume computed for `percent` of the
-/// time, summed over its `1 + more` lanes.
+/// The new number of lanes beyond the first, after a transfer in which the `1 + more` lanes of the
+/// busiest volume computed for `percent` of the time in total.
 fn more_lanes(more: usize, percent: u64, max: usize) -> usize {
     let lanes = more as u64 + 1;
     if percent > BUSY * lanes && more + 1 < max {

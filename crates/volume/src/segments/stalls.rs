@@ -1,10 +1,10 @@
 //! Which volumes complete no operations, although some are in flight.
 //!
-//! A process cannot take back an operation that the kernel holds: its call waits, even beyond its
-//! deadline. Calls therefore begin no operation on a volume that has stalled, and their pages there
-//! miss at once, so that a stalled disk holds up only the calls that it caught. One operation at a
-//! time is begun nevertheless, and ends the stall if it completes: perhaps only one operation
-//! hangs.
+//! A process cannot cancel an operation that the kernel holds, so a call waits for its operations
+//! even beyond its deadline. Calls therefore submit no operation to a stalled volume, and their
+//! pages on it miss at once: only calls that submitted operations before the stall was detected
+//! wait. One operation at a time is submitted nevertheless, and ends the stall if it completes:
+//! perhaps only one operation hangs.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -56,7 +56,8 @@ impl Stalls {
         if is_probe && !self.may_probe(ops) {
             return None;
         }
-        // The time first: with an operation in flight, an old time means a stall.
+        // Store the time before counting the operation: an operation in flight with an old time
+        // counts as a stall.
         if ops.in_flight.load(Ordering::Acquire) == 0 {
             ops.progress.fetch_max(self.now(), Ordering::AcqRel);
         }
@@ -153,7 +154,7 @@ impl Drop for OpInFlight<'_> {
 mod tests {
     use super::*;
 
-    /// Moves the last progress of all volumes into the past.
+    /// Advances the clock of `stalls` by `time`.
     fn wait(stalls: &Stalls, time: Duration) {
         stalls.waited.fetch_add(time.as_millis() as u64, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The volumes of a store: their directories are tested, added, found again and retired.
+//! Tests, adds, reattaches and retires the volumes of a store.
 
 use super::{IoChoice, IoMode, Segments, kind, selftest};
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Minimum interval between two searches for absent volumes in a process that reads.
+/// Minimum interval between two searches for absent volumes.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A volume.
@@ -208,7 +208,8 @@ impl Segments {
                     }
                 }
                 for (at, dir) in dirs.into_iter().enumerate().skip(known) {
-                    // A volume that is unusable here still takes its number.
+                    // Add an unusable volume as an absent one, so that later volumes get the right
+                    // numbers.
                     let examined = self.examine(&dir);
                     let drivable =
                         examined.and_then(|found| self.check_drivable(&found).map(|()| found));
@@ -231,7 +232,7 @@ impl Segments {
     }
 
     /// Whether a search for absent volumes is due. A retired volume looks like an absent volume and
-    /// is never found, so an interval limits how often a search is made in vain.
+    /// is never found, so an interval limits the rate of unsuccessful searches.
     fn is_discovery_due(&self) -> bool {
         let mut last = self.discovery.last.lock();
         let due = last.is_none_or(|at| at.elapsed() >= DISCOVERY_INTERVAL);

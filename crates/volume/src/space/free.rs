@@ -9,8 +9,8 @@ pub(super) const SEGMENT_UNITS_LIMIT: u32 = 1 << 20;
 /// Size classes of the histogram: powers of two, in units.
 const SIZE_CLASSES: usize = 20;
 
-/// A free extent of one volume, packed into 64 bits so that the order is by length, then segment,
-/// then start (20, 24 and 20 bits). The best fit for a length is the first hole at or above the
+/// A free extent of one volume, packed into 64 bits: length, segment and start (20, 24 and 20
+/// bits), which is also the sort order. The best fit for a length is the first hole at or above the
 /// length; among holes of equal length the lowest position wins, which keeps the ends of segments
 /// free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,7 +91,8 @@ impl FreeMap {
         self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
     }
 
-    /// Gives new segments numbers starting at `first`, unless they already start higher.
+    /// Makes `first` the lowest number that new segments may get, unless that number is higher
+    /// already.
     pub(super) fn start_numbers_at(&mut self, first: u32) {
         self.first = self.first.max(first);
     }
@@ -178,14 +179,14 @@ impl FreeMap {
         self.by_size.iter().rev().copied()
     }
 
-    /// Adds a segment that is all free.
+    /// Adds a segment without allocations.
     pub(super) fn add_segment(&mut self, number: u32, units: u32) {
         debug_assert!(!self.has_segment(number));
         self.segments.insert(number, BTreeMap::new());
         self.insert(number, 0, units);
     }
 
-    /// Takes the first `units` of `hole`.
+    /// Marks the first `units` of `hole` as in use.
     pub(super) fn take(&mut self, hole: Hole, units: u32) {
         debug_assert!(units > 0 && units <= hole.units());
         self.remove(hole.number(), hole.start(), hole.units());
@@ -194,7 +195,7 @@ impl FreeMap {
         }
     }
 
-    /// Takes exactly `extent`, which may be anywhere in a hole.
+    /// Marks `extent`, which may be anywhere in a hole, as in use.
     pub(super) fn carve(&mut self, extent: Extent) -> Result<(), SpaceError> {
         let number = extent.segment.number();
         let holes = self.segments.get(&number).ok_or(SpaceError::OutOfRange(extent))?;

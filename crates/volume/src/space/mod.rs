@@ -79,7 +79,7 @@ pub enum SpaceError {
     InUse(Extent),
     /// The extent to free is free already, at least in part.
     FreeAlready(Extent),
-    /// The segment to add exists already, is of an unknown volume, or exceeds the volume's share.
+    /// The segment to add exists already, is on an unknown volume, or exceeds the volume's share.
     Segment(SegmentId),
 }
 
@@ -148,7 +148,8 @@ pub struct Space {
     segments_max: u64,
     /// The order in which allocation and growth try the volumes.
     turns: Turns,
-    /// The volume that must grow before the run of the last allocation fits.
+    /// The volume on which the last allocation found no space, and which must grow before its run
+    /// fits.
     lacking: Option<usize>,
     runs: u64,
     extents: u64,
@@ -244,15 +245,15 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room. Its volume is the volume that
-    /// the last run lacked, or whose turn it is; if that cannot grow, the volume whose segments are
-    /// the smallest fraction of its share. `None` if no volume may grow.
+    /// The segment to create when the existing segments have no room. It is on the volume that the
+    /// last allocation named as having no space, or else on the next volume of the allocation
+    /// order. If that volume cannot grow, the segment is on the volume that has the smallest
+    /// fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.turns.order();
         let first = self.lacking.or_else(|| order.first().copied());
         let turns = self.lacking.into_iter().chain(order);
-        // Compares the fractions by cross-multiplication, without division.
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
                 < u64::from(b.free.segments()) * u64::from(a.max)
@@ -271,9 +272,9 @@ impl Space {
         (number < SEGMENT_NUMBERS).then_some(SegmentId::new(u8::try_from(at).ok()?, number))
     }
 
-    /// Whether `segment`, which [`Space::next_segment`] named earlier, is still to be created: its
-    /// volume can grow, and has not grown since. Unlike a second call of `next_segment`, the result
-    /// does not depend on the runs that other threads have allocated in the meantime.
+    /// Whether `segment`, which [`Space::next_segment`] named earlier, must still be created: its
+    /// volume can grow, and has not grown since that call. Unlike a second call of `next_segment`,
+    /// the result does not depend on the runs that other threads have allocated in the meantime.
     #[must_use]
     pub fn is_creatable(&self, segment: SegmentId) -> bool {
         let at = usize::from(segment.volume());
@@ -375,8 +376,8 @@ impl Space {
         Some(extents)
     }
 
-    /// Number of units that must be freed before a run of `units` fits by size, after all segments
-    /// that may be created are. Fragmentation may require more.
+    /// Number of units that must be freed before a run of `units` fits by size, if all segments
+    /// that may be created exist. Fragmentation may require more.
     #[must_use]
     pub fn shortfall(&self, units: u64, reserve: Reserve) -> u64 {
         let keep = match reserve {

@@ -15,13 +15,13 @@ pub(super) struct Pick {
 impl Space {
     /// Selects holes for a run, in the order of its bytes:
     ///
-    /// 1. the smallest hole that holds the whole run, on the volume whose turn it is, else on the
-    ///    next volume that has such a hole;
+    /// 1. the smallest hole that holds the whole run, on the first volume of the allocation order
+    ///    that has such a hole;
     /// 2. pieces on one volume: if several volumes have room, the volume that needs the fewest;
     /// 3. pieces on several volumes.
     ///
     /// While segments can still be created, a run has at most one piece more than the segments that
-    /// its length needs; and if the volume whose turn it is can grow, no other volume is tried, so
+    /// its length needs. If the first volume of the order can grow, no other volume is tried, so
     /// that volumes fill evenly.
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
@@ -50,8 +50,8 @@ impl Space {
         fewest
     }
 
-    /// The volume whose turn it is for a run of `units`, if it can grow. Volumes that have neither
-    /// a hole for the run nor can grow have no turn.
+    /// The first volume of the allocation order that has a hole of `units` or can grow; `None` if
+    /// this volume cannot grow.
     pub(super) fn growing_volume(&self, units: u64) -> Option<usize> {
         let takes = |at: &usize| self.can_grow(*at) || self.volumes[*at].free.best(units).is_some();
         self.turns.order().into_iter().find(takes).filter(|at| self.can_grow(*at))

@@ -2,8 +2,7 @@
 
 use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
 
-/// A page 0 of up to this length is contiguous with the header. For longer pages a full store has
-/// few holes of that length.
+/// A page 0 of up to this length is contiguous with the header. A full store has few longer holes.
 pub(super) const LONG_PAGE_UNITS: u32 = ((16 << 20) / UNIT) as u32;
 
 /// A header, followed by pages of equal length.
@@ -21,10 +20,10 @@ impl RunShape {
         u64::from(self.header_units) + u64::from(self.page_units) * u64::from(self.pages)
     }
 
-    /// Length of the header and the part of page 0 that is contiguous with it. This part is all of
-    /// page 0, so that a page that is not longer than an operation is read in one operation with
-    /// the header. It is only the first piece of page 0 if the page is so long that one more
-    /// operation makes no difference, or if page and header do not fit into a segment.
+    /// Length of the header and the part of page 0 that is contiguous with it. The part is all of
+    /// page 0, so that one operation can read the header and page 0. If page 0 is longer than 16
+    /// MiB, or does not fit into a segment with the header, the part is only the first 256 KiB of
+    /// page 0.
     pub(super) fn first_units(self) -> u64 {
         let (header, page) = (u64::from(self.header_units), u64::from(self.page_units));
         let is_long =

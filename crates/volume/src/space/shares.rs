@@ -101,9 +101,9 @@ impl Space {
         }
     }
 
-    /// Gives new segments of a volume numbers starting at `number`, unless they already start
-    /// higher. A process that still has a removed segment open must not mistake a new segment for
-    /// the removed one.
+    /// Makes `number` the lowest number that new segments of a volume may get, unless that number
+    /// is higher already. A process that still has a removed segment open must not mistake a new
+    /// segment for the removed one.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);

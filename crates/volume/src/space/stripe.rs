@@ -12,12 +12,12 @@ const STRIPES_MAX: usize = 16;
 const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {
-    /// Allocates a run of one page that is longer than 16 MiB in equal pieces of at most 16 MiB,
-    /// each on the volume whose turn it is, so that all volumes read and write the page at the same
+    /// Allocates a run of one page that is longer than 16 MiB in equal pieces of at most 16 MiB, on
+    /// the volumes in the allocation order, so that all volumes read and write the page at the same
     /// time.
     ///
-    /// `Ok(None)` if the run is not for several volumes, or no hole is long enough for a piece.
-    /// `Err` names a volume that must grow first.
+    /// `Ok(None)` if the page is not longer than 16 MiB, fewer than two volumes are usable, or no
+    /// hole is long enough for a piece. `Err` names a volume that must grow first.
     pub(super) fn allocate_stripes(
         &mut self,
         shape: RunShape,
@@ -39,7 +39,8 @@ impl Space {
         let mut extents = Vec::with_capacity(pieces as usize);
         let mut left = shape.units();
         while left > 0 {
-            // The header is in the first piece. The last piece keeps the least length of a piece.
+            // The header is in the first extent. A remainder shorter than 256 KiB is added to the
+            // last extent.
             let header = if extents.is_empty() { u64::from(shape.header_units) } else { 0 };
             let mut units = (header + piece).min(left);
             if left - units < u64::from(PIECE_UNITS) {
@@ -59,8 +60,8 @@ impl Space {
         Ok(Some(extents))
     }
 
-    /// Takes `units` on the volume whose turn it is, or on the next that has a hole of this length.
-    /// `Err` names the volume whose turn it is, if it has no such hole and can grow.
+    /// Allocates `units` on the first volume of the allocation order that has a hole of this
+    /// length. `Err` names a volume before it in the order that has no such hole and can grow.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
         for at in self.turns.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {
@@ -75,7 +76,7 @@ impl Space {
         Ok(None)
     }
 
-    /// Number of volumes that have open segments, or may have some.
+    /// Number of volumes that have unsealed segments, or may get some.
     #[must_use]
     pub fn usable_volumes(&self) -> usize {
         let is_usable =

@@ -156,8 +156,8 @@ fn pieces_cross_volumes_only_when_no_volume_has_room() {
     assert_ne!(extents[0].segment, extents[1].segment);
 }
 
-/// A long page needs volume 1 to grow. Then a short run takes the turn of volume 1, and volume 0
-/// would grow next.
+/// A long page needs volume 1 to grow. Then a short run is placed on volume 1, and `next_segment`
+/// would name volume 0.
 #[test]
 fn segment_to_create_outlasts_other_runs() {
     let mut space = Space::new(config(&[3, 3])).unwrap();

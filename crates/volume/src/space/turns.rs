@@ -10,12 +10,12 @@ const SLOWEST: u64 = 8;
 /// measurements of equal disks differ by a quarter. Equal turns on two such volumes reach at least
 /// 6/7 of the sum of their speeds.
 const EQUAL: (u64, u64) = (3, 4);
-/// Position per unit on the fastest volume.
+/// Advance of the position of the fastest volume for each unit that it takes.
 const STEP: u64 = 1 << 10;
-/// A new measurement counts 1/4.
+/// A new measurement has a weight of 1/4 in the smoothed speed.
 const NEW_SHARE: u32 = 4;
 
-/// The turns of all volumes, by volume number.
+/// The positions of all volumes, by volume number.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns {
     volumes: Vec<Turn>,
@@ -33,23 +33,23 @@ impl Turns {
         Self { volumes: vec![Turn::default(); volumes] }
     }
 
-    /// Adds volumes up to `count` in all. A new volume begins at the position of the volume whose
-    /// turn it is: from zero it would take all bytes until it caught up.
+    /// Adds volumes up to `count` in all. A new volume begins at the lowest position of all
+    /// volumes: if it began at zero, it would take all bytes until it caught up.
     pub(super) fn grow_to(&mut self, count: usize) {
         let position = self.volumes.iter().map(|turn| turn.position).min().unwrap_or(0);
         let count = count.max(self.volumes.len());
         self.volumes.resize(count, Turn { position, speed: 0 });
     }
 
-    /// The volumes, the next first.
+    /// Volume numbers in ascending order of position: the first is the next to take bytes.
     pub(super) fn order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.volumes.len()).collect();
         order.sort_by_key(|at| self.volumes[*at].position);
         order
     }
 
-    /// Records that `volume` took `units`. A volume that was before it in the order had no room,
-    /// and loses its turn: otherwise it would take all bytes once it has room.
+    /// Records that `volume` took `units`. Raises volumes with a lower position, which had no room,
+    /// to the position of `volume`: otherwise they would take all bytes once they have room.
     pub(super) fn take(&mut self, volume: usize, units: u64) {
         let fastest = self.fastest();
         let Some(&Turn { position, speed }) = self.volumes.get(volume) else { return };
@@ -83,7 +83,8 @@ impl Turns {
 mod tests {
     use super::*;
 
-    /// The number of `count` equal extents that each volume takes, if `has_room` says which can.
+    /// How many of `count` equal extents each volume takes, if only volumes for which `has_room`
+    /// returns true can take one.
     fn taken(turns: &mut Turns, count: usize, has_room: impl Fn(usize) -> bool) -> Vec<usize> {
         let mut taken = vec![0; turns.volumes.len()];
         for _ in 0..count {
@@ -109,7 +110,7 @@ mod tests {
     fn faster_volumes_take_more() {
         let mut turns = Turns::new(3);
         turns.measured(&[300, 100, 1]);
-        // The third counts as 1/8 of the first.
+        // The third volume counts as 1/8 as fast as the first.
         assert_eq!(taken(&mut turns, 35, |_| true), [24, 8, 3]);
         for _ in 0..100 {
             turns.measured(&[1000, 900, 850]);

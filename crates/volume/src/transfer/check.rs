@@ -21,7 +21,7 @@ pub(super) struct SliceSums<'a> {
 }
 
 impl<'a> SliceSums<'a> {
-    /// Begins with slice `number`, which takes `bytes` on disk.
+    /// Begins with slice `number`, which is `bytes` long on disk.
     pub(super) fn new(key: &'a [u8], generation: u64, number: u16, bytes: u32) -> Self {
         let open = SliceChecksum::new(key, generation, number);
         Self { key, generation, number, left: bytes as usize, open }
@@ -150,8 +150,8 @@ pub(super) struct Expected<'e, 'a> {
     pub(super) stored: Range<u64>,
     /// Memory of the whole page.
     pub(super) target: &'e PageMemory,
-    /// Leading bytes of the page that arrived in an earlier call. They may be in use by waiters,
-    /// and are not written again.
+    /// Leading bytes of the page that arrived in an earlier call. They are not written again,
+    /// because the caller may be using them.
     pub(super) arrived_bytes: u64,
 }
 
@@ -170,8 +170,8 @@ impl Expected<'_, '_> {
         if self.is_as_stored() { self.stored.start } else { self.decoded(self.numbers.start).start }
     }
 
-    /// Whether these slices can be read to the target and stay there: the target takes them in
-    /// their form on disk, and none of their bytes arrived earlier.
+    /// Whether these slices can be read directly to their place in the target: their bytes on disk
+    /// are the bytes of the target, and none of them arrived earlier.
     pub(super) fn is_in_place(&self) -> bool {
         let numbers = usize::from(self.numbers.start)..usize::from(self.numbers.end);
         self.is_as_stored()
@@ -179,9 +179,9 @@ impl Expected<'_, '_> {
                 && self.slices[numbers].iter().all(|slice| slice.codec == Slice::RAW)
     }
 
-    /// Verifies slice `number` in its form on disk, and copies or decodes it to the target. A slice
-    /// whose place in the target is in several fragments, or arrived in part, is decoded to
-    /// `scratch` first.
+    /// Verifies slice `number` in its form on disk, and copies or decodes it to the target. If the
+    /// memory of the slice is in several fragments, or part of the slice arrived earlier, decodes
+    /// to `scratch` first.
     ///
     /// # Safety
     /// The caller has exclusive use of the target, except the bytes that arrived earlier, and
@@ -336,7 +336,7 @@ impl<'a> PartCheck<'a> {
             }
         };
         // At the end of the bytes every slice must have been compared. If the target is shorter
-        // than the header says, the last slice was not, and the part fails.
+        // than the header says, the last slice was not compared, and the part fails.
         let result = if next == numbers.end { Ok(()) } else { Err(MissReason::Checksum) };
         (self.done == all).then_some(result)
     }

@@ -119,7 +119,8 @@ impl RunLayout {
 
     /// The end of a chunk that starts at `at`, at most `to`.
     fn chunk_end(&self, at: u64, to: u64) -> u64 {
-        // The header does not count: it shares the operation of the first page.
+        // The header does not count towards the limit, because it shares the operation of the first
+        // page.
         let limit = at.max(self.header) + self.op;
         if limit >= to {
             return to;
@@ -128,8 +129,8 @@ impl RunLayout {
         if border > at.max(self.header) {
             return border;
         }
-        // A page longer than an operation is cut into equal parts: operations of full length would
-        // leave a short last operation.
+        // Cut a page longer than an operation into equal parts: with parts of the full length the
+        // last could be very short.
         let left = (border + self.page).min(to) - at.max(self.header);
         let share = left.div_ceil(left.div_ceil(self.op)).next_multiple_of(UNIT);
         (at.max(self.header) + share).min(to)

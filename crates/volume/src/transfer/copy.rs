@@ -67,8 +67,8 @@ impl Segments {
             let pages = (live.len() - first).min(at_once as usize);
             let bytes = &mut memory.bytes_mut()[..pages * page_bytes as usize];
             let window = first as u32..(first + pages) as u32;
-            // Removed pages are not read: their space may be reused or unreadable. So a window is
-            // read in one step only if all its pages are live.
+            // Read a window in one step only if it has no removed page, whose space may be reused
+            // or unreadable.
             let whole = live[first..first + pages].iter().all(|live| *live);
             if whole {
                 let read = self.read_extents(&from.pages(window.start, pages as u32), bytes);

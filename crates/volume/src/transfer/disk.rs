@@ -67,7 +67,7 @@ struct Bounce {
     /// The number of the piece.
     piece: usize,
     range: Range<usize>,
-    /// Whether the whole page goes through staging, rather than its last unit only.
+    /// Whether the whole page goes through staging. If false, only its last unit is copied.
     staged: bool,
     /// Offset of the bytes in the staging buffer or in the block.
     at: usize,

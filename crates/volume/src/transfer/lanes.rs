@@ -1,9 +1,10 @@
 //! Splits a long transfer into lanes that run at the same time, each on a thread of its own.
 //!
-//! A lane moves the runs of one volume: it keeps the usual bytes in flight, and checksums what it
-//! moves. Every disk of a store therefore has work during the whole transfer, a slow disk delays
-//! its own lane only, and checksums use one processor for each lane. Runs that are on several
-//! volumes (long pages) go to further lanes, which keep the usual bytes in flight for each volume.
+//! A lane moves the runs of one volume: it keeps up to
+//! [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in flight, and checksums these bytes.
+//! Every disk of a store therefore has work during the whole transfer, a slow disk delays its own
+//! lane only, and checksums use one processor for each lane. Runs that are on several volumes (long
+//! pages) go to further lanes, which together keep this number of bytes in flight for each volume.
 //! Lanes whose pages go through staging memory share the bytes in flight of one lane.
 //!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 /// are not measured by transfers that touch both.
 const LANES_MAX: usize = 16;
 
-/// Some runs of one transfer.
+/// Runs of one transfer that are moved by one thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Lane {
     /// Positions of the runs in the transfer, ascending.
@@ -32,7 +33,7 @@ struct Lane {
     in_flight: usize,
 }
 
-/// A run that moves, and the bytes of it that move.
+/// A run of a transfer, and the number of its bytes that the transfer moves.
 pub(super) trait MovedRun: Copy + Sync {
     fn place(&self) -> &Place;
     fn bytes(&self) -> u64;
@@ -64,7 +65,7 @@ pub(super) struct Lanes<'a> {
     began: Instant,
 }
 
-/// What a lane took.
+/// The time that a lane took.
 struct LaneTime {
     elapsed: Duration,
     /// The part of `elapsed` in which the lane did not wait for the disk.
@@ -74,8 +75,8 @@ struct LaneTime {
 }
 
 impl<'a> Lanes<'a> {
-    /// Deals `runs` to lanes. `are_staged`: the pages go through staging memory, so the lanes share
-    /// the bytes in flight of one lane, and leave staging memory to other transfers.
+    /// Distributes `runs` over lanes. With `are_staged`, the pages go through staging memory: the
+    /// lanes share the bytes in flight of one lane, to leave staging memory to other transfers.
     pub(super) fn of<R: MovedRun>(
         segments: &'a Segments,
         runs: &[R],
@@ -97,15 +98,15 @@ impl<'a> Lanes<'a> {
         if let [lane] = self.lanes.as_slice() { Some(lane.in_flight) } else { None }
     }
 
-    /// Records what the only lane took, of which it `waited` for the disk.
+    /// Records the time that the only lane took. It `waited` for the disk for a part of this time.
     pub(super) fn end(&self, waited: Duration, is_complete: bool) {
         self.record(&[LaneTime::since(self.began, waited, is_complete)]);
     }
 
-    /// Runs `work` on every lane, at the same time, and returns what it returns for each run, in
-    /// the order of `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and
-    /// returns one result for each of these runs, and for how long it waited for the disk.
-    /// `is_complete` says whether a result means that all bytes of its run were moved.
+    /// Runs `work` on every lane, at the same time, and returns its results, in the order of
+    /// `runs`. `work` gets the runs of its lane and the bytes to keep in flight, and returns one
+    /// result for each of these runs, and for how long it waited for the disk. `is_complete` says
+    /// whether a result means that all bytes of its run were moved.
     pub(super) fn run<R: MovedRun, T: Send>(
         self,
         runs: &[R],
@@ -131,9 +132,9 @@ impl<'a> Lanes<'a> {
         results.into_iter().flatten().collect()
     }
 
-    /// Records the speed of each volume over all its lanes, unless one did not move all its bytes:
-    /// an operation that fails takes no time. Records for how long the lanes computed, if the
-    /// transfer is long enough for several.
+    /// Records the speed of each volume whose lanes moved all their bytes: failed operations may
+    /// end too fast for a measurement. Records for how long the lanes computed, if the transfer is
+    /// long enough for several lanes.
     fn record(&self, times: &[LaneTime]) {
         let mut volumes = BTreeMap::<u8, (u64, Duration, Duration, bool)>::new();
         for (lane, time) in self.lanes.iter().zip(times) {
@@ -170,7 +171,7 @@ pub(super) fn in_flight<R: MovedRun>(segments: &Segments, runs: &[R]) -> usize {
     segments.in_flight_bytes * volumes_of(runs).len().clamp(1, LANES_MAX)
 }
 
-/// Deals runs to lanes, `per_volume` for each volume.
+/// Distributes runs over lanes, up to `per_volume` for each volume.
 fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<Lane> {
     let lane = |of_lane: Vec<usize>, volumes: &BTreeSet<u8>, in_flight| Lane {
         bytes: of_lane.iter().map(|run| runs[*run].bytes()).sum(),
@@ -184,7 +185,7 @@ fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<La
     if is_short || (volumes.len() < 2 && per_volume < 2) {
         return vec![all];
     }
-    // Above 16 volumes a lane has the runs of several.
+    // With more than 16 volumes, a lane has the runs of several volumes.
     let mut narrow = BTreeMap::<u8, Vec<usize>>::new();
     let mut wide = Vec::new();
     for (at, run) in runs.iter().enumerate() {
@@ -201,7 +202,7 @@ fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<La
         let in_flight = in_flight * on.len() / per_volume.min(of_slot.len());
         lanes.extend(deal(&of_slot, per_volume).map(|of_lane| lane(of_lane, &on, in_flight)));
     }
-    // Each lane of wide runs has its share of the bytes that all volumes may have in flight.
+    // The lanes of runs on several volumes share the bytes that all volumes may have in flight.
     let parts = volumes.len().min(LANES_MAX).min(wide.len());
     let in_flight = in_flight * volumes.len().min(LANES_MAX) / parts.max(1);
     lanes.extend(deal(&wide, parts).map(|of_lane| lane(of_lane, &volumes, in_flight)));
@@ -213,7 +214,7 @@ fn volumes_of<R: MovedRun>(runs: &[R]) -> BTreeSet<u8> {
     extents.map(|extent| extent.segment.volume()).collect()
 }
 
-/// Deals `runs` in turn to at most `count` lists that are not empty.
+/// Distributes `runs` in turn over at most `count` lists, none of which is empty.
 fn deal(runs: &[usize], count: usize) -> impl Iterator<Item = Vec<usize>> + '_ {
     let count = count.min(runs.len());
     (0..count).map(move |first| runs.iter().skip(first).step_by(count).copied().collect())

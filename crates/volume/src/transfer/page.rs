@@ -21,7 +21,8 @@ pub(super) enum Direct {
 }
 
 impl Direct {
-    /// The rule for the files of `segments`, unless `control` sends all bytes through staging.
+    /// Returns `Never` if `control` sends pages through staging, else the requirement of the files
+    /// of `segments`.
     pub(super) fn of(segments: &Segments, control: &Control) -> Self {
         match (control.through_staging, segments.needs_alignment()) {
             (true, _) => Self::Never,

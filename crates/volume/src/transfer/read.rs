@@ -25,15 +25,15 @@ impl Segments {
     ///
     /// If `control` names sections, the call reads section by section, each for all pages of all
     /// reads, and does not write sections that arrived in an earlier call ([`Sections::arrived`]).
-    /// A section counts as arrived when every page *of this call* has it. Pass sections only if
-    /// waiters on them use no page that another call reads.
+    /// A section counts as arrived when every page *of this call* has it. Pass sections only if the
+    /// threads that wait for them use no page that another call reads.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
         if self.is_mapped() {
             return mapped::read(self, reads, control, sections);
         }
         if sections.is_some() {
-            // One lane: sections must arrive in order, over all pages.
+            // Read in one lane, because sections must arrive in order, over all pages.
             let in_flight = lanes::in_flight(self, reads);
             return disk::read(self, reads, control, sections, in_flight).0;
         }
@@ -87,7 +87,7 @@ pub(super) enum Header {
 
 struct Page {
     memory: PageMemory,
-    /// Number of parts that are not verified.
+    /// Number of parts without a result.
     open: usize,
     outcome: Option<PageOutcome>,
 }
@@ -95,7 +95,7 @@ struct Page {
 /// Slices of one page that are read together.
 pub(super) struct Part {
     pub(super) run: usize,
-    /// The page, counted in the read.
+    /// The number of the page in its read.
     pub(super) page: usize,
     pub(super) section: usize,
     pub(super) slices: Range<u16>,
@@ -121,7 +121,7 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Whether nothing more may be read.
+    /// Whether the call was cancelled or its deadline passed; no further operation may then start.
     pub(super) fn is_stopped(&mut self) -> bool {
         if self.stopped.is_none() {
             self.stopped = self.control.stop();
@@ -130,7 +130,8 @@ impl<'a> ReadJob<'a> {
     }
 
     /// Begins the next read. Returns the layout of its run, and the pages to read, numbered in the
-    /// run. `None` if the place or the memory of every page is unusable: then all these pages miss.
+    /// run. `None` if the place, or the memory of every page, is unusable: all pages of the read
+    /// then miss.
     pub(super) fn begin(&mut self, direct: Direct) -> Option<(RunLayout, Range<u64>)> {
         let read = &self.reads[self.runs.len()];
         let first = u64::from(read.first);
@@ -157,7 +158,7 @@ impl<'a> ReadJob<'a> {
         layout.filter(|_| undecided > 0).map(|layout| (layout, pages))
     }
 
-    /// Decodes the header of a run, given its bytes or why it cannot be read.
+    /// Decodes the header of a run from `bytes`, or records why the header cannot be read.
     pub(super) fn set_header(&mut self, run: usize, bytes: Result<&[u8], MissReason>) {
         match bytes.and_then(|bytes| decode_header(&self.reads[run], bytes)) {
             Ok(header) => self.runs[run].header = Header::Valid(Box::new(header)),
@@ -170,8 +171,8 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Cuts all pages of the runs that have begun into parts, in the order of their sections. Pages
-    /// whose header is not known miss.
+    /// Divides the pages of all runs that have begun into parts, in the order of their sections.
+    /// Pages of a run without a valid header miss.
     pub(super) fn cut_pages(&mut self) {
         let mut are_all_expected = self.runs.len() == self.reads.len();
         for run in 0..self.runs.len() {
@@ -229,7 +230,7 @@ impl<'a> ReadJob<'a> {
     /// A whole page as one part.
     ///
     /// # Errors
-    /// The reason for which the header rules the page out.
+    /// The miss reason if the header does not match the page.
     pub(super) fn whole(&self, run: usize, page: usize) -> Result<Part, MissReason> {
         let slices = self.runs[run].slices_of(&self.reads[run], page)?;
         let numbers = 0..slices.len() as u16;
@@ -261,7 +262,7 @@ impl<'a> ReadJob<'a> {
         })
     }
 
-    /// Records that a part is verified, or why it is not. Called at most once for each part.
+    /// Records that a part is verified, or why its page misses. Called at most once for each part.
     pub(super) fn complete(&mut self, part: usize, result: Result<(), MissReason>) {
         let Part { run, page, section, .. } = self.parts[part];
         let open = &mut self.runs[run].pages[page].open;
@@ -309,7 +310,7 @@ impl<'a> ReadJob<'a> {
         self.runs[run].layout.pages(0..u64::from(self.reads[run].first) + page as u64).end
     }
 
-    /// The whole units of the run that hold a part.
+    /// Range in the run of the units of 4 KiB that contain a part.
     pub(super) fn cover(&self, part: usize) -> Range<u64> {
         let (start, stored) = (self.page_start(part), &self.parts[part].stored);
         start + stored.start / UNIT * UNIT..start + stored.end.next_multiple_of(UNIT)

@@ -13,8 +13,8 @@ const WINDOW: u64 = 4 << 20;
 /// A run header found in a segment. The run's pages are not verified, and may be overwritten.
 #[derive(Clone, Debug)]
 pub struct SalvagedRun {
-    /// Location of the run when it was written. It holds fewer pages than the header names if the
-    /// header had no room for all extents of the run.
+    /// Location of the run when it was written. The place holds fewer pages than the header names
+    /// if the header had no room for all extents of the run.
     pub place: Place,
     /// The header.
     pub header: RunHeader,
@@ -64,7 +64,8 @@ impl Segments {
     }
 
     /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
-    /// Returns the number of unreadable bytes, without the overlap, which the next window counts.
+    /// Returns the number of unreadable bytes, without those in the overlap, which are counted with
+    /// the next window.
     fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
         let mut unreadable = 0;
         for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {

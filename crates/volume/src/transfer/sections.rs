@@ -1,5 +1,5 @@
-//! Sections of pages: the parts of the pages that are needed first are read first, and waiters are
-//! notified when all pages have them.
+//! Sections of pages: byte ranges of pages, read in the order in which the caller needs them.
+//! Threads that wait for a section wake when all pages have it.
 
 use super::{Encoded, RunRead};
 use crate::fork_safe_lock::ForkSafeLock;
@@ -7,9 +7,9 @@ use ritornello_format::{Error, PAGE_BYTES_MAX, Result};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// The sections of a page, in the order in which they are needed and equal for all pages of a read,
-/// and the number that have arrived. A value belongs to one target: a repeated read continues after
-/// the sections that have arrived.
+/// The sections of a page, which are the same for all pages of a read and in the order in which
+/// they are needed, and the number of sections that have arrived. A value belongs to one target: a
+/// repeated read continues after the sections that have arrived.
 #[derive(Debug)]
 pub struct Sections {
     ends: Box<[u64]>,
@@ -70,7 +70,8 @@ impl Sections {
         self.state.wake_all();
     }
 
-    /// Records that `leading` sections have arrived, and wakes waiters if that is more than before.
+    /// Records that the first `leading` sections have arrived. Wakes waiters if the number has
+    /// grown.
     fn set_arrived(&self, leading: usize) {
         let mut state = self.state.lock();
         if leading > state.arrived {
@@ -102,8 +103,8 @@ pub(super) struct Arrivals<'a> {
     pub(super) arrived_bytes: u64,
     /// For each section, the number of parts that are not complete.
     pending: Vec<usize>,
-    /// Sections below this number can still arrive. A page that misses limits it: a section arrives
-    /// only if every page has it.
+    /// Sections below this number can still arrive. A missed page lowers the limit, because a
+    /// section arrives only if every page has it.
     deliverable: usize,
 }
 
@@ -118,15 +119,15 @@ impl<'a> Arrivals<'a> {
         }
     }
 
-    /// The section with which bytes `part` of a page are read: the first that needs one of them and
-    /// has not arrived; `None` if all have arrived.
+    /// The section with which bytes `part` of a page are read: the first section that needs one of
+    /// these bytes and has not arrived; `None` if all their sections have arrived.
     pub(super) fn section_of(&self, part: &Range<u64>) -> Option<usize> {
         (part.end > self.arrived_bytes)
             .then(|| self.sections.section_of(part.start.max(self.arrived_bytes)))
     }
 
-    /// Sets the parts to wait for: `parts` yields the section of each part. `are_all_expected`: no
-    /// page of the call has missed already; otherwise no section can arrive.
+    /// Sets the parts to wait for: `parts` yields the section of each part. If `are_all_expected`
+    /// is false, a page of the call has missed already, and no section can arrive.
     pub(super) fn begin(&mut self, parts: impl Iterator<Item = usize>, are_all_expected: bool) {
         parts.for_each(|section| self.pending[section] += 1);
         self.deliverable = if are_all_expected { self.pending.len() } else { 0 };

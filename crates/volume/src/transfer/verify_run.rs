@@ -24,7 +24,7 @@ pub fn is_unreadable_on_disk(error: &Error) -> bool {
 /// A run after verification.
 #[derive(Clone, Debug)]
 pub struct VerifiedRun {
-    /// The run header; it has the checksum that the place names.
+    /// The run header, whose checksum matches the checksum in the place.
     pub header: RunHeader,
     /// The outcome of every page that the place holds.
     pub pages: Vec<PageOutcome>,

@@ -1,5 +1,5 @@
-//! Adds payload to checksums, with 256-bit carry-less multiplication where this is the widest that
-//! the processor has.
+//! Adds payload to checksums, with 256-bit carry-less multiplication on processors without 512-bit
+//! multiplication.
 //!
 //! `crc_fast`, which computes [`SliceChecksum`], multiplies 512 bits at a time with AVX-512, and
 //! 128 bits without. Processors with `VPCLMULQDQ` and without AVX-512 (AMD Zen 3, Intel since Alder
@@ -32,13 +32,14 @@ mod x86 {
     /// The polynomial of CRC-64/NVME, lowest bit first.
     const POLYNOMIAL: u64 = 0x9a6c_9329_ac4b_c9b5;
     const LANE: usize = 32;
-    /// Bytes per step: eight lanes keep the multiplier busy while each waits for its last product.
+    /// Bytes per step: eight lanes keep the multiplier busy while each lane waits for its previous
+    /// product.
     const STEP: usize = 8 * LANE;
     /// Bytes between a step and the bytes that it prefetches. The bytes of a transfer come from
     /// memory, not from the cache, and the processor's own prefetch falls behind.
     const PREFETCH: usize = 2048;
     const CACHE_LINE: usize = 64;
-    /// The least bytes for which the wide registers pay.
+    /// Minimum bytes for which 256-bit multiplication is faster.
     pub(super) const BYTES_MIN: usize = 4 * STEP;
 
     pub(super) fn is_supported() -> bool {
@@ -58,13 +59,14 @@ mod x86 {
         value.cast_signed()
     }
 
-    /// The factors that move the high and the low half of 128 bits forward by `bytes`. They lack
-    /// one factor `x`, which the multiplication of values that have their lowest bit first adds.
+    /// The factors that move the high and the low half of 128 bits forward by `bytes`. Each factor
+    /// lacks one power of `x`, because a carry-less product of bit-reflected values has one power
+    /// more.
     const fn factors(bytes: usize) -> (i64, i64) {
         (power(8 * bytes - 1), power(8 * bytes + 63))
     }
 
-    /// Adds `bytes`, whole steps of them in wide registers.
+    /// Adds `bytes`: whole steps with 256-bit multiplication, the remainder without.
     #[target_feature(enable = "avx2,pclmulqdq,vpclmulqdq")]
     pub(super) fn update(sum: &mut SliceChecksum, bytes: &[u8]) {
         let (steps, rest) = bytes.as_chunks::<STEP>();
@@ -106,7 +108,8 @@ mod x86 {
         unsafe {
             _mm_storeu_si128(folded.as_mut_ptr().cast::<__m128i>(), _mm_xor_si128(products, tail));
         }
-        // These 16 bytes have, from an empty register, the checksum of all bytes folded.
+        // The checksum of these 16 bytes, from an initial value of zero, equals the checksum of all
+        // folded bytes.
         *sum = SliceChecksum::resume(0);
         sum.update(&folded);
         sum.update(rest);
@@ -121,7 +124,7 @@ mod x86 {
         unsafe { _mm256_loadu_si256(lane.as_ptr().cast()) }
     }
 
-    /// Two factors, for both halves of a register.
+    /// The pair of factors, once for each 128-bit half of a register.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn wide((high, low): (i64, i64)) -> __m256i {

@@ -1,5 +1,5 @@
-//! The run headers and the parts of pages that one call reads. Each is queued in chunks, in flight,
-//! in memory, then verified.
+//! The run headers and the parts of pages that one call reads. Each header or part is queued in
+//! chunks, then its operations are in flight, then its bytes are in memory and are verified.
 
 use super::OpBuffers;
 use crate::io_engine::IoVec;
@@ -28,8 +28,8 @@ pub(super) struct Fetches<'a> {
     next_part: Option<usize>,
     /// Parts that are in memory and whose check has not begun.
     pub(super) unchecked: VecDeque<usize>,
-    /// Bytes of the parts that are in memory and not verified. Without sections, only of parts in
-    /// staging.
+    /// Bytes of the parts that are in memory and not verified. Without sections, only parts in
+    /// staging count.
     pub(super) unverified_bytes: u64,
 }
 
@@ -85,8 +85,8 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Makes sure that a chunk is queued. Returns `false` if none can be now. `is_idle` says
-    /// whether no operation is in flight.
+    /// Queues a chunk if none is queued. Returns `false` if no chunk can be queued now. `is_idle`
+    /// says whether no operation is in flight.
     pub(super) fn fill_queue(&mut self, is_idle: bool) -> bool {
         while self.queue.is_empty() {
             if self.job.runs.len() < self.job.reads.len() {
@@ -155,13 +155,13 @@ impl<'a> Fetches<'a> {
     /// Begins a part of a section: queues its bytes.
     fn begin_part(&mut self, part: usize) {
         let Some(expected) = self.job.expected(part).filter(|_| !self.job.is_decided(part)) else {
-            // The page missed with an earlier section.
+            // The page missed when an earlier section was read.
             self.job.complete(part, Err(MissReason::Header));
             return;
         };
         // A part is read straight to the target if form and offset in the page are the same on disk
-        // and in the target, and if the part is whole units: a read moves whole units, and the
-        // bytes beside the part may have arrived earlier and be in use.
+        // and in the target, and if the part consists of whole units: a read moves whole units, and
+        // would overwrite bytes beside the part that may have arrived earlier and be in use.
         let stored = &expected.stored;
         let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
         let in_place = expected.is_in_place()
@@ -186,14 +186,14 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// A reason not to read the first chunk, nor to wait for memory for it, because all its parts
-    /// have failed already. `None` if the chunk must be read: it holds bytes of an awaited header,
-    /// or of a part that may still be delivered.
+    /// The reason to skip the first queued chunk, because all its parts have failed already. `None`
+    /// if the chunk must be read: it holds bytes of an awaited header, or of a part that may still
+    /// be delivered.
     pub(super) fn front_failure(&self) -> Option<MissReason> {
         let Span { run, chunk, parts } = self.queue.front()?;
         let run = &self.job.runs[*run];
         if matches!(run.header, Header::Done) {
-            // All pages of the run have their outcome, which this reason does not replace.
+            // All pages of the run have an outcome already, so this reason is not reported.
             return Some(MissReason::Header);
         }
         let has_header = chunk.logical.start < run.layout.header;
@@ -231,7 +231,7 @@ impl<'a> Fetches<'a> {
         true
     }
 
-    /// Splits the first chunk after its first part.
+    /// Splits the first queued chunk after its first part.
     pub(super) fn split_front(&mut self) {
         let Some(Span { run, chunk, parts }) = self.queue.front_mut() else { return };
         let border =
@@ -275,9 +275,9 @@ impl<'a> Fetches<'a> {
         buffers
     }
 
-    /// Accounts for a chunk that was read, or failed with a reason.
+    /// Records that a chunk was read, or why it was not read.
     pub(super) fn complete_chunk(&mut self, span: &Span, failure: Option<MissReason>) {
-        // The header first: the parts of the chunk may need it.
+        // Complete the header first, because the parts of the chunk may need it.
         if span.chunk.logical.start < self.job.runs[span.run].layout.header {
             self.complete_header_chunk(span.run, failure);
         }
@@ -305,7 +305,7 @@ impl<'a> Fetches<'a> {
             (None, None) => return,
         }
         if self.job.arrivals.is_none() {
-            // Pages that are in memory waited for their header.
+            // Complete the pages whose bytes arrived before the header.
             let first = self.headers[run].first_part;
             for part in first..first + self.job.reads[run].keys.len() {
                 if self.parts[part].chunks == 0 {
@@ -315,8 +315,8 @@ impl<'a> Fetches<'a> {
         }
     }
 
-    /// Queues a part whose chunks are all complete for its check. While the header is awaited it
-    /// does nothing: `complete_header_chunk` calls again, so that each part is completed once.
+    /// Queues a part for its check, after all its chunks have completed. Does nothing while the
+    /// header is awaited: `complete_header_chunk` then calls this function again.
     fn complete_fetch(&mut self, part: usize) {
         let fetch = &mut self.parts[part];
         let failure = match self.job.runs[self.job.parts[part].run].header {
@@ -330,7 +330,7 @@ impl<'a> Fetches<'a> {
             return;
         }
         // Staging memory stays in use until the check, so its bytes count against the limit of
-        // unverified bytes. With sections all bytes count, see `UNVERIFIED_DIVISOR`.
+        // unverified bytes. With sections the bytes of all parts count: see `UNVERIFIED_DIVISOR`.
         if fetch.needs_staging || self.job.arrivals.is_some() {
             let cover = self.job.cover(part);
             fetch.unverified_bytes = cover.end - cover.start;
@@ -339,7 +339,7 @@ impl<'a> Fetches<'a> {
         self.unchecked.push_back(part);
     }
 
-    /// Takes the next part to verify. Pages that the header rules out miss here.
+    /// Takes the next part to verify. A page that does not match the header misses.
     pub(super) fn next_check(&mut self) -> Option<(usize, PartCheck<'a>)> {
         loop {
             let part = self.unchecked.pop_front()?;

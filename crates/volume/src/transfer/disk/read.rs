@@ -16,12 +16,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A call with sections keeps 1/8 of the usual bytes in flight: slices needed last must not delay,
-/// in the disk's queue, slices needed first.
+/// A call with sections keeps 1/8 of the usual bytes in flight: otherwise reads of slices needed
+/// last would delay, in the disk's queue, reads of slices needed first.
 const IN_FLIGHT_DIVISOR: usize = 8;
 /// A call with sections starts no read while 1/32 of the usual bytes in flight wait for
-/// verification: a section is of no use to its waiter before it is verified, so verifying comes
-/// before reading more.
+/// verification: waiters can use only verified sections, so verification comes before further
+/// reads.
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
 
 /// Reads runs as [`Segments::read_runs`] does, with at most `in_flight` bytes in flight; with
@@ -98,8 +98,8 @@ impl DiskRead<'_> {
             }
         };
         // A call waits for staging memory only while it holds no staging memory: two calls that
-        // each hold some and wait for more would wait for each other. With operations in flight,
-        // their completion frees memory; so does the check of parts that are in memory.
+        // each hold some and wait for more would wait for each other. The completion of operations
+        // in flight and the check of parts in memory free staging memory.
         let idle = self.in_flight.is_idle()
             && self.fetches.unchecked.is_empty()
             && self.checking.is_none();
@@ -186,7 +186,7 @@ impl Work for DiskRead<'_> {
         let waiting = self.fetches.unchecked.len();
         let next = self.checking.take().or_else(|| self.fetches.next_check());
         let Some((part, mut check)) = next else {
-            // `next_check` completed the parts that their header rules out, which may make room for
+            // `next_check` completed parts that do not match their header, and this may permit
             // further reads.
             return waiting > 0;
         };

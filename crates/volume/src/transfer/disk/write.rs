@@ -59,8 +59,8 @@ struct RunState<'a> {
     new: NewRun<'a>,
     /// Chunks that do not hold the header, and do not share an operation with it.
     body: VecDeque<Chunk>,
-    /// Chunks of the header. One, which may include the first page, unless the header is split over
-    /// extents.
+    /// Chunks of the header: one chunk, which may include the first page, unless the header is in
+    /// several extents.
     head: VecDeque<Chunk>,
     /// Whether all of `body` is submitted and the run is queued for its header.
     is_body_issued: bool,
@@ -120,8 +120,8 @@ impl<'a> DiskWrite<'a> {
     }
 
     /// The run whose chunk is to be submitted next, and whether this is a chunk of `head`. A header
-    /// goes first once the checksums in it are known, since it completes a run; then the body of
-    /// the newest run. If neither has a chunk, the next run is begun.
+    /// whose page checksums are known has precedence, because it completes a run; next is the body
+    /// of the newest run. If neither has a chunk, begins the next run.
     fn current(&mut self) -> Option<(usize, bool)> {
         loop {
             while let Some(&at) = self.heads.front() {
@@ -244,7 +244,8 @@ impl<'a> RunState<'a> {
     }
 
     /// Copies the bytes that do not move in place to their buffers, and checksums bytes of pages
-    /// that go through staging. Chunks are submitted in order, so each page's bytes come in order.
+    /// that go through staging. Chunks are prepared in order, so the bytes of each page are added
+    /// to its checksums in order.
     fn gather(&mut self, buffers: &OpBuffers) {
         for bounce in &buffers.bounces {
             let page = &mut self.new.pages[bounce.piece];

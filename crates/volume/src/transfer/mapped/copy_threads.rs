@@ -11,8 +11,8 @@ const THREADS_MAX: usize = 4;
 /// Processors of the machine per copying thread: the calling process uses the other processors.
 const PROCESSORS_PER_THREAD: usize = 8;
 
-/// Calls `work` for every number below `count` on as many threads as `bytes` in all justify, and
-/// returns the results in order.
+/// Calls `work` for every number below `count` on [`copy_threads`] threads, where `bytes` is the
+/// total to copy. Returns the results in order.
 pub(super) fn map_pages<T: Send>(
     count: usize,
     bytes: u64,

@@ -11,8 +11,8 @@ use crate::transfer::{Control, Encoded, MissReason, PageOutcome, RunRead, Sectio
 use ritornello_format::SegmentId;
 use std::io;
 
-/// Length of a window, in bytes of pages. A call without sections reads its runs window by window,
-/// and keeps the headers of one window in memory: the call may name thousands of runs.
+/// Length of a window, in bytes of pages. A call may read thousands of runs: without sections it
+/// reads them window by window, so that only the headers of one window are in memory.
 const WINDOW: u64 = 64 << 20;
 
 /// See [`Segments::read_runs`].
@@ -82,7 +82,7 @@ fn read_window(
 }
 
 /// Begins the next read: maps its run and decodes its header. `None` if all its pages have missed,
-/// or if part of the run is not mapped: then the header is still awaited.
+/// or if part of the run cannot be mapped; the header is then not decoded.
 fn begin(job: &mut ReadJob<'_>) -> Option<MappedRun> {
     let run = job.runs.len();
     let (layout, pages) = job.begin(Direct::Any)?;
@@ -110,7 +110,7 @@ fn begin(job: &mut ReadJob<'_>) -> Option<MappedRun> {
 /// Copies a part to its target, and verifies the copy.
 fn copy(job: &ReadJob<'_>, runs: &[Option<MappedRun>], part: usize) -> Result<(), MissReason> {
     if job.is_decided(part) {
-        // The page missed with an earlier section.
+        // The page missed when an earlier section was read.
         return Err(MissReason::Header);
     }
     if let Some(reason) = job.control.stop() {
