@@ -1,4 +1,4 @@
-//! A bare client of an object store: the baseline for measuring a remote.
+//! A client that calls the object store directly: the baseline for measuring a remote tier.
 
 use crate::builders::{self, ClientFactory};
 use crate::error_map;

@@ -11,14 +11,13 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limits: of a request with its body, and of making a connection.
+/// Time limit of a request, including the transfer of its body.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Store = Arc<dyn ObjectStore>;
 type Build = Box<dyn Fn() -> object_store::Result<Store> + Send + Sync>;
 
-/// Builds clients of one object store.
 pub(crate) struct ClientFactory {
     /// The address, for messages.
     pub(crate) name: String,
@@ -32,8 +31,8 @@ impl ClientFactory {
     /// # Errors
     /// `Invalid` if the client cannot be built from the configuration.
     pub(crate) fn build(&self) -> Result<Store> {
-        // The call fails if the process has installed a provider of cryptography for TLS, which
-        // then stays in use.
+        // This call fails if the process has installed another provider of cryptography, which then
+        // stays in use.
         let _ = rustls::crypto::ring::default_provider().install_default();
         (self.build)().map_err(|error| {
             Error::invalid("the remote's client cannot be built from this configuration")
@@ -80,7 +79,7 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
         .with_timeout(timeout)
         .with_connect_timeout(CONNECT_TIMEOUT.min(timeout));
     let allow_http = flag(&mut address, "allow_http")?;
-    // The factory, and whether requests can be read on the network.
+    // `readable`: whether others on the network can read the requests.
     let (build, readable): (Build, bool) = match address.scheme.as_str() {
         #[cfg(feature = "s3")]
         "s3" => s3(address, options)?,

@@ -15,7 +15,7 @@ pub(crate) struct ProfileCredentials {
 }
 
 impl ProfileCredentials {
-    /// `None` if the profile has no key now.
+    /// Reads the key; `None` if the profile has no key now.
     pub(crate) fn open(files: ProfileFiles) -> Option<Self> {
         let read = read(&files)?;
         Some(Self { files, last: Mutex::new(read) })
@@ -38,7 +38,8 @@ impl CredentialProvider for ProfileCredentials {
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
         let mut last = self.last.lock();
-        // A file that is being replaced may lack a key, so the last key stays in use.
+        // If the changed files have no key, for example during a replacement, keep using the last
+        // key.
         if self.files.stamp() != last.0
             && let Some(read) = read(&self.files)
         {

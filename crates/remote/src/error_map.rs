@@ -4,7 +4,7 @@
 use object_store::Error as ClientError;
 use ritornello_format::{Error, ErrorKind};
 
-/// Maximum characters of a server's message that an error quotes, because servers answer with whole
+/// Maximum characters of a server's message that an error quotes: some servers answer with long
 /// documents.
 const MESSAGE_CHARS_MAX: usize = 400;
 
@@ -49,9 +49,9 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
 ];
 
-/// Whether the error means that the bucket exists and the object does not. An answer without a body
-/// counts as such, because existence queries get no body. In an answer with a body, the error code
-/// must name a missing object.
+/// Whether the error means that the bucket exists and the object does not. A 404 answer without a
+/// body counts as a missing object, because answers to existence queries have no body. In an answer
+/// with a body, the error code must name a missing object.
 pub(crate) fn is_not_found(error: &ClientError) -> bool {
     // An archived object counts as missing, because it cannot be read within any deadline.
     if contains_any(&error.to_string(), &["<Code>InvalidObjectState</Code>"]) {

@@ -3,12 +3,12 @@
 //! Opens remotes by their address: object stores (S3, GCS, Azure), a mounted file system, memory,
 //! and backends that are registered from outside.
 //!
-//! **Promises.** Opening sends no request: a server that is down when a process starts costs hits
-//! until it is up. Threads and connections are created by the first call, so that a process may
-//! fork before that call. Every request to an object store has a timeout, so that no thread waits
-//! without limit. This crate sets no timeout for calls of directories and of registered backends.
-//! Errors are classified: `Retry` if a retry can succeed, `Fatal` with advice if the configuration
-//! must change first.
+//! **Promises.** Opening sends no request: if a server is down when a process starts, the process
+//! opens, and pages in this remote miss until the server is up. Threads and connections are created
+//! by the first call, so that a process may fork before that call. Every request to an object store
+//! has a timeout, so that no thread waits without limit. This crate sets no timeout for calls of
+//! directories and of registered backends. Errors are classified: `Retry` if a retry can succeed,
+//! `Fatal` with advice if the configuration must change first.
 //!
 //! **Must not know** the meaning of values: for this crate a value is bytes with a name.
 

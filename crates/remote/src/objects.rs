@@ -1,7 +1,7 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on a small separate runtime. The first call in a process creates the runtime and
-//! the connections; a forked process creates its own at its first call.
+//! Requests run on a separate runtime with [`WORKERS`] threads. The first call in a process creates
+//! the runtime and the connections; a forked process creates its own at its first call.
 
 use crate::builders::ClientFactory;
 use crate::error_map;
@@ -47,7 +47,8 @@ impl Drop for Client {
     fn drop(&mut self) {
         match self.runtime.take() {
             Some(runtime) if self.process == process::id() => runtime.shutdown_background(),
-            // The runtime's threads do not exist in this forked child of the process that made it.
+            // Leak the runtime: this process is a forked child, in which the runtime's threads do
+            // not exist.
             Some(runtime) => std::mem::forget(runtime),
             None => {}
         }
@@ -126,9 +127,9 @@ impl ObjectBackend {
         error
     }
 
-    /// Whether an object exists. An existence query does not distinguish a missing bucket from a
-    /// missing object; until an answer has proven that the bucket exists, the first byte is read
-    /// instead.
+    /// Whether an object exists. The answer to an existence query does not distinguish a missing
+    /// bucket from a missing object. Until an answer has proven that the bucket exists, reads the
+    /// first byte of the object instead.
     async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,

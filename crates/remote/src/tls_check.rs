@@ -1,4 +1,4 @@
-//! Whether requests to an endpoint can be read on the network.
+//! Whether others on the network can read the requests to an endpoint.
 
 use ritornello_format::{Error, Result};
 use std::net::IpAddr;

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Pages of a prompt: two objects of 64 pages, and 22 further pages in smaller objects.
 const PAGES: usize = 150;
-/// Limit of any call with a deadline, for a busy machine.
+/// Time that no call with a deadline may exceed, even on a busy machine.
 const FAR_TOO_LONG: Duration = Duration::from_secs(60);
 
 fn address(port: u16, prefix: &str) -> String {

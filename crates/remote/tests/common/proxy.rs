@@ -19,7 +19,7 @@ pub enum ProxyFault {
     Slow(Duration),
     /// Half of the body is sent, then the connection is closed.
     Cut,
-    /// Half of the body is sent, and the answer names its length as the length of the body.
+    /// Half of the body is sent, and the `Content-Length` of the answer is the length of this half.
     Half,
     /// One byte in the middle of the body is changed.
     Flipped,
@@ -207,8 +207,8 @@ fn serve(
         request.write(to)?;
         to.write_all(&body)?;
         let Some(mut answer) = Head::read(answers)? else { return Ok(()) };
-        // The proxy never requests "100 Continue". The answer to HEAD names the length of a body
-        // that it does not have.
+        // The proxy never requests "100 Continue". The answer to HEAD has a `Content-Length` but no
+        // body.
         let mut body = vec![0; if is_head { 0 } else { answer.length }];
         answers.read_exact(&mut body)?;
         if answer.value("transfer-encoding").is_some() {
