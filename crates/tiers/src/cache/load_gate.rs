@@ -60,8 +60,9 @@ impl LoadGate {
 
     /// Returns the number of leading pages that the engine should have, and the decision; `None` if
     /// `options` skip the gate, the gate has no measurements, or the engine already holds all pages
-    /// of `found`. `page_bytes` is the length of a page in one object. `queued` holds the bytes
-    /// that wait to be loaded from each tier.
+    /// of `found`. `page_bytes` is the length in bytes of a page in the scope of the lookup: a
+    /// lower bound of the bytes to load per page, because `options` may count parts of the page in
+    /// other scopes too. `queued` holds the bytes that wait to be loaded from each tier.
     pub(super) fn decide(
         &self,
         page_bytes: u64,
