@@ -95,7 +95,7 @@ impl Queues {
         self.gets.len() + self.puts.len()
     }
 
-    /// Whether a job waits although all idle threads take one.
+    /// Whether a job still waits after every idle thread has taken a job.
     fn lack_threads(&self) -> bool {
         let all = self.gets_running + self.puts_running + self.waiting();
         all > self.threads || self.puts_running + self.puts.len() + THREADS_FOR_GETS > self.threads
@@ -126,7 +126,7 @@ impl IoThreads {
             JobKind::Put => queues.puts.push_back(job),
         }
         if queues.lack_threads() && !queues.is_watched {
-            // If this thread cannot start, the tickets wait for the others.
+            // If the watching thread cannot start, the jobs wait for the running threads.
             queues.is_watched = self.shared.start(&mut queues, watch).is_ok();
         }
         drop(queues);
@@ -134,7 +134,7 @@ impl IoThreads {
         Ok(())
     }
 
-    /// Finishes running jobs, ends waiting ones, and joins the threads.
+    /// Waits for running jobs, ends waiting jobs with an error, and joins the threads.
     pub(crate) fn close(&self) {
         let waiting: Vec<Job> = {
             let mut queues = self.shared.queues.lock();
@@ -198,7 +198,7 @@ fn work(shared: &Arc<Shared>) {
     }
 }
 
-/// Starts further threads while tickets wait and a volume completes nothing. Ends when no ticket
+/// Starts further threads while jobs wait and a volume completes no operations. Ends when no job
 /// waits.
 fn watch(shared: &Arc<Shared>) {
     loop {

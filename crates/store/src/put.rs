@@ -27,7 +27,7 @@ struct Put<'a> {
     without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
-    /// Whether this put is committed in parts; in `durable` mode it is flushed after the last.
+    /// Whether this put is committed in parts; in `durable` mode it is flushed after the last part.
     in_parts: bool,
 }
 
@@ -35,8 +35,8 @@ impl Store {
     /// Stores pages, and skips pages already present. `source` has one page per key.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys, sizes or scopes; the outcome has other reasons why pages were
-    /// not stored.
+    /// `Invalid` for malformed keys, sizes or scopes; if pages are not stored for another reason,
+    /// the outcome names it.
     pub fn put_batch(
         &self,
         scope: &Scope,
@@ -59,9 +59,9 @@ impl Store {
         Ok(outcome.timed(started.elapsed()))
     }
 
-    /// Acknowledges stored pages without their bytes, as a put of these pages would. In `durable`
-    /// mode they are durable when the call returns; otherwise the next `flush` covers them. Returns
-    /// the number of leading pages stored.
+    /// Acknowledges pages that are already stored, as a put of these pages would, without needing
+    /// their bytes. In `durable` mode the pages are durable when the call returns; otherwise the
+    /// next `flush` covers them. Returns the number of leading pages stored.
     ///
     /// # Errors
     /// Like `put_batch`.
@@ -103,7 +103,7 @@ impl Store {
         if control.stop().is_none()
             && let Some(speeds) = self.segments.new_speeds()
         {
-            // If the report fails, the volumes keep their turns until the next measurement.
+            // If the report fails, the owner uses the previous speeds until the next measurement.
             let _ = self.catalog.report_speeds(&speeds);
         }
         Ok(written.outcome(keys.len()))
@@ -159,7 +159,8 @@ impl Put<'_> {
             };
             let keys = part.keys.len();
             let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
-            // Free the memory of this part for the next part before waiting for a turn or a sync.
+            // Free the memory of this part, for the next part, before waiting for earlier parts to
+            // commit or for a sync.
             drop(part);
             if !turn.commit(keys, || prepared.and_then(|prepared| prepared.commit(self, keys))) {
                 return;
@@ -240,11 +241,12 @@ impl Put<'_> {
 }
 
 /// A reservation that is neither committed nor aborted. If this value is dropped, for example after
-/// an error or a panic, this process writes no longer to the reserved space, and the drop aborts
-/// the reservation at the current owner.
+/// an error or a panic, the drop aborts the reservation at the current owner: this process no
+/// longer writes to the reserved space.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// The reservation. It has no runs if no page was missing, or every missing page was refused.
+    /// The reservation. It has no runs if no page was missing, or if the owner refused every
+    /// missing page.
     reserved: Reserved,
     /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,

@@ -10,8 +10,8 @@ use std::time::Duration;
 /// Minimum bytes of a transfer that counts as a measurement: a shorter transfer spends too much of
 /// its time waiting for the first operations.
 const TRANSFER_BYTES_MIN: u64 = 8 << 20;
-/// Minimum bytes of a measurement, which adds up transfers until it has them: other work of the
-/// machine disturbs a shorter measurement.
+/// Minimum bytes of a measurement, to which transfers are added up: other work of the machine
+/// disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// Percent of a transfer that each lane computes on average: above this value, later transfers use
 /// one more lane for each volume.

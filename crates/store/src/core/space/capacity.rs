@@ -39,8 +39,8 @@ pub enum CapacityChange {
 
 impl StoreCore {
     /// Changes capacity or directories. Returns when the change is complete, or `Retry` after
-    /// `timeout`; the change then continues in the background. The addition of a directory waits
-    /// for no segments to be emptied.
+    /// `timeout`; the change then continues in the background. After adding a directory, returns
+    /// without waiting for segments to be emptied.
     ///
     /// # Errors
     /// `Invalid` if the capacity is below two segments, or below the leased, retained and reserved
@@ -54,8 +54,8 @@ impl StoreCore {
             let Some(shape) = self.shape.change_by(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
-            // A segment being created must be registered before shares change, or its file would be
-            // orphaned.
+            // Pause growth: if shares changed before a segment in creation is registered, its file
+            // would be orphaned.
             let Some(_growing) = self.shape.pause_growth(deadline) else {
                 return Err(Error::retry("a segment is being made"));
             };
@@ -96,7 +96,8 @@ impl StoreCore {
             shape.publish(manifest);
         }
         if let Some(number) = forgotten {
-            // The change is durable in the manifest: a next owner drops the remaining runs.
+            // If this process ends here, the next owner drops the remaining runs, because the
+            // manifest already records the change.
             self.retire_absent_volume(number)?;
         }
         if let Some(number) = marked {
@@ -138,7 +139,8 @@ impl StoreCore {
         }
     }
 
-    /// Evicts until the index's files fit their share, which may have shrunk.
+    /// Evicts until the files of the index fit into their share of the capacity, which may have
+    /// shrunk.
     pub(super) fn fit_index(&self, control: &Control) -> Result<()> {
         let most = self.shape.budget().index_bytes;
         let mut written = self.index.stats().checkpoints;
@@ -172,7 +174,7 @@ impl StoreCore {
             || self.index.stats().disk_bytes > self.shape.budget().index_bytes
     }
 
-    /// Checks that a smaller capacity holds all runs that cannot be evicted.
+    /// Checks that all runs that cannot be evicted fit into the capacity of `budget`.
     fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
@@ -230,7 +232,7 @@ impl StoreSpace {
         let segments_max = budget.segments_max.saturating_sub(absent_total);
         space.set_shares(&budget.shares(&existing), segments_max);
         for segment in absence.segments() {
-            // The file exists, so its number is in use.
+            // Do not reuse the number of an absent segment, whose file exists.
             space.start_numbers_at(segment.volume(), segment.number() + 1);
         }
         self.start_numbers(manifest);

@@ -1,8 +1,8 @@
-//! Withheld space: a dead process may still be writing to it.
+//! Withheld space: space to which a dead process may still be writing.
 //!
-//! `io_uring` outlives its process: the kernel releases the file locks of a killed process while
-//! its direct writes are still queued in the block layer, for as long as the disk takes. Space to
-//! which the process may have been writing is withheld until its segment is drained
+//! Writes by `io_uring` outlive their process: the kernel releases the file locks of a killed
+//! process while its direct writes are still queued in the block layer, for as long as the disk
+//! takes. Space to which the process may have been writing is withheld until its segment is drained
 //! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end all
 //! free space is withheld, because the owner's reservations are in no log; after the death of a
 //! client, the space of its reservations is withheld.
@@ -21,7 +21,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// Withheld extents by segment.
 ///
-/// Invariant: no withheld extent is free or named by a run; `units` is their sum.
+/// Invariant: no withheld extent is free or named by a run; `units` is the length of all withheld
+/// extents.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
@@ -56,8 +57,8 @@ impl Draining {
         }
     }
 
-    /// Takes the `count` extents of `segment` that were withheld when its drain began. More may
-    /// have been added since, and need another drain.
+    /// Takes the `count` extents of `segment` that were withheld when its drain began. Extents of
+    /// the segment that were withheld later need another drain.
     fn take(&mut self, segment: SegmentId, count: usize) -> Vec<Extent> {
         let Some(waiting) = self.waiting.get_mut(&segment) else { return Vec::new() };
         let taken: Vec<Extent> = waiting.drain(..count.min(waiting.len())).collect();
@@ -164,15 +165,16 @@ impl StoreCore {
             }
             last.into_iter().flatten().for_each(|(id, count)| self.drain_one(*id, *count));
         });
-        // The notification is sent under the lock, so that a caller between its check and its wait
-        // is woken.
+        // Notify under the lock: otherwise a thread between its check and its wait would miss the
+        // notification.
         let _state = self.state.lock();
         self.maintenance.drain.is_running.store(false, Ordering::Release);
         self.maintenance.drain.drained.notify_all();
     }
 
     fn drain_one(&self, id: SegmentId, count: usize) {
-        // The space stays withheld, so the close records an unclean end.
+        // Skip the drain, because the store is closed. The space stays withheld, and the close
+        // records an unclean end.
         if self.lifecycle.is_closed() {
             return;
         }
@@ -181,7 +183,8 @@ impl StoreCore {
             Ok(()) => {
                 let mut state = self.state.lock();
                 let extents = state.space.draining.take(id, count);
-                // No run and no journal record names this space, so it skips limbo.
+                // Free the space without a sync round, because no run and no journal record names
+                // it.
                 state.space.free(&extents);
                 drop(state);
                 self.maintenance.drain.drained.notify_all();

@@ -3,13 +3,13 @@
 use ritornello_format::{Extent, SegmentId};
 use std::collections::HashMap;
 
-/// Extents that become free with the next sync rounds.
+/// Extents that become free once a sync round has made the records that free them durable.
 ///
-/// Invariant: `by_segment` sums the extents added and not removed, by segment, without zeroes;
-/// `units` is its sum.
+/// Invariant: `by_segment` has the units of the extents added and not removed, by segment, without
+/// zeroes; `units` is the total.
 #[derive(Debug, Default)]
 pub(super) struct Limbo {
-    /// Not in any sync round yet.
+    /// Extents that no sync round covers yet.
     waiting: Vec<Extent>,
     units: u64,
     by_segment: HashMap<SegmentId, u64>,
@@ -24,7 +24,7 @@ impl Limbo {
         }
     }
 
-    /// Takes the extents that the next sync round covers. The extents count until
+    /// Takes the extents that the next sync round covers. They count towards the units until
     /// [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)

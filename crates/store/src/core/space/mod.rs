@@ -1,10 +1,10 @@
 //! The space of a store: which extents are free, and which become free when.
 //!
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
-//! Otherwise a crash could revive entries whose place holds another run: the checksums would catch
-//! that, but a probe would have promised a hit. Until the record is durable, the space is in
-//! *limbo*. Space whose bytes failed verification is *quarantined*, and space to which a dead
-//! process may be writing is *withheld*.
+//! Otherwise a crash could revive entries whose place holds another run: the checksums would detect
+//! this at a get, but a probe would already have reported a hit. Until the record is durable, the
+//! space is in *limbo*. Space whose bytes failed verification is *quarantined*, and space to which
+//! a dead process may be writing is *withheld*.
 
 pub(crate) mod capacity;
 pub(crate) mod drain;
@@ -54,7 +54,7 @@ impl StoreSpace {
         }
     }
 
-    /// Free and used units, and the segments.
+    /// The allocator, which knows free and used units and the segments.
     pub(crate) fn allocator(&self) -> &Space {
         &self.allocator
     }
@@ -69,8 +69,8 @@ impl StoreSpace {
         self.allocator.mark(extents).is_ok()
     }
 
-    /// Gives extents back to the allocator. No journal record may name them. A double free is a
-    /// bug: the space is leaked rather than allocated twice.
+    /// Gives extents back to the allocator. No journal record may name them. If an extent is free
+    /// already, which is a bug, leaks it rather than allocating it twice.
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
@@ -108,7 +108,7 @@ impl StoreSpace {
         self.allocator.restore_segment(id).is_ok()
     }
 
-    /// Lets a volume grow again that has returned.
+    /// Permits the growth of a volume that was absent and has returned.
     pub(crate) fn resume_growth(&mut self, volume: u8) {
         self.allocator.resume_growth(volume);
     }
@@ -134,7 +134,7 @@ impl StoreSpace {
         sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
     }
 
-    /// Units that a put may use soon.
+    /// Units that are free, or become free with a sync round.
     fn reclaimable(&self) -> u64 {
         self.allocator.free_units() + self.limbo.units() - self.sealed_limbo_units()
     }
@@ -149,8 +149,8 @@ impl StoreSpace {
         self.draining.units()
     }
 
-    /// Takes the space that the next sync round makes reusable. It counts as before until the round
-    /// ends.
+    /// Takes the space that the next sync round makes reusable. The space counts as in limbo or
+    /// withheld until the round ends.
     pub(crate) fn begin_round(&mut self) -> RoundSpace {
         RoundSpace { limbo: self.limbo.take(), withheld: self.draining.take_undurable() }
     }

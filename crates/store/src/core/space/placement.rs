@@ -1,5 +1,5 @@
-//! Finding extents for a run: free space, else withheld space, growth, eviction and reclaim, in
-//! that order.
+//! Finds extents for a run: in free space, else after draining withheld space, else in a new
+//! segment, else by eviction.
 
 use super::StoreSpace;
 use crate::budget::Budget;
@@ -17,12 +17,12 @@ const GROWTH_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum evict-and-sync rounds for one run.
 const RECLAIM_ROUNDS: u32 = 16;
 
-/// Deadlines of a put for its space.
+/// Times until which a put waits for its space.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceDeadline {
-    /// For withheld space, over all runs of the put.
+    /// Until when the put waits for withheld space, for all its runs together.
     drain: Instant,
-    /// For any space.
+    /// Until when the put waits for any space.
     pub(crate) space: Instant,
 }
 
@@ -154,12 +154,13 @@ impl StoreCore {
     }
 
     /// Adds a segment file, unless the free-space floor, a lack of memory or the file system
-    /// prevents it. Threads take turns. If another thread has added a segment to the same volume
-    /// since the caller's attempt to place its run, nothing is added: the run may fit there.
+    /// prevents it. One thread at a time adds a segment. If another thread has added a segment to
+    /// the same volume since the caller tried to place its run, adds nothing, because the run may
+    /// fit into that segment.
     fn grow(&self, segment: SegmentId, deadline: Instant) -> std::result::Result<(), Refusal> {
         let _growing = self.shape.pause_growth(deadline).ok_or(Refusal::Deadline)?;
-        // A put on another volume does not matter here, although it may have changed which volume
-        // is to grow next.
+        // Check only the volume of `segment`: puts on other volumes may have changed which volume
+        // `next_segment` names.
         if !self.state.lock().space.allocator.is_creatable(segment) {
             return Ok(());
         }
@@ -190,8 +191,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Creates the file. A file that a failed creation left blocks its number until the next
-    /// opening.
+    /// Creates the file. If the creation fails, its number is not used again before the next
+    /// opening, because a file may be left.
     fn create(&self, segment: SegmentId) -> Result<()> {
         self.segments.create(segment).inspect_err(|_| {
             let mut state = self.state.lock();
@@ -208,8 +209,8 @@ mod tests {
     use std::path::Path;
     use std::sync::Arc;
 
-    /// Short puts change which volume is to grow next, between the attempt to place a long page and
-    /// the growth that it asked for.
+    /// Between the attempt to place a long page and the growth that it requested, short puts change
+    /// which volume `next_segment` names.
     #[test]
     fn growth_serves_the_put_that_asked() {
         let options = Options {
@@ -237,7 +238,7 @@ mod tests {
         }
         assert!(changed > 0, "short puts never changed the volume to grow next");
         assert!(grown >= 20, "the page has 20 pieces of nearly a segment: {grown}");
-        // Two puts ask for the same segment: the second finds it.
+        // Two puts request the same segment: the second adds nothing.
         let Err(Obstacle::Grow(segment)) = long() else { panic!("no segment has room") };
         core.grow(segment, deadline).unwrap();
         core.grow(segment, deadline).unwrap();

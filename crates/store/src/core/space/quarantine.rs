@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 /// Quarantined extents, oldest first.
 ///
-/// Invariant: `units` is their sum.
+/// Invariant: `units` is the length of all extents.
 #[derive(Debug, Default)]
 pub(super) struct Quarantine {
     extents: VecDeque<Extent>,

@@ -1,9 +1,9 @@
 //! Moves runs to a new place, under the same run id and generation.
 //!
-//! **A crash is harmless at any moment.** The copy is durable before the index names it, so
-//! whichever place the journal names after a crash holds the run. The old place goes into limbo
-//! with the journal record that replaces it, or waits for its leases. Until the switch no record
-//! names the new place, which is free again if the process ends.
+//! **A crash is harmless at any moment.** The copy is durable before the index names it, so the
+//! place that the journal names after a crash, old or new, holds the run. The old place goes into
+//! limbo with the journal record that replaces it, or waits for its leases. Until that record, no
+//! record names the new place: if the process ends before, the place is free again.
 
 use super::SpaceDeadline;
 use crate::catalog::Refusal;
@@ -23,7 +23,7 @@ const BATCH_RUNS: usize = 128;
 /// Maximum time that a run waits for its new place.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A copied run that is not switched to the copy yet.
+/// A copied run whose index entry still names the old place.
 struct Copied {
     run: RunId,
     view: RunView,
@@ -108,7 +108,7 @@ impl StoreCore {
             Err(error) => {
                 self.state.lock().space.free(&place.extents);
                 match error.kind() {
-                    // Removes pages that fail verification, and copies the remaining pages.
+                    // Remove pages that fail verification, and copy the remaining pages.
                     ErrorKind::Miss => {
                         let mut report = Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
@@ -127,7 +127,8 @@ impl StoreCore {
         now.is_some_and(|now| now.pages == view.pages && now.place == view.place)
     }
 
-    /// Makes copies durable, then switches their runs to them. Returns the number of runs moved.
+    /// Makes copies durable, then names them in the index as the places of their runs. Returns the
+    /// number of runs moved.
     fn switch_to_copies(&self, batch: Vec<Copied>) -> Result<u64> {
         if batch.is_empty() {
             return Ok(0);

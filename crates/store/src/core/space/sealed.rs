@@ -19,7 +19,8 @@ impl StoreSpace {
     /// Sealed segments that can be emptied, the emptiest first.
     fn sealed_segments(&self) -> Vec<SegmentId> {
         let mut sealed = self.allocator.sealed();
-        // Withheld space can neither be moved nor evicted.
+        // A segment with withheld space must be drained first: this space can be neither moved nor
+        // evicted.
         sealed.retain(|id| !self.draining.holds(*id));
         sealed.sort_by_key(|id| std::cmp::Reverse(self.allocator.free_in(*id)));
         sealed
@@ -29,8 +30,9 @@ impl StoreSpace {
 impl StoreCore {
     /// Empties and removes sealed segments, evicts until the index's files fit their share of the
     /// capacity, and retires drained volumes. Returns true if a sealed segment was left (for
-    /// example because its runs are protected or precede other runs, or a put writes to it), or if
-    /// the work was stopped. A segment with withheld space is passed over and not reported.
+    /// example because a run in it is protected, or is the prefix of another run, or a put writes
+    /// to the segment), or if the work was stopped. Segments with withheld space are skipped and do
+    /// not count as left.
     ///
     /// # Errors
     /// File-system errors; the caller may retry.
@@ -68,7 +70,7 @@ impl StoreCore {
     }
 
     /// Evicts runs for which no other place was found or that cannot be read now, unless they are
-    /// protected or other runs follow them.
+    /// protected or are the prefix of other runs.
     fn evict_stuck(&self, runs: &[RunId]) {
         let mut state = self.state.lock();
         for &run in runs {
@@ -95,7 +97,7 @@ impl StoreCore {
             return Ok(empty);
         }
         self.record_used_numbers(&change, &sealed)?;
-        // Syncs are paused, because a sync would reopen a dirty segment that is being removed.
+        // Pause syncs, because a sync would reopen a dirty segment that is being removed.
         let _paused = self.lifecycle.rounds().between(until)?;
         for &id in &empty {
             let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! The directories of a store: added, marked again, drained, given up.
+//! Adds, marks again, drains and gives up the directories of a store.
 
 use crate::core::StoreCore;
 use crate::core::durability::SYNC_TIMEOUT;
@@ -92,7 +92,7 @@ impl StoreCore {
             .with("dir", path.display())
             .with("found", found.to_string_lossy()));
         }
-        // Removes the files of an owner that was killed while it added the directory.
+        // Remove the files that an owner left when it was killed while adding the directory.
         for name in names.iter().filter(|name| name.as_os_str() != LOST_AND_FOUND) {
             directory.medium.remove(&path.join(name)).map_err(refused)?;
         }
@@ -177,7 +177,7 @@ impl StoreCore {
         }
     }
 
-    /// Removes directories that are to be drained and hold no segment any longer from the manifest.
+    /// Removes drained directories that hold no more segments from the manifest.
     pub(super) fn retire_volumes(&self) -> Result<()> {
         let Some(change) = self.shape.change_by(Instant::now() + SYNC_TIMEOUT) else {
             return Ok(());
