@@ -1,6 +1,6 @@
 //! Feeds every parser of bytes that may be damaged with nearly valid inputs: valid inputs that are
-//! changed in a few places, cut, spliced and grown. Their checksums are recomputed, because a
-//! parser would otherwise reject most inputs by the checksum. A parser may refuse an input; a
+//! changed in a few bytes, truncated, spliced and extended. Their checksums are recomputed, because
+//! a parser would otherwise reject most inputs by the checksum. A parser may refuse an input; a
 //! parser must not panic, hang, or allocate the number of bytes that a length field claims. The
 //! fuzzer also parses messages of the socket, sends requests to a store, and applies the same
 //! random operations to the indexes `run`, `art` and `memory`.

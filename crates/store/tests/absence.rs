@@ -25,7 +25,8 @@ fn unmounted_volume_is_reattached_while_open() {
     assert_eq!(stats.absent_space.reasons.len(), 1, "{:?}", stats.absent_space);
     assert!(stats.absent_space.reasons[0].contains("/b"), "{:?}", stats.absent_space);
     assert!(stats.absent_space.runs > 0);
-    // `get`, `probe` and `exists` agree, and a put does not count a hidden page as stored.
+    // `get`, `probe` and `exists` agree, and a put does not count a page on the absent volume as
+    // stored.
     for name in 0..SEQUENCES {
         let (scope, keys) = (chained(65_536), sequence(name, 8));
         let pages = get(&open.store, &scope, &keys).pages;
@@ -91,7 +92,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
         schedule.heal();
         open.core.run_once();
         assert_eq!(found(&open), PAGES);
-        // No new segment took the absent segment's number, so the store still grows.
+        // The store still grows, because new segments do not take the number of the absent segment.
         for name in 100..108 {
             put(&open.store, &chained(65_536), &sequence(name, 8), None);
         }

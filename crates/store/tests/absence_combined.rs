@@ -23,7 +23,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// Drains a volume, one of whose segments cannot be opened now.
+/// Drains a volume while one of its segments cannot be opened.
 #[test]
 fn drained_volume_waits_for_its_absent_segment() {
     let scope = chained(65_536);
@@ -208,7 +208,7 @@ fn space_deleted_while_returning_waits_for_durability() {
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
     assert!(!absent.is_empty());
-    // This put gives the index a record to write and the sync round a segment to sync.
+    // This put leaves a record and a segment for the next sync round.
     put(&store, &scope, &sequence(900, 1), None);
     let (names, deleting) = (absent.clone(), Arc::clone(&store));
     let delete = move || {

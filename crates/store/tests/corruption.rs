@@ -1,5 +1,5 @@
 //! Changes bytes anywhere in a closed store: the store delivers no wrong byte, and never panics.
-//! `damaged_segments.rs` has the cost of damage, page by page.
+//! `damaged_segments.rs` checks which pages damage costs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -20,7 +20,7 @@ enum Damage {
     Zero(u64, u64),
     Swap(u64, u64, u64),
     Remove,
-    /// With another file of the store.
+    /// Swaps the damaged file with another file of the store.
     SwapFiles(usize),
 }
 
@@ -69,7 +69,8 @@ fn damage(path: &Path, damage: &Damage) {
     fs::write(path, bytes).unwrap();
 }
 
-/// Swaps two files, if both exist; `dir` is on the same file system.
+/// Swaps two files, if both exist, through a temporary name in `dir`, which is on their file
+/// system.
 fn swap_files(one: &Path, other: &Path, dir: &Path) {
     if one.exists() && other.exists() && one != other {
         let between = dir.join("between");

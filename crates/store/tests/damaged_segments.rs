@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const SEGMENT_BYTES: u64 = 8 * MIB;
-/// Longer than 16 MiB, so that it is cut over all volumes.
+/// Bytes of a long page: more than 16 MiB, so that the page is striped over all volumes.
 const LONG: u64 = 16 * MIB + 5_001;
 
 /// Bytes of a segment.
@@ -37,12 +37,12 @@ struct Located {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Harm {
     FlippedBit,
-    /// The second half of a write is missing.
+    /// The second half of a page is not written.
     TornPage,
-    /// A write is missing, so that the bytes of an earlier page are left.
+    /// A page is not written, so that its place holds the bytes of an earlier page.
     StalePage,
     FlippedBitInHeader,
-    /// All writes to a segment are missing since an earlier moment.
+    /// A segment has its contents of an earlier moment.
     StaleSegment,
     /// A segment's file has changed places with a file of another volume, if there is one.
     SwappedFiles,
@@ -139,7 +139,7 @@ fn parts(extents: &[Extent], mut length: u64) -> Vec<Part> {
 }
 
 impl Located {
-    /// Which pages are left, from a comparison of the segments' bytes.
+    /// Returns which pages a store must still deliver, from a comparison of the segments' bytes.
     fn left(&self, is_chained: bool, before: &Contents, after: &Contents) -> Vec<bool> {
         let is_same = |(id, range): &Part| {
             let bytes = after.get(id).and_then(|bytes| bytes.get(range.clone()));
@@ -159,7 +159,7 @@ impl Located {
     }
 }
 
-/// Damages the segments of volume `victim` on `disk`, which holds `before`.
+/// Damages the segments of volume `victim` on `disk`, whose segments have the contents `before`.
 fn damage(
     harm: Harm,
     disk: &SimDisk,
@@ -234,7 +234,7 @@ impl Fixture {
         for item in &old {
             open.store.delete(&item.scope, &refs(&item.keys)).unwrap();
         }
-        // The space is reused after it is durably free.
+        // Flush twice, so that the space is durably free and is reused.
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         items
@@ -277,7 +277,8 @@ impl Fixture {
         for (item, expected) in self.items.iter().zip(&expected) {
             let mut found = item.get(&open.store).unwrap();
             if item.scope.chained {
-                // A page after a damaged page may arrive once, before the store removes it.
+                // The first get may still deliver pages after a damaged page: the store removes
+                // them after it.
                 found.ok[found.pages..].fill(false);
             }
             assert_eq!(found.ok, *expected, "{what}: {}", item.scope.model);

@@ -65,7 +65,7 @@ fn directory_is_added_and_another_drained() {
     let open = open_on(Arc::new(Host), &again).unwrap();
     assert_eq!(whole(&open.store, 48), left);
     open.close();
-    // The store does not take other paths from its options, but opens.
+    // The store opens, and ignores the paths in its options: the manifest names its directories.
     let third = dir.path().join("third");
     let others = Options { paths: vec![third.clone()], ..again };
     let open = open_on(Arc::new(Host), &others).unwrap();

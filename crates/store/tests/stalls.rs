@@ -1,4 +1,4 @@
-//! A disk that completes no operations: it holds up only the calls that need it.
+//! A disk that completes no operations delays only the calls that need it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
-/// More than the usual threads that work on tickets, and than the threads of one volume.
+/// Number of gets that wait for the stalled disk: more than the threads that work on tickets, and
+/// than the I/O threads of one volume.
 const CAUGHT: usize = 24;
 const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
@@ -67,7 +68,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     }
     assert!(!caught[0].done(), "the disk holds its operation");
 
-    // Two seconds without a completion: calls leave the volume alone.
+    // After two seconds without a completion, calls submit no operations to the volume.
     std::thread::sleep(Duration::from_millis(2500).saturating_sub(began.elapsed()));
     let outcome = get(&open.store, &scope, &stalled[CAUGHT..]);
     assert_eq!((outcome.pages, outcome.reason), (0, "stalled"));

@@ -16,13 +16,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Longer than 16 MiB, so that it is cut over all volumes, and no whole units.
+/// Bytes of a long page: more than 16 MiB, so that the page is striped over all volumes, and not a
+/// multiple of 4 KiB.
 const LONG: u64 = 16 * MIB + 5_001;
 const THREADS: usize = 4;
-/// Calls before and after a change.
+/// Calls that complete before a change begins, and after it has ended.
 const CALLS: usize = 24;
 
-/// Items of all kinds: `short` of each kind of short pages, and two of long pages.
+/// Items of short and long pages, chained and unchained: `short` items of each kind of short pages,
+/// and one of each kind of long pages.
 fn items(model: &str, short: u64) -> Vec<Item> {
     let short = (0..short).flat_map(|name| {
         [
@@ -177,7 +179,7 @@ fn lost_volume_returns() {
     assert!((5..kept.len()).contains(&elsewhere.len()), "{} of {}", elsewhere.len(), kept.len());
     let elsewhere = || elsewhere.iter().copied();
 
-    // The volume is lost while processes use the store: the segments that they have open stay.
+    // Unmount the volume while processes use the store: they keep the segments that they have open.
     let other = client(&open, medium(), home);
     assert_hits(&other, &kept[..4]);
     under_load(&[&open.store, &other], &moving, || {
@@ -229,7 +231,7 @@ fn tiny_volume_beside_a_large_one() {
     let segments: Vec<u64> = stats.paths.iter().map(|path| path.segments).collect();
     assert!(segments[1] == 2 && segments[0] > 10, "{segments:?}");
     assert!(all.iter().any(|item| item.volumes(&open) == [0, 1]));
-    // Twice the space that is left: each put evicts, and none is refused.
+    // Put twice the bytes that are free: puts evict, and none is refused.
     for name in 0..4 {
         for item in items(&format!("more {name}"), 1) {
             assert_eq!(item.put(&open.store).unwrap().pages, item.keys.len());
@@ -261,7 +263,7 @@ fn concurrent_puts_grow_all_volumes() {
     std::thread::scope(|threads| {
         for _ in 0..6 {
             threads.spawn(|| {
-                // The long pages come last in the list, and first here.
+                // Put in reverse order, because the long pages are last in the list.
                 while let Some(item) = all.iter().rev().nth(next.fetch_add(1, Ordering::Relaxed)) {
                     let outcome = item.put(&open.store).unwrap();
                     assert_eq!((outcome.pages, outcome.reason), (item.keys.len(), ""));

@@ -16,10 +16,10 @@ pub struct Bounds {
     pub visible: Vec<Pages>,
     /// Pages deleted while a volume was absent, and not flushed since.
     pub deleted: Vec<Pages>,
-    /// Scopes that may have a quota: opening the store evicts pages above the quota, and knows the
-    /// order of use less exactly than the previous owner.
+    /// Scopes that may have a quota: opening the store evicts pages above the quota, possibly
+    /// others than the previous owner would have evicted.
     pub limited: [bool; KINDS],
-    /// Flushed pages that must not be evicted: sequences and their retained pages.
+    /// Flushed pages that must not be evicted, each as a sequence and its retained pages.
     pub retained: Vec<(usize, Pages)>,
     /// Maximum allocated bytes.
     pub ceiling: u64,
@@ -104,7 +104,7 @@ impl Bounds {
         if stored < 2 {
             // Sealed segments count towards the capacity until they are removed.
             let now = stats(open);
-            // An earlier check may have put the page on the volume that is absent now.
+            // If a volume is absent, an earlier check may have put this page on it.
             let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
             assert!(refused, "put refused ({}): {now:?}", outcome.reason);

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct Names(Arc<Mutex<BTreeSet<String>>>);
 
 impl Names {
-    /// Returns the check by which a core learns whether a client is alive.
+    /// Returns the function with which a core checks whether a client is alive.
     pub fn alive(&self) -> ClientAlive {
         let names = Arc::clone(&self.0);
         Arc::new(move |name| names.lock().contains(name))

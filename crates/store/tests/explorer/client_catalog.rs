@@ -1,4 +1,5 @@
-//! A client's connection to the owner. It ends with the client, and connects to each new owner.
+//! A client's connection to the owner. The connection ends when the client is killed, and moves to
+//! each new owner.
 
 use crate::recording_medium::RecordingMedium;
 use parking_lot::Mutex;

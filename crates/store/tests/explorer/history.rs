@@ -37,8 +37,8 @@ thread_local! {
 
 pub struct History {
     rng: Rng,
-    /// Random numbers for operations that were added later: the sequence of [`Rng`] numbers of an
-    /// older history, and thus the meaning of its seed, stays the same.
+    /// Random numbers for operations that were added later: numbers from the first [`Rng`] would
+    /// change the history of an older seed.
     extra_rng: Rng,
     workload: Workload,
     operations: u64,
@@ -48,8 +48,7 @@ pub struct History {
     /// Retained pages, flushed or not: the sequence, its pages, and the end in seconds since 1970.
     retained: Vec<(usize, Pages, u64)>,
     leased: Vec<(LeaseNumber, usize, Pages)>,
-    /// Number of retentions that the current owner had released early when the history last read
-    /// the count.
+    /// Value of the owner's counter `retentions_displaced` when the history last read it.
     displaced: u64,
     clients: Vec<Client>,
     names: Names,
@@ -165,7 +164,8 @@ impl History {
         open
     }
 
-    /// Converts a store whose index is `memory`. Power may fail at any moment of the conversion.
+    /// Converts a store whose index is `memory`. Checks the store after a power loss at recorded
+    /// moments of the conversion.
     fn convert(&mut self) {
         self.options.index = Some(IndexKind::Memory);
         let open = self.open();
@@ -298,7 +298,7 @@ impl History {
 
     /// Performs an operation that may fail.
     fn attempt(&self, open: &Open, operation: &Operation) -> Result<()> {
-        // A deadline of zero changes as much as is possible without background threads.
+        // With a timeout of zero, the call makes at most one maintenance pass.
         let change_capacity = |change| open.core.change_capacity(&change, Duration::ZERO);
         match *operation {
             Operation::Put { at, pages, hours } => {
@@ -335,7 +335,8 @@ impl History {
         }
     }
 
-    /// Changes of capacity may be refused, or may take longer; all other operations must succeed.
+    /// Checks the result of an operation: changes of capacity may be refused or be incomplete, all
+    /// other operations must succeed.
     fn check_result(&self, operation: &Operation, result: &Result<()>) {
         let Err(error) = result else { return };
         let message = error.to_string();
@@ -366,8 +367,8 @@ impl History {
     ) {
         let present = present_pages(&open.store);
         self.check_protected(open, &present);
-        // In `durable` mode a commit within a sync would wait for this sync, so the commit follows
-        // the call.
+        // In `durable` mode a commit within a sync would wait for this sync forever, so the commit
+        // follows the call.
         let within = self.options.durability == Durability::Cache;
         if let Some(unfinished) = unfinished {
             let after = if within { after } else { u64::MAX };
@@ -419,11 +420,12 @@ impl History {
             .map(|&(at, pages, _)| (at, pages))
             .collect();
         self.retained.retain(|(.., end)| *end > NOW.get());
-        // A sequence may have several retentions, so its bound ends with the first of them.
+        // A sequence may have several retentions: expect none of its pages once the first retention
+        // has ended.
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// Clears the expected retentions if the store has released some, as it does when it is too
+    /// Clears the expected retentions if the store has released some early, because it was too
     /// small for them. Returns whether it has released retentions since the last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];

@@ -1,4 +1,4 @@
-//! The scopes and sequences of a history, and the only correct bytes of each page.
+//! The scopes and sequences of a history, and the bytes of each page, which follow from its key.
 
 use crate::common::{self, refs, sequence};
 use ritornello_format::{Result, Scope};
@@ -35,7 +35,7 @@ impl Kind {
     pub fn page(&self, key: &[u8]) -> Vec<u8> {
         let mut bytes = common::page(&self.scope, key);
         let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
-        // Every third page is noise, which no codec shortens.
+        // Leave every third page random, so that no codec shortens it.
         if self.scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
             for number in bytes.chunks_exact_mut(2) {
                 // The magnitudes are 2^-8 to 2.

@@ -19,7 +19,7 @@
 //!
 //! The seed selects the group of the history's workload: see [`workload`].
 //!
-//! A history follows from its seed alone. `RITORNELLO_CRASH_SEED=7` runs history 7 and prints its
+//! A seed determines its history. `RITORNELLO_CRASH_SEED=7` runs history 7 and prints its
 //! operations; `RITORNELLO_CRASH_STATES=1000000` runs histories, starting with the seed
 //! `RITORNELLO_CRASH_FROM`, until 1,000,000 states were checked.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]

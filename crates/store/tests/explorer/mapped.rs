@@ -1,9 +1,9 @@
 //! Histories of stores in memory, whose segments are mapped.
 //!
 //! A simulated disk has no descriptors, so its files cannot be mapped. These histories run on the
-//! machine's own tmpfs instead. A power loss ends such a store, and no write is in flight after a
-//! kill, because a copy into mapped memory ends with its thread. The histories therefore check
-//! kills at any change of the metadata: they cost no flushed page.
+//! machine's own tmpfs instead. A store on tmpfs does not survive a power loss, and no write is in
+//! flight after a kill, because a copy into mapped memory ends with its thread. The histories
+//! therefore check that a kill at any change of the metadata costs no flushed page.
 
 use crate::checker::stats;
 use crate::common::{MIB, Open, open_on, options};

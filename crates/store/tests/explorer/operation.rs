@@ -30,7 +30,8 @@ pub enum Operation {
     Clear,
     Flush,
     Maintain,
-    /// A flush or maintenance. During it, a put whose runs were written before is committed.
+    /// A flush or maintenance. During the call, a put whose runs were written before the call is
+    /// committed.
     ConcurrentCommit {
         at: usize,
         pages: usize,
@@ -113,14 +114,15 @@ pub enum Operation {
         at: usize,
         pages: usize,
     },
-    /// A client writes the runs of its reservation, and commits or aborts. The reservation is of
-    /// the current or of an earlier owner.
+    /// A client writes the runs of its reservation, and commits or aborts. The current owner or an
+    /// earlier owner made the reservation.
     ClientEnd {
         client_number: usize,
         commit: bool,
     },
-    /// A client is killed after `after` changes of a put, with writes in flight. The core learns of
-    /// its end, and with `maintain` the periodic work begins to reuse the space.
+    /// A client is killed after `after` changes of a put, with writes in flight. The owner learns
+    /// of the death, and with `maintain` runs its periodic work, which may reuse the space of the
+    /// client's reservations.
     ClientKill {
         client_number: usize,
         at: usize,

@@ -25,7 +25,7 @@ struct Recorder {
     rng: Rng,
     /// Chooses when writes in flight reach the disk; `rng` chooses the moments to record.
     landing_rng: Rng,
-    /// On average one of `record_one_in` changes is recorded.
+    /// The disk is recorded at one of `record_one_in` changes on average.
     record_one_in: u64,
     states: Vec<(u64, SimDisk)>,
     /// Number of opens of segments until one fails because no file handle is free.

@@ -9,7 +9,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::transfer::{Control, RunWrite};
 use std::sync::Arc;
 
-/// A reservation and its pages.
+/// A reservation of space, and the pages to write to it.
 pub struct UnfinishedPut {
     catalog: Arc<dyn Catalog>,
     segments: Arc<Segments>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 impl History {
     /// Allows the pages that an operation removed to be missing after a crash. In a store that is
-    /// never full, deletes and drops alone remove pages.
+    /// never full, only deletes and drops remove pages.
     pub(super) fn allow_evictions(&mut self, present: &[Pages]) {
         if self.workload.never_full {
             self.check_least(present, "flushed pages were lost");

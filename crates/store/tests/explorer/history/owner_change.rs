@@ -67,7 +67,7 @@ impl History {
         let seed = self.extra_rng.next();
         self.recording.disk().fail_next_sync(part, seed);
         let result = open.store.flush();
-        // Cancel a failure that did not happen: no path contains this text.
+        // Cancel the failure if no sync has failed: no path contains the text "\0".
         self.recording.disk().fail_next_sync("\0", 0);
         let Err(error) = result else {
             let present = present_pages(&open.store);
@@ -163,7 +163,7 @@ impl History {
                 self.expect_dropped(operation);
             }
             // Flushed pages that were not evicted are present. The killed process may have evicted
-            // pages in memory only.
+            // pages without making the eviction durable.
             if !self.workload.never_full {
                 self.allow_evictions(&present);
             }
