@@ -116,7 +116,7 @@ fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
     }
 }
 
-/// Takes the options that every scheme has out of the address.
+/// Removes the options that every scheme accepts from the address, and returns them.
 fn options(address: &mut ParsedAddress) -> Result<RemoteOptions> {
     Ok(RemoteOptions {
         zstd: address.take("zstd").map(|level| zstd(&level)).transpose()?,

@@ -183,7 +183,7 @@ fn work(shared: &Arc<Shared>) {
             queues = shared.queues.lock();
             *queues.running(kind) -= 1;
             if kind == JobKind::Put {
-                // This thread may take a get next, and another put may run now.
+                // Wake another thread: a put may run now, but this thread may take a get.
                 shared.queues.wake_one();
             }
         } else if queues.closing || (was_idle && queues.threads > THREADS) {

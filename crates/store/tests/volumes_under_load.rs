@@ -187,8 +187,8 @@ fn lost_volume_returns() {
         assert_hits(&other, elsewhere());
         assert_hits(&open.store, &kept);
     });
-    // A segment that a put was creating at that moment may be left below the mount point. The store
-    // does not use it.
+    // A segment that a put was creating when the volume was unmounted may be left below the mount
+    // point. The store does not use it.
     assert!(disk.created_under(b).len() <= 1, "{:?}", disk.created_under(b));
     under_load(&[&open.store, &other], &moving, || disk.mount(b).unwrap());
     assert_hits(&other, &kept);

@@ -182,7 +182,8 @@ impl Segments {
                 // `fallocate` alone allocates small pages: fault the pages in through a map first.
                 file.set_len(self.segment_bytes)?;
                 if let Some(map) = Map::new(&file, self.segment_bytes)? {
-                    // A failure means that memory is short, which `allocate` below reports.
+                    // Ignore a failure: `allocate` reports it, because it means that memory is
+                    // short.
                     let _ = map.fault_in(0..self.segment_bytes);
                 }
             }

@@ -44,7 +44,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use turns::Turns;
 
-/// Segment numbers are below this.
+/// Exclusive limit of segment numbers.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
 /// Maximum extents of a run. For a run that would need more extents the store evicts pages instead,
 /// to get longer free extents.

@@ -47,7 +47,7 @@ impl RunShape {
         if from + room < self.first_units() {
             return 0;
         }
-        // The following positions count from the first page, without the header.
+        // `raw`, `start` and `cut` are offsets from the start of page 0, in units.
         let raw = from + room - header;
         let start = raw - raw % page;
         let mut cut = raw;

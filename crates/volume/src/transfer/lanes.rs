@@ -98,7 +98,8 @@ impl<'a> Lanes<'a> {
         if let [lane] = self.lanes.as_slice() { Some(lane.in_flight) } else { None }
     }
 
-    /// Records the time that the only lane took. It `waited` for the disk for a part of this time.
+    /// Records the time that the only lane took, and the part of this time that it `waited` for the
+    /// disk.
     pub(super) fn end(&self, waited: Duration, is_complete: bool) {
         self.record(&[LaneTime::since(self.began, waited, is_complete)]);
     }

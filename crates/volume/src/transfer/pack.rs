@@ -77,7 +77,7 @@ impl Segments {
         control: Option<&Control>,
     ) -> Packing {
         let length = page_bytes as usize;
-        // The other half is for the calls that run at the same time, and for the page's readers.
+        // Leave half of staging to concurrent calls, and to readers of the page.
         if length > self.staging.capacity() / 2 {
             return Packing::NoShorter;
         }

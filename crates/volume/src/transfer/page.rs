@@ -123,8 +123,8 @@ impl PageMemory {
     pub(super) fn in_place(&self) -> usize {
         self.in_place
     }
-    /// Whether the page moves in place. A last unit that is not full may go through a buffer; a
-    /// page shorter than a unit is only such a unit, and counts as in place.
+    /// Whether all whole units of the page move in place. True for a page shorter than 4 KiB, even
+    /// if it moves through a buffer.
     pub(super) fn is_in_place(&self) -> bool {
         self.in_place > 0 || self.bytes < UNIT as usize
     }

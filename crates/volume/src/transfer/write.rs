@@ -93,7 +93,8 @@ impl<'a> NewRun<'a> {
         Ok(Self { write, layout, pages })
     }
 
-    /// Computes the checksums of the slices of page `page`: the caller adds its bytes in order.
+    /// Begins the checksums of the slices of page `page`. The caller adds the bytes of the page in
+    /// order.
     pub(super) fn sums_of(&self, page: usize) -> SliceSums<'a> {
         let RunWrite { place, header, .. } = self.write;
         let first = self.pages[page].slices.first().map_or(0, |slice| slice.bytes);

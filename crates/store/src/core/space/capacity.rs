@@ -117,7 +117,7 @@ impl StoreCore {
     /// Waits until segments, directories and the index have their target sizes.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // One wake-up suffices: the maintenance thread retries leased segments.
+        // Wake the maintenance thread only once: it retries leased segments by itself.
         self.maintenance.space.wake();
         loop {
             if !self.needs_maintenance() {
@@ -238,7 +238,7 @@ impl StoreSpace {
         self.start_numbers(manifest);
     }
 
-    /// Starts segment numbers above the numbers of removed segments, so that none is reused.
+    /// Starts segment numbers above the numbers of removed segments, so that no number is reused.
     pub(super) fn start_numbers(&mut self, manifest: &Manifest) {
         for (at, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             self.allocator.start_numbers_at(at, volume.first_segment);
