@@ -19,11 +19,11 @@ const THREADS_FOR_GETS: usize = 5;
 /// thread until the kernel returns the operation, so tickets for other volumes need more threads.
 const THREADS_MAX: usize = 64;
 /// Maximum threads until the volume counts as stalled. Until then calls still begin operations on
-/// it, and may take all of these threads; later calls on it end at once.
+/// it, and may take all of these threads; later calls on it end immediately.
 const THREADS_MAX_AT_FIRST: usize = 32;
-/// A volume that completes nothing for this long may be about to stall.
+/// Time without a completion after which a volume may be about to stall.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
-/// A volume that completes nothing for this long has stalled, with a margin.
+/// Time without a completion after which a volume has stalled, with a margin.
 const STALLED_AFTER: Duration = Duration::from_millis(2500);
 /// Interval at which the queues are checked while all threads are busy.
 const CHECK: Duration = Duration::from_millis(250);

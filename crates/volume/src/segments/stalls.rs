@@ -2,15 +2,15 @@
 //!
 //! A process cannot cancel an operation that the kernel holds, so a call waits for its operations
 //! even beyond its deadline. Calls therefore submit no operation to a stalled volume, and their
-//! pages on it miss at once: only calls that submitted operations before the stall was detected
-//! wait. One operation at a time is submitted nevertheless, and ends the stall if it completes:
-//! perhaps only one operation hangs.
+//! pages on it miss immediately: only calls that submitted operations before the stall was detected
+//! wait. One operation at a time is submitted nevertheless, because perhaps only one operation
+//! hangs: if it completes, the stall ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A volume that completes nothing for this long has stalled. Longer than a busy disk or a busy
-/// machine takes for one operation, and shorter than a request can wait.
+/// Time without a completion after which a volume has stalled. Longer than a busy disk or a busy
+/// machine usually takes for one operation, and shorter than a request can wait.
 const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Interval between the operations that are begun on a stalled volume.
 const PROBE_AFTER: Duration = Duration::from_secs(30);

@@ -117,7 +117,7 @@ impl StoreCore {
     /// Waits until segments, directories and the index have their target sizes.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // Wake the maintenance thread only once: it retries leased segments by itself.
+        // Wake the maintenance thread only once: it retries leased segments without further calls.
         self.maintenance.space.wake();
         loop {
             if !self.needs_maintenance() {
