@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Iterable
 from logging import Logger
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ritornello.connector.settings import StoreSettings
 from ritornello.staging_choice import nearest
@@ -18,9 +18,13 @@ NO_STORE = "there is no store here yet"
 
 
 def open_store(settings: StoreSettings, logger: Logger) -> "Store":
-    """Opens or creates the store. Without a capacity, a new store gets half of the free space."""
-    from ritornello._core import InvalidError, Store
+    """Opens or creates the store. Without a capacity, a new store gets half of the free space.
+    If the settings name tiers, opens a `Cache`, for connectors that call it as one.
+    """
+    from ritornello._core import Cache, InvalidError, Store
 
+    if settings.tiers:
+        return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
     options = settings.options()
     if settings.capacity is not None:
         return Store.open(settings.path, settings.capacity, **options)

@@ -1,33 +1,55 @@
-"""Store settings that all connectors share; each connector adds its own."""
+"""Settings that all connectors share; each connector adds its own."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ritornello._core import Gate
 
 # Settings of the store with text values.
 WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
+# Settings that require `tiers`, and `tiers`.
+OF_TIERS = ("tiers", "prefetch", "gate")
+GATES: tuple["Gate", ...] = ("auto", "always", "never")
+# Kinds of tiers on this machine; any other kind is a remote.
+LOCAL_TIERS = ("host", "disk")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """`path`: the store's directory, or a list of directories, one per disk, the first of which has
     the metadata. `capacity`: the size of the store ("200GiB"), needed only to create it; half of
-    the free space if omitted. The other settings are arguments of `Store.open`, which validates
-    them. The process that opens the store first determines the settings in effect.
+    the free space if omitted. The other settings of a store are arguments of `Store.open`, which
+    validates them. The process that opens the store first determines the settings in effect.
+
+    `tiers`, instead of `path` and the settings of a store: ("host 8GiB", "disk /nvme/kv 200GiB",
+    "s3://bucket/prefix"), as `Cache.open` takes them. `prefetch`: how long a request waits for
+    pages of a remote. `gate`: whether found pages are loaded; "auto" loads them if that is faster
+    than computing.
     """
 
-    path: str | Sequence[str]
+    path: str | Sequence[str] = ""
     capacity: str | int | None = None
     write_budget: str | int | None = None
     eviction: str | None = None
     codec: str | None = None
     admission: str | None = None
+    # Excluded from repr: options of a remote's address may be secrets.
+    tiers: tuple[str, ...] = field(default=(), repr=False)
+    prefetch: str = "timeout"
+    gate: "Gate" = "auto"
 
     @property
     def directories(self) -> tuple[str, ...]:
         """The directories of `path`."""
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+    @property
+    def has_remote(self) -> bool:
+        """Whether the last tier is a remote, which names a page by all keys before it."""
+        return bool(self.tiers) and self.tiers[-1].split()[0] not in LOCAL_TIERS
 
     def options(self) -> dict[str, Any]:
         """Returns the keyword arguments of `Store.open` besides the capacity."""
@@ -35,16 +57,22 @@ class StoreSettings:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def check(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> None:
-    """Raises ValueError, with what to write instead, for an invalid setting. `place` names the part
-    of the engine's configuration, `own` the keys that the connector checks itself.
+def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> dict[str, Any]:
+    """Returns the arguments of `StoreSettings`. Raises ValueError, with what to write instead, for
+    an invalid setting. `place` names the part of the engine's configuration, `own` the keys that
+    the connector checks itself.
     """
-    known = ("path", *SIZES, *WORDS, *own)
+    if "tiers" in given:
+        return _checked_tiers(given, place, own)
+    known = ("path", *SIZES, *WORDS, *own, *OF_TIERS)
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(
             f"{place}: unknown key {unknown[0]!r}; ritornello knows {', '.join(known)}"
         )
+    alone = next((name for name in OF_TIERS if name in given), None)
+    if alone:
+        raise ValueError(f'{place}: "{alone}" goes with "tiers"')
     path = given.get("path")
     if not isinstance(path, str | list | tuple) or path == "":
         raise ValueError(
@@ -66,3 +94,34 @@ def check(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> No
     for name in WORDS:
         if not isinstance(given.get(name), str | None):
             raise ValueError(f'{place}: "{name}" is a word of Store.open, not {given[name]!r}')
+    return dict(given)
+
+
+def _checked_tiers(given: Mapping[str, Any], place: str, own: Collection[str]) -> dict[str, Any]:
+    other = next((name for name in given if name not in (*OF_TIERS, *own)), None)
+    if other:
+        raise ValueError(
+            f'{place}: "{other}" does not go with "tiers": each tier names its place and size '
+            'itself, for example "disk /nvme/kv 200GiB"'
+        )
+    tiers, prefetch, gate = (
+        given["tiers"],
+        given.get("prefetch", "timeout"),
+        given.get("gate", "auto"),
+    )
+    if (
+        not isinstance(tiers, list | tuple)
+        or not tiers
+        or not all(isinstance(tier, str) and tier.split() for tier in tiers)
+    ):
+        raise ValueError(
+            f'{place}: "tiers" is a list like '
+            '["host 8GiB", "disk /nvme/kv 200GiB", "s3://bucket/prefix"]'
+        )
+    if not isinstance(prefetch, str):
+        raise ValueError(
+            f'{place}: "prefetch" is "best_effort", "wait_complete" or "timeout", not {prefetch!r}'
+        )
+    if gate not in GATES:
+        raise ValueError(f'{place}: "gate" is one of {", ".join(GATES)}, not {gate!r}')
+    return {**given, "tiers": tuple(tiers)}

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ritornello.connector.settings import StoreSettings, check
+from ritornello.connector.settings import StoreSettings, checked
 
 PLACE = "adapter_params"
 
@@ -20,7 +20,7 @@ class Settings(StoreSettings):
     @classmethod
     def parse(cls, params: Mapping[str, Any]) -> "Settings":
         """Parses `adapter_params`. ValueError says what to write instead."""
-        check(params, PLACE, ("namespace",))
+        arguments = checked(params, PLACE, ("namespace",))
         if not isinstance(params.get("namespace", ""), str):
             raise ValueError(f'{PLACE}: "namespace" is text, not {params["namespace"]!r}')
-        return cls(**params)
+        return cls(**arguments)

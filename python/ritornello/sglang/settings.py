@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ritornello.connector.settings import StoreSettings, check
+from ritornello.connector.settings import StoreSettings, checked
 
 FLAG = "--hicache-storage-backend-extra-config"
 # SGLang's own keys in the same JSON object.
@@ -19,5 +19,4 @@ class Settings(StoreSettings):
     def parse(cls, extra: Mapping[str, Any] | None) -> "Settings":
         """Parses SGLang's extra configuration. ValueError says what to write instead."""
         given = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
-        check(given, FLAG)
-        return cls(**given)
+        return cls(**checked(given, FLAG))

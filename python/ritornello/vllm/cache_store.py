@@ -15,7 +15,7 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ritornello._core import Cache, Gate, Lookup, Store, TierName
+    from ritornello._core import Cache, Gate, Lookup, TierName
 
 T = TypeVar("T")
 
@@ -172,12 +172,6 @@ class CacheStore(VllmStore):
 
     def _on_cache(self, operation: str, action: "Callable[[Cache], T]") -> T | None:
         return self.call(operation, lambda cache: action(cast("Cache", cache)), None)
-
-    def _open(self) -> "Store":
-        from ritornello._core import Cache
-
-        settings = self._settings
-        return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
 
 
 def _lookup_key(object_ids: Sequence[ObjectId], keys: Sequence[bytes]) -> tuple[ObjectId, bytes]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ritornello.vllm.settings import OF_TIERS, Settings
+from ritornello.connector.settings import OF_TIERS
+from ritornello.vllm.settings import Settings
 
 LOCALITIES = ("LOCAL", "REMOTE")
 
