@@ -23,6 +23,9 @@ impl Store {
         control: &Control,
     ) -> Result<Outcome> {
         self.check_batch(keys, target.len())?;
+        if let Some(reason) = control.stop() {
+            return Ok(Outcome::none(keys.len(), reason.word()));
+        }
         let started = Instant::now();
         let unknown = || Outcome::none(keys.len(), if keys.is_empty() { "" } else { "not_found" });
         let outcome =

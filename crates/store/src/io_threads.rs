@@ -7,7 +7,7 @@ use ritornello_volume::segments::Segments;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Threads that work on tickets. Each thread keeps several I/O operations in flight, so few threads
 /// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
@@ -23,8 +23,6 @@ const THREADS_MAX: usize = 64;
 const THREADS_MAX_AT_FIRST: usize = 32;
 /// Time without a completion after which a volume may be about to stall.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
-/// Time without a completion after which a volume has stalled, with a margin.
-const STALLED_AFTER: Duration = Duration::from_millis(2500);
 /// Interval at which the queues are checked while all threads are busy.
 const CHECK: Duration = Duration::from_millis(250);
 /// Time without a ticket after which a thread beyond the usual number ends.
@@ -32,7 +30,11 @@ const IDLE: Duration = Duration::from_secs(5);
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;
 
-type Job = Box<dyn FnOnce(Closing) + Send>;
+/// The work of a ticket. If it begins after its deadline, it ends without I/O.
+pub(crate) struct Job {
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) work: Box<dyn FnOnce(Closing) + Send>,
+}
 
 /// Whether a job does its work, or only reports that the I/O threads are closing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +70,7 @@ struct Queues {
     threads: usize,
     gets_running: usize,
     puts_running: usize,
-    /// Whether a thread checks the queues for tickets that wait because of a stalled volume.
+    /// Whether a thread checks the queues for jobs that wait although all threads are busy.
     is_watched: bool,
     closing: bool,
 }
@@ -82,6 +84,19 @@ impl Queues {
         let may_put = self.puts_running + THREADS_FOR_GETS < self.threads;
         let job = if may_put { self.puts.pop_front() } else { None };
         job.map(|job| (JobKind::Put, job))
+    }
+
+    /// Takes the jobs whose deadline has passed.
+    fn take_expired(&mut self) -> VecDeque<Job> {
+        let now = Instant::now();
+        let is_expired = |job: &Job| job.deadline.is_some_and(|deadline| deadline <= now);
+        let mut expired = VecDeque::new();
+        for queue in [&mut self.gets, &mut self.puts] {
+            let (ended, waiting) = std::mem::take(queue).into_iter().partition(is_expired);
+            *queue = waiting;
+            expired.extend::<VecDeque<Job>>(ended);
+        }
+        expired
     }
 
     fn running(&mut self, kind: JobKind) -> &mut usize {
@@ -143,7 +158,7 @@ impl IoThreads {
             queues.gets.drain(..).chain(queues.puts.drain(..)).collect()
         };
         self.shared.queues.wake_all();
-        waiting.into_iter().for_each(|job| job(Closing::Yes));
+        waiting.into_iter().for_each(|job| (job.work)(Closing::Yes));
         let handles = std::mem::take(&mut *self.shared.handles.lock());
         let me = thread::current().id();
         for handle in handles.into_iter().filter(|handle| handle.thread().id() != me) {
@@ -179,7 +194,7 @@ fn work(shared: &Arc<Shared>) {
             was_idle = false;
             *queues.running(kind) += 1;
             drop(queues);
-            job(Closing::No);
+            (job.work)(Closing::No);
             queues = shared.queues.lock();
             *queues.running(kind) -= 1;
             if kind == JobKind::Put {
@@ -198,18 +213,24 @@ fn work(shared: &Arc<Shared>) {
     }
 }
 
-/// Starts further threads while jobs wait and a volume completes no operations. Ends when no job
-/// waits.
+/// While jobs wait, ends those whose deadline has passed, and starts further threads if a volume
+/// completes no operations. Returns when no job waits.
 fn watch(shared: &Arc<Shared>) {
     loop {
         thread::park_timeout(CHECK);
         let mut queues = shared.queues.lock();
+        let expired = queues.take_expired();
+        if !expired.is_empty() {
+            drop(queues);
+            expired.into_iter().for_each(|job| (job.work)(Closing::No));
+            queues = shared.queues.lock();
+        }
         if queues.closing || queues.waiting() == 0 {
             queues.is_watched = false;
             return;
         }
         let max = match shared.segments.longest_silence() {
-            silence if silence >= STALLED_AFTER => THREADS_MAX,
+            silence if silence >= Segments::STALLED_AFTER => THREADS_MAX,
             silence if silence >= SILENT_AFTER => THREADS_MAX_AT_FIRST,
             _ => continue,
         };

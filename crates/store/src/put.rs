@@ -46,6 +46,9 @@ impl Store {
         control: &Control,
     ) -> Result<Outcome> {
         self.check_batch(keys, source.len())?;
+        if let Some(reason) = control.stop() {
+            return Ok(Outcome::none(keys.len(), reason.word()));
+        }
         let started = Instant::now();
         let outcome = self.retry_stale(&[scope], || match self.registered(scope) {
             // The registry is full, so pages of a new scope cannot be put.

@@ -1,6 +1,6 @@
 //! Puts and gets that run on worker threads, each with a ticket.
 
-use crate::io_threads::{Closing, JobKind};
+use crate::io_threads::{Closing, Job, JobKind};
 use crate::outcome::Outcome;
 use crate::store::{PutOptions, Store, check_sections};
 use crate::ticket::Ticket;
@@ -152,7 +152,8 @@ impl Store {
         let ticket = Ticket::new(control.sections.clone())?;
         let (store, handle) = (Arc::clone(self), ticket.clone());
         let control = Control { cancelled: Some(ticket.cancelled()), ..control };
-        let job = move |closing: Closing| {
+        let deadline = control.deadline;
+        let work = move |closing: Closing| {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             let outcome = match closing {
                 Closing::Yes => Outcome::none(keys.len(), "closed"),
@@ -160,7 +161,7 @@ impl Store {
             };
             handle.finish(outcome);
         };
-        self.io_threads.submit(kind, Box::new(job))?;
+        self.io_threads.submit(kind, Job { deadline, work: Box::new(work) })?;
         Ok(ticket)
     }
 }

@@ -6,12 +6,12 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
-use ritornello_store::{Catalog, ClientId, Options, PutOptions, Ticket};
+use ritornello_store::{Catalog, ClientId, Options, Outcome, PutOptions, Ticket};
 use ritornello_volume::page_memory::{OwnedPages, OwnedPagesMut};
 use ritornello_volume::segments::IoChoice;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
@@ -142,5 +142,32 @@ fn put_skips_a_stalled_volume_and_stores_the_rest() {
     assert!(caught.wait(Some(LONG)).is_some());
     assert_eq!(put(&open.store, &scope, &sequence(2, 10), None).pages, 10);
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
+    open.close();
+}
+
+#[test]
+fn ticket_that_waits_for_a_thread_ends_at_its_deadline() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (_, open) = two_volumes(dir.path());
+    let (scope, keys) = (Arc::new(unchained(PAGE)), sequence(1, 1));
+    put(&open.store, &scope, &keys, None);
+    let (release, blocked) = mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    let reads: Vec<Ticket> = (0..CAUGHT)
+        .map(|_| {
+            let blocked = Arc::clone(&blocked);
+            let work = move |_: &[&[u8]], _: &Control| {
+                let _ = blocked.lock().unwrap().recv();
+                Ok(Outcome::default())
+            };
+            open.store.submit_read(Vec::new(), 0, Control::default(), work).unwrap()
+        })
+        .collect();
+    let outcome = start_get(&open, &scope, &keys[0], SHORT).wait(Some(LONG));
+    assert_eq!(outcome.expect("the ticket waits for a thread").reason, "deadline");
+    drop(release);
+    for ticket in &reads {
+        assert!(ticket.wait(Some(LONG)).is_some());
+    }
     open.close();
 }

@@ -348,6 +348,9 @@ impl Segments {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })
     }
 
+    /// Time without a completion after which a volume has stalled.
+    pub const STALLED_AFTER: Duration = stalls::STALLED_AFTER;
+
     /// For how long a volume has completed no operation of this process, although some are in
     /// flight: the longest such time of all volumes.
     #[must_use]

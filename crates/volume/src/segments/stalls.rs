@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Time without a completion after which a volume has stalled. Longer than a busy disk or a busy
 /// machine usually takes for one operation, and shorter than a request can wait.
-const STALLED_AFTER: Duration = Duration::from_secs(2);
+pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Interval between the operations that are begun on a stalled volume.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 
