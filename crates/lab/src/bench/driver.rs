@@ -95,6 +95,16 @@ impl LoadDriver {
         sum
     }
 
+    /// Reads the memory of a window once, on one thread.
+    pub fn read_memory(&self) -> Rate {
+        let (start, cpu) = (Instant::now(), cpu_seconds());
+        let (words, _) = self.memory.bytes().as_chunks::<8>();
+        let sum = words.iter().map(|word| u64::from_ne_bytes(*word)).fold(0, u64::wrapping_add);
+        std::hint::black_box(sum);
+        let (bytes, seconds) = (self.memory.bytes().len() as u64, start.elapsed().as_secs_f64());
+        Rate { bytes, seconds, cpu_seconds: cpu_seconds() - cpu }
+    }
+
     /// Puts `sequences` of `set`, then flushes. Only the calls are timed.
     ///
     /// # Errors

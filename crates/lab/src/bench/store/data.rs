@@ -41,6 +41,7 @@ struct Round {
     steady: Pair,
     read: Pair,
     memcpy: Rate,
+    memory_read: Rate,
 }
 
 /// Returns the bytes of disk that [`measure`] needs.
@@ -150,10 +151,10 @@ impl Bench<'_> {
         drop_page_cache(self.store_dir)?;
         node = open::with(&options)?;
         let read = self.pair(|| limit.read(), || driver.get(node.store(), STEADY, count))?;
-        let memcpy = limit.memcpy();
+        let (memcpy, memory_read) = (limit.memcpy(), driver.read_memory());
         node.close()?;
         steps.inc(1);
-        Ok(Round { size, fresh, steady, read, memcpy })
+        Ok(Round { size, fresh, steady, read, memcpy, memory_read })
     }
 
     fn options(&self) -> Result<Options, Failure> {
@@ -218,6 +219,7 @@ fn summarise(rounds: &[Round], report: &mut Report) {
         memcpy_gib_s: medians(&|round| round.memcpy.gib_s()),
         write_cpu_s_per_gib: medians(&|round| round.steady.raw.cpu_s_per_gib()),
         read_cpu_s_per_gib: medians(&|round| round.read.raw.cpu_s_per_gib()),
+        memory_read_cpu_s_per_gib: medians(&|round| round.memory_read.cpu_s_per_gib()),
     });
     let moved = |of: &dyn Fn(&Round) -> Pair| {
         Moved::of(&rounds.iter().map(|round| (of(round).store, of(round).raw)).collect::<Vec<_>>())

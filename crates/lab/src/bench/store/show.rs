@@ -3,9 +3,6 @@
 use super::report::{Moved, Report};
 use ritornello_terminal::print::{bytes, count, table};
 
-/// Minimum page size for which the targets are the raw limits of the disk.
-const LARGE: u64 = 2 << 20;
-
 /// Formats the report as tables.
 #[must_use]
 pub fn tables(report: &Report) -> String {
@@ -45,24 +42,23 @@ fn head(r: &Report) -> String {
 
 fn rates(r: &Report) -> Option<String> {
     let raw = r.raw.as_ref()?;
-    let (write, read) = if r.page_bytes >= LARGE { (0.85, 0.9) } else { (0.7, 0.7) };
-    let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "to reach", "CPU s/GiB", "to reach"]);
-    let mut row = |name: &str, moved: Option<&Moved>, raw: f64, ratio: f64, cpu: f64| {
+    let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "CPU s/GiB", "least CPU s/GiB"]);
+    let mut row = |name: &str, moved: Option<&Moved>, rate: f64, cpu: f64| {
         if let Some(moved) = moved {
             out.add_row([
                 name.to_owned(),
                 format!("{:.2}", moved.gib_s),
-                format!("{raw:.2}"),
+                format!("{rate:.2}"),
                 format!("{:.2}", moved.ratio),
-                format!("{ratio:.2}"),
                 format!("{:.3}", moved.cpu_s_per_gib),
-                format!("{cpu:.2}"),
+                format!("{:.3}", cpu + raw.memory_read_cpu_s_per_gib),
             ]);
         }
     };
-    row("put + flush, overwriting", r.put.as_ref(), raw.write_gib_s, write, 0.25);
-    row("put + flush, fresh space", r.put_fresh.as_ref(), raw.write_fresh_gib_s, write, 0.25);
-    row("cold get", r.get.as_ref(), raw.read_gib_s, read, 0.15);
+    let (write_cpu, read_cpu) = (raw.write_cpu_s_per_gib, raw.read_cpu_s_per_gib);
+    row("put + flush, overwriting", r.put.as_ref(), raw.write_gib_s, write_cpu);
+    row("put + flush, fresh space", r.put_fresh.as_ref(), raw.write_fresh_gib_s, write_cpu);
+    row("cold get", r.get.as_ref(), raw.read_gib_s, read_cpu);
     let mut text = format!("{out}\nmemcpy {:.1} GiB/s on one thread", raw.memcpy_gib_s);
     if let (Some(files), Some(disk), Some(put)) = (r.files, r.bytes_on_disk, r.bytes_put) {
         let segments = put / r.segment_bytes.unwrap_or(1).max(1);
