@@ -341,8 +341,9 @@ def test_plain_engine_is_served(model: Path) -> None:
         ({"cache_config__calculate_kv_scales": True}, [attention()], "run time"),
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, [attention()], "random seed"),
         ({}, [attention(block_size=96)], "cover 64 tokens, blocks 96"),
-        ({"speculative_config": SimpleNamespace(method="eagle")}, [attention()], "eagle"),
-        ({}, [attention(), attention(MambaSpec)], "MambaSpec is not served"),
+        ({"model_config__rswa_window": 128}, [attention()], "where the prompt ended"),
+        ({}, [attention(), attention(MambaSpec)], "MambaSpec is not served on CPUs"),
+        ({}, [attention(MambaSpec)], "RitornelloTier of vLLM's offloading"),
         ({}, [attention(tokens_per_state=4)], "several tokens in one state"),
         (
             {"cache_config__enable_prefix_caching": False},

@@ -177,7 +177,7 @@ def test_only_unbounded_attention_chains() -> None:
         ({"cache_config__calculate_kv_scales": True}, "run time"),
         ({"cache_config__cache_dtype": "fp8_per_token_head"}, "run time"),
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, "PYTHONHASHSEED"),
-        ({"speculative_config": SimpleNamespace(method="eagle3")}, "eagle3"),
+        ({"model_config__rswa_window": 128}, "R-SWA"),
     ],
 )
 def test_ambiguous_engines_are_refused(
@@ -193,8 +193,6 @@ def test_oversized_chunks_and_unknown_engines_are_refused(model: Path) -> None:
     assert "blocks_per_chunk" in unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX + 4096)
     assert unsupported_reason(vllm(model), offloading(), ROW_BYTES_MAX) == ""
     assert "no KV cache group" in unsupported_reason(vllm(model), offloading(0), ROW)
-    drafts = SimpleNamespace(method="ngram")
-    assert unsupported_reason(vllm(model, speculative_config=drafts), offloading(), ROW) == ""
 
 
 def base(**changes: Any) -> Any:

@@ -50,6 +50,8 @@ def ambiguity(vllm_config: "VllmConfig") -> str:
     """Returns why the keys of this engine do not determine its pages; "" if they do."""
     cache, speculation = vllm_config.cache_config, vllm_config.speculative_config
     at_run_time = getattr(cache, "calculate_kv_scales", False)
+    if getattr(vllm_config.model_config, "rswa_window", None):
+        return "with reference sliding windows (R-SWA), KV depends on where the prompt ended"
     return identity.ambiguity(
         scales_at_run_time=at_run_time or "per_token" in str(cache.cache_dtype),
         hash_algorithm=str(cache.prefix_caching_hash_algo),

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 # vLLM's kinds of KV cache groups whose blocks contain only the KV of their tokens.
 SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
+# Kinds that vLLM's offloading moves on GPUs, in 0.32 and 0.33. `UniformTypeKVCacheSpecs`: layers of
+# one group differ in shape.
+OFFLOADED = (
+    "ChunkedLocalAttentionSpec",
+    "MambaSpec",
+    "SinkFullAttentionSpec",
+    "SlidingWindowMLASpec",
+    "UniformTypeKVCacheSpecs",
+)
 
 
 def require_no_context_parallel(vllm_config: "VllmConfig") -> None:
@@ -53,7 +62,12 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
         # differs.
         kind = type(group.kv_cache_spec).__name__
         if kind not in SERVED:
-            return f"{kind} is not served, only {', '.join(SERVED)}"
+            elsewhere = (
+                "; on GPUs RitornelloTier of vLLM's offloading serves it"
+                if kind in OFFLOADED
+                else ""
+            )
+            return f"{kind} is not served on CPUs, only {', '.join(SERVED)}{elsewhere}"
         if getattr(group.kv_cache_spec, "tokens_per_state", 1) != 1:
             return "KV that stores several tokens in one state is not served"
         if kind == "MLAAttentionSpec" and not vllm_config.cache_config.enable_prefix_caching:
