@@ -63,15 +63,14 @@ def test_kv_of_other_dtype_is_scaled() -> None:
     assert kv_scale_of("fp8", ["bfloat16"]) == "checkpoint"
 
 
-def why(*, scales: bool = False, hashes: str = "sha256", drafts: str | None = None) -> str:
-    return ambiguity(scales_at_run_time=scales, hash_algorithm=hashes, speculation=drafts)
+def why(*, scales: bool = False, hashes: str = "sha256") -> str:
+    return ambiguity(scales_at_run_time=scales, hash_algorithm=hashes)
 
 
 def test_keys_that_do_not_determine_pages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    assert why() == why(drafts="ngram") == ""
+    assert why() == ""
     assert "run time" in why(scales=True)
     assert "xxhash_cbor block hashes start from a random seed" in why(hashes="xxhash_cbor")
-    assert "eagle keeps KV of a second model" in why(drafts="eagle")
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     assert why(hashes="xxhash") == ""

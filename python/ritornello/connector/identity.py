@@ -17,8 +17,6 @@ EPOCH_BYTES = 16
 # Fields that describe the origin of a configuration or how the model is run, not the computed
 # values.
 IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_version", "use_cache"})
-# Methods of speculative decoding that draft from the tokens and keep no separate KV.
-DRAFTS_WITHOUT_KV = ("ngram", "suffix")
 # A rotary embedding that chooses its factors by the configured maximum length.
 LONGROPE = "longrope"
 
@@ -144,9 +142,9 @@ def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
     return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
 
 
-def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str, speculation: str | None) -> str:
+def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str) -> str:
     """Returns why pages with equal keys may differ, so that the engine must not be served; "" if
-    they are equal. `speculation`: the method of speculative decoding, None without it.
+    they are equal.
     """
     if scales_at_run_time:
         return "KV scales calculated at run time are not part of a block's bytes"
@@ -155,6 +153,4 @@ def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str, speculation: str
             f"{hash_algorithm} block hashes start from a random seed in every process; "
             "use sha256, or set PYTHONHASHSEED"
         )
-    if speculation is not None and speculation not in DRAFTS_WITHOUT_KV:
-        return f"speculative decoding by {speculation} keeps KV of a second model"
     return ""

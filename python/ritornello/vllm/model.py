@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from ritornello.connector import identity, weight_fingerprint
 from ritornello.connector.identity import ModelIdentity, canonical_config, dtype_name
+from ritornello.vllm import drafts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,6 +24,7 @@ def model_identity(
         "compute_dtype": dtype_name(model.dtype),
         "load_format": str(vllm_config.load_config.load_format),
         "quantization": str(model.quantization or "none"),
+        **drafts.options(vllm_config),
         **options,
     }
     if identity.depends_on_maximum_length(canonical_config(config)):
@@ -48,12 +50,11 @@ def fingerprint_of(vllm_config: "VllmConfig") -> bytes | None:
 
 def ambiguity(vllm_config: "VllmConfig") -> str:
     """Returns why the keys of this engine do not determine its pages; "" if they do."""
-    cache, speculation = vllm_config.cache_config, vllm_config.speculative_config
+    cache = vllm_config.cache_config
     at_run_time = getattr(cache, "calculate_kv_scales", False)
     if getattr(vllm_config.model_config, "rswa_window", None):
         return "with reference sliding windows (R-SWA), KV depends on where the prompt ended"
     return identity.ambiguity(
         scales_at_run_time=at_run_time or "per_token" in str(cache.cache_dtype),
         hash_algorithm=str(cache.prefix_caching_hash_algo),
-        speculation=None if speculation is None else str(speculation.method),
-    )
+    ) or drafts.refusal(vllm_config)

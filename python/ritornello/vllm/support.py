@@ -5,6 +5,7 @@ parallelism is refused at start-up, all other unsupported engines get neither hi
 from typing import TYPE_CHECKING
 
 from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.vllm import drafts
 from ritornello.vllm.identity import Identity, hash_tokens_of
 from ritornello.vllm.model import ambiguity
 
@@ -42,8 +43,21 @@ def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfi
     """Returns why this engine gets neither hits nor saves; "" if it is served."""
     return (
         ambiguity(vllm_config)
+        or _stages(vllm_config)
         or _keys(vllm_config, kv_cache_config)
         or _attention(vllm_config, kv_cache_config)
+    )
+
+
+def _stages(vllm_config: "VllmConfig") -> str:
+    """Returns a reason if vLLM never calls `wait_for_save` in all but the last pipeline stage, so
+    that no page would be complete.
+    """
+    if vllm_config.speculative_config is None:
+        return ""
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    return (
+        "" if stages == 1 else f"speculative decoding with {stages} pipeline stages is not served"
     )
 
 
@@ -81,11 +95,13 @@ def _attention(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> s
 def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
     """Returns whether no step may wait for a load. With overlapping steps, or several workers in
     one step, a failure is known too late to stop saves of pages that were computed from unfilled
-    blocks. With several KV cache groups vLLM can only repair asynchronous loads.
+    blocks. With several KV cache groups vLLM can only repair asynchronous loads. A draft model runs
+    its layers after the step's outcome was reported, so a load by layers would end before them.
     """
     workers = vllm_config.parallel_config.world_size
     groups = len(kv_cache_config.kv_cache_groups)
-    return workers > 1 or groups > 1 or bool(vllm_config.max_concurrent_batches > 1)
+    overlap = bool(vllm_config.max_concurrent_batches > 1)
+    return workers > 1 or groups > 1 or overlap or drafts.keeps_kv(vllm_config)
 
 
 def startup_warnings(identity: Identity) -> list[str]:
