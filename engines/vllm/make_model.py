@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Makes a model with fixed random weights and a byte-level tokenizer in seconds, without downloads.
 
-    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo,windows,latent} FOLDER
+    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo,windows,latent,eagle,mtp} FOLDER
 
 `tiny` and `demo` are Llama models. `windows` is a Gemma 3, in which two layers of three attend to
 the last 128 tokens only. `latent` is a DeepSeek V2 without experts (latent attention: one KV vector
-for all heads).
+for all heads). `eagle` is the EAGLE head of `tiny`: one layer that drafts tokens. `mtp` is a MiMo
+with one MTP layer, which drafts tokens as well.
 
 The weights depend on the shape alone (fixed seed). Their standard deviation is large enough that
 greedy answers depend on the whole prompt.
@@ -64,11 +65,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 64,
         "v_head_dim": 64,
     },
+    "eagle": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+    },
+    # The last layer becomes the MTP layer.
+    "mtp": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+    },
 }
 # Classes of configuration and model in transformers.
 KINDS: dict[str, tuple[str, str]] = {
     "windows": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "latent": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "mtp": ("Qwen2Config", "Qwen2ForCausalLM"),
 }
 LLAMA = ("LlamaConfig", "LlamaForCausalLM")
 COMMON: dict[str, Any] = {
@@ -107,6 +126,51 @@ def make_tokenizer(folder: Path) -> None:
     fast.save_pretrained(folder)
 
 
+def save_eagle(model: Any, folder: Path) -> None:
+    """Saves a Llama model of one layer as an EAGLE head, with the names that vLLM reads. The head
+    uses the embeddings of its target model.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    width = model.config.hidden_size
+    state = {
+        name.removeprefix("model."): tensor
+        for name, tensor in model.state_dict().items()
+        if name.startswith("model.layers.") and "input_layernorm" not in name
+    }
+    state["fc.weight"] = torch.randn(width, 2 * width).to(torch.bfloat16) * 0.2
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+
+
+def save_mtp(model: Any, folder: Path) -> None:
+    """Saves a Qwen 2 model as a MiMo, with the last layer as MTP layer."""
+    import torch
+    from safetensors.torch import save_file
+
+    config, width = model.config, model.config.hidden_size
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    state = {
+        name.replace(last, "model.mtp_layers.0."): tensor
+        for name, tensor in model.state_dict().items()
+    }
+    for norm in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+        state[f"model.mtp_layers.0.{norm}.weight"] = torch.ones(width, dtype=torch.bfloat16)
+    projection = torch.randn(width, 2 * width).to(torch.bfloat16) * 0.2
+    state["model.mtp_layers.0.input_proj.weight"] = projection
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config.num_hidden_layers -= 1
+    config.layer_types = config.layer_types[:-1]
+    config.num_nextn_predict_layers = 1
+    config.architectures = ["MiMoForCausalLM"]
+    config.save_pretrained(folder)
+
+
+SAVES = {"eagle": save_eagle, "mtp": save_mtp}
+
+
 def make_model(shape: str, folder: Path) -> int:
     """Writes model and tokenizer; returns the number of parameters."""
     # Imported here, because these imports take long, and an existing model does not need them.
@@ -116,7 +180,10 @@ def make_model(shape: str, folder: Path) -> int:
     torch.manual_seed(0)
     config, kind = (getattr(transformers, name) for name in KINDS.get(shape, LLAMA))
     model = kind(config(**(COMMON | SHAPES[shape]))).to(torch.bfloat16)
-    model.save_pretrained(folder)
+    if shape in SAVES:
+        SAVES[shape](model, folder)
+    else:
+        model.save_pretrained(folder)
     make_tokenizer(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 

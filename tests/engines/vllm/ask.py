@@ -2,8 +2,10 @@
 
 For each prompt the reply holds the tokens of up to three answers: `first`, `stored`, whose prompt
 was loaded from the store, and, if `bad` names pages, `broken`, whose load failed in these pages.
-For each answer it holds how many tokens of the prompt came from the store (`first_hits`, ...). The
-reply also holds the connector's `counts`.
+With `spoils_drafts` the third answer is `stale`: after the load, the blocks of the draft model hold
+noise. For each answer the reply holds how many tokens of the prompt came from the store
+(`first_hits`, ...) and how many drafts were accepted (`first_accepted`, ...). The reply also holds
+the connector's `counts`, and the `draft_layers`.
 """
 
 import json
@@ -15,6 +17,7 @@ from typing import Any
 from harness import Engine, prompt, reply, set_environment
 
 LENGTH = 300
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 COUNTED = (
     "errors",
     "failed_pages",
@@ -29,8 +32,8 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's options. `bad` names pages that fail in every load. With `bad`,
-    scheduler and worker run in one process, otherwise in separate processes.
+    """`options` are vLLM's options. `bad` names pages that fail in every load. With `bad` or
+    `spoils_drafts`, scheduler and worker run in one process, otherwise in separate processes.
     """
 
     model: str
@@ -38,6 +41,7 @@ class Question:
     seeds: list[int]
     options: dict[str, Any] = field(default_factory=dict)
     bad: list[int] = field(default_factory=list)
+    spoils_drafts: bool = False
 
 
 def make_room_between_stages(worker: Any) -> None:
@@ -51,19 +55,30 @@ def make_room_between_stages(worker: Any) -> None:
         )
 
 
-def answer(engine: Any, seed: int, bad: list[int]) -> dict[str, Any]:
-    import pytest
-    from probes import fail_loads
+def draft_layers(worker: Any) -> list[str]:
+    """Returns the names of the attention layers of the draft model."""
+    drafter = getattr(worker.model_runner, "drafter", None)
+    return sorted(getattr(drafter, "_draft_attn_layer_names", ()))
 
+
+def answer(engine: Any, seed: int, asked: Question, drafts: list[str]) -> dict[str, Any]:
+    import pytest
+    from probes import fail_loads, spoil_drafts
+
+    names = ["first", "stored"]
+    names += ["broken"] * bool(asked.bad) + ["stale"] * asked.spoils_drafts
     said: dict[str, Any] = {}
-    for name in ("first", "stored", "broken") if bad else ("first", "stored"):
-        before = engine.external_tokens()
+    for name in names:
+        before, accepted = engine.external_tokens(), engine.count(ACCEPTED)
         with pytest.MonkeyPatch.context() as patch:
             if name == "broken":
-                fail_loads(patch, bad)
+                fail_loads(patch, asked.bad)
+            if name == "stale":
+                spoil_drafts(patch, drafts)
             output = engine.ask(prompt(seed, LENGTH))[0]
         said[name] = list(output.outputs[0].token_ids)
         said[f"{name}_hits"] = engine.external_tokens() - before
+        said[f"{name}_accepted"] = engine.count(ACCEPTED) - accepted
         engine.forget()
     return said
 
@@ -71,15 +86,16 @@ def answer(engine: Any, seed: int, bad: list[int]) -> dict[str, Any]:
 def main(asked: Question) -> None:
     set_environment(
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad else "1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad or asked.spoils_drafts else "1",
     )
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
-    answers = [answer(engine, seed, asked.bad) for seed in asked.seeds]
+    drafts = engine.llm.collective_rpc(draft_layers)[-1]
+    answers = [answer(engine, seed, asked, drafts) for seed in asked.seeds]
     counts = {name: engine.count(f"vllm:ritornello_{name}") for name in COUNTED}
     for source in ("host", "disk", "external_unspecified"):
         counts[source] = engine.tokens_from(source)
-    reply({"answers": answers, "counts": counts})
+    reply({"answers": answers, "counts": counts, "draft_layers": drafts})
     engine.llm.llm_engine.engine_core.shutdown()
 
 

@@ -33,7 +33,11 @@ def ask(tmp_path: Path) -> Ask:
     asked = 0
 
     def answers(
-        seeds: list[int], shape: str = "tiny", bad: list[int] | None = None, **options: Any
+        seeds: list[int],
+        shape: str = "tiny",
+        bad: list[int] | None = None,
+        spoils_drafts: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
         nonlocal asked
         asked += 1
@@ -44,6 +48,7 @@ def ask(tmp_path: Path) -> Ask:
             "seeds": seeds,
             "options": options,
             "bad": bad or [],
+            "spoils_drafts": spoils_drafts,
         }
         found = ask_program("ask.py", json.dumps(question), log=log, timeout=900)
         assert found["counts"]["errors"] == 0

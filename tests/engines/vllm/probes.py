@@ -125,6 +125,22 @@ def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> 
     monkeypatch.setattr(StepResults, "record_load", noisy)
 
 
+def spoil_drafts(monkeypatch: pytest.MonkeyPatch, layers: Sequence[str]) -> None:
+    """Fills the blocks of `layers` with noise after every load, and reports the load as correct."""
+    record = StepResults.record_load
+
+    def spoiled(results: StepResults, load: Load, landing: LoadResult, seconds: float) -> bool:
+        caches = worker_of(results)._shard.caches
+        for pages in load.pages:
+            for name in layers:
+                tensor: Any = caches[name]
+                for block in pages.blocks:
+                    tensor[block].normal_()
+        return record(results, load, landing, seconds)
+
+    monkeypatch.setattr(StepResults, "record_load", spoiled)
+
+
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Makes every load look unfinished for `seconds`."""
     landed = PendingLoad.poll

@@ -3,11 +3,12 @@ vLLM's offloading as on a GPU; only its worker copies between CPU tensors and ho
 (`tier_spec`).
 
 After its imports the program reads a question, one line of JSON: the `model`, the connector's
-settings (`extra`), the store's `path` and the `prompts`. If a regular file is at the store's path,
-the engine answers the first prompt before it removes the file. For each prompt the reply has the
-answer, before and after vLLM's own caches are emptied, and the number of its tokens that came from
-vLLM's caches and from the store. If the question has `changes_weights`, the engine changes its
-weights at the end, and answers the last prompt again.
+settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
+regular file is at the store's path, the engine answers the first prompt before it removes the file.
+For each prompt the reply has the answer, before and after vLLM's own caches are emptied, and the
+number of its tokens that came from vLLM's caches and from the store, and of accepted drafts. If the
+question has `changes_weights`, the engine changes its weights at the end, and answers the last
+prompt again.
 """
 
 import json
@@ -30,10 +31,11 @@ from servers.vllm import connector  # noqa: E402
 # Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum
 # number of tokens.
 CHUNK = 256
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 class ConnectorEngine(TierEngine):
-    def __init__(self, model: str, extra: dict[str, Any]) -> None:
+    def __init__(self, model: str, extra: dict[str, Any], options: dict[str, Any]) -> None:
         from vllm import LLM
 
         from ritornello.vllm import data_path, offloading_path
@@ -48,6 +50,7 @@ class ConnectorEngine(TierEngine):
             num_gpu_blocks_override=BLOCKS,
             disable_log_stats=False,
             kv_transfer_config=connector(**extra),
+            **options,
         )
 
     @property
@@ -62,13 +65,14 @@ class ConnectorEngine(TierEngine):
         self.forget()
 
     def answer(self, asked: list[int]) -> dict[str, Any]:
-        before = self.tokens_from("disk")
+        before, accepted = self.tokens_from("disk"), self.count(ACCEPTED)
         (output,) = self.ask(asked)
         self.ask([1, 2, 3], answer=4)  # vLLM counts with a later step
         return {
             "tokens": list(output.outputs[0].token_ids),
             "cached": output.num_cached_tokens,
             "disk": self.tokens_from("disk") - before,
+            "accepted": self.count(ACCEPTED) - accepted,
         }
 
 
@@ -109,7 +113,7 @@ def main() -> None:
 
     assert LLM
     question = json.loads(sys.stdin.readline())
-    engine = ConnectorEngine(question["model"], question["extra"])
+    engine = ConnectorEngine(question["model"], question["extra"], question.get("options", {}))
     said = list(answers(engine, question))
     counted = engine.offloaded()
     events = {name for name in counted if name.startswith("tiering_")}

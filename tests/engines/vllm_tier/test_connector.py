@@ -96,6 +96,32 @@ def test_chunks_of_earlier_weights_are_not_loaded(runs: list[dict[str, Any]]) ->
     assert said["again"]["disk"] == cached(FIRST)
 
 
+@pytest.mark.long
+def test_chunks_contain_kv_of_draft_model(model: Path, tmp_path: Path) -> None:
+    """The draft model is the target model, so that drafts are accepted if their KV is right."""
+    drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
+    # Twice the layers, of twice the bytes.
+    host = 4 * HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK
+    store = tmp_path / "store"
+    question = {
+        "model": str(model),
+        "extra": {"tiers": [f"host {host}", f"disk {store} 1GiB"]},
+        "path": str(store),
+        "prompts": [FIRST],
+        "options": {"speculative_config": drafts, "dtype": "float32"},
+    }
+    program = Path(__file__).with_name("connector_engine.py")
+    cold: dict[str, Any] | None = None
+    for _ in range(2):
+        with Child(program, stderr=STDOUT) as engine:
+            (said,) = reply_of(engine, question)["answers"]
+        cold = cold or said["first"]
+        for warm in (said["first"], said["again"]):
+            assert warm["tokens"] == cold["tokens"]
+            assert warm["accepted"] == cold["accepted"] > 0
+            assert warm["disk"] == (0 if warm is cold else cached(FIRST))
+
+
 def test_sizes_follow_settings_and_model(runs: list[dict[str, Any]]) -> None:
     for run in runs:
         assert run["blocks_per_chunk"] * BLOCK == CHUNK

@@ -1,0 +1,68 @@
+"""Speculative decoding with a draft model: answers equal the answers without drafts, and stored KV
+of the draft keeps its drafts useful.
+"""
+
+from typing import Any
+
+import pytest
+from ask import LENGTH
+from conftest import Ask
+from harness import BLOCK
+
+from servers.environment import shared_model
+
+CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
+DRAFTED = 3
+
+
+def speculating(method: str, shape: str, tokens: int = DRAFTED) -> dict[str, Any]:
+    asked = {"method": method, "model": str(shared_model(shape)), "num_speculative_tokens": tokens}
+    # In float32 the order in which tokens are verified changes no answer.
+    return {"speculative_config": asked, "dtype": "float32"}
+
+
+def test_stored_draft_kv_is_useful_and_stale_draft_kv_is_harmless(ask: Ask) -> None:
+    """The draft model is the target model, so that all its drafts are accepted."""
+    found = ask([1, 2], spoils_drafts=True, **speculating("draft_model", "tiny"))
+    assert len(found["draft_layers"]) == 4
+    for answer in found["answers"]:
+        assert answer["first_hits"] == 0
+        assert answer["stored_hits"] == answer["stale_hits"] == CLAIMED
+        assert answer["first"] == answer["stored"] == answer["stale"]
+        assert answer["stored_accepted"] == answer["first_accepted"] > 0
+        assert answer["stale_accepted"] < answer["first_accepted"]
+    assert found["counts"]["failed_pages"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("method", "target", "draft", "layers"),
+    [("draft_model", "tiny", "tiny", 4), ("eagle", "tiny", "eagle", 1), ("mtp", "mtp", "mtp", 1)],
+)
+def test_drafts_change_no_answer(
+    ask: Ask, method: str, target: str, draft: str, layers: int
+) -> None:
+    plain = ask([1, 2], target, dtype="float32")
+    expected = [answer["first"] for answer in plain["answers"]]
+    drafts = speculating(method, draft, 1)
+    # Pages of an engine with drafts have other scopes than pages of an engine without.
+    found = ask([1, 2], target, spoils_drafts=True, **drafts)
+    assert len(found["draft_layers"]) == layers
+    for answer, tokens in zip(found["answers"], expected, strict=True):
+        assert answer["first_hits"] == 0
+        assert answer["stored_hits"] == answer["stale_hits"] == CLAIMED
+        assert answer["first"] == answer["stored"] == answer["stale"] == tokens
+        assert answer["stored_accepted"] == answer["first_accepted"]
+    again = ask([1, 2], target, **drafts)
+    assert [answer["first_hits"] for answer in again["answers"]] == [CLAIMED, CLAIMED]
+    assert [answer["first"] for answer in again["answers"]] == expected
+
+
+@pytest.mark.long
+def test_pipeline_stages_with_drafts_are_refused_in_one_line(ask: Ask) -> None:
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    found = ask([1], pipeline_parallel_size=2, speculative_config=ngram)
+    assert found["log"].count("speculative decoding with 2 pipeline stages is not served") == 1
+    assert found["answers"][0]["stored_hits"] == 0
+    assert found["answers"][0]["stored"] == found["answers"][0]["first"]
