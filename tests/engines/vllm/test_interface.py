@@ -16,9 +16,10 @@ from vllm_sources import class_of, downloaded, installed, is_abstract, methods
 from ritornello.vllm import data_path
 from ritornello.vllm.connector import RitornelloConnector
 from ritornello.vllm.cpu_path import CpuPath
+from ritornello.vllm.drafts import EXACT_ACCEPTANCE, WITH_KV
 from ritornello.vllm.interface import ABSTRACT, DELEGATED, HOOKS, NOT_DELEGATED, PARAMETERS
 from ritornello.vllm.offloading_path import OffloadingPath
-from ritornello.vllm.support import SERVED
+from ritornello.vllm.support import OFFLOADED, SERVED
 from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
     RESUME_METHOD,
@@ -141,7 +142,24 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
                 "max_tp_shards:",
                 "tokens_per_state:",
                 "extra_retained_tokens:",
-                *(f"class {kind}(" for kind in SERVED),
+                *(f"class {kind}(" for kind in SERVED + OFFLOADED),
+            ],
+        ),
+        (
+            "vllm/config/speculative.py",
+            [
+                "draft_model_config: ",
+                "draft_load_config: ",
+                "rejection_sample_method: ",
+                *(f'"{method}"' for method in (*WITH_KV, *EXACT_ACCEPTANCE)),
+            ],
+        ),
+        # A step's pages are saved after the draft model has run.
+        (
+            "vllm/v1/worker/gpu_model_runner.py",
+            [
+                "defer_finalize=defer_kv_connector_finalize",
+                "            self.finalize_kv_connector()",
             ],
         ),
         (
