@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ritornello.connector.interface import accept_defaults
+from ritornello.connector.interface import accept_defaults, override_difference
 
 
 class Engine:
@@ -51,3 +51,46 @@ def test_other_values_of_unknown_parameters_are_refused(adapter: Any) -> None:
         adapter.load([1], 3)
     with pytest.raises(TypeError, match="save does not serve options"):
         adapter.save([1], option=None)
+
+
+class Adapter:
+    def __init__(self, ours: Any) -> None: ...
+    def load(self, keys: Any, **options: Any) -> None: ...
+    @classmethod
+    def build(cls, config: Any) -> None: ...
+    @property
+    def tier(self) -> str:
+        return "disk"
+
+    def own(self, anything: Any) -> None: ...
+
+
+def engine(load: Any = None, build: Any = None) -> type:
+    return type(
+        "Engine",
+        (),
+        {
+            "load": load or (lambda self, keys: None),
+            "build": classmethod(build or (lambda cls, config: None)),
+            "tier": property(lambda self: ""),
+        },
+    )
+
+
+def test_overrides_that_take_what_the_engine_passes_are_accepted() -> None:
+    assert override_difference(Adapter, engine()) == ""
+    assert override_difference(Adapter, engine(load=lambda self, keys, hint=None: None)) == ""
+    assert override_difference(Adapter, object) == ""
+
+
+@pytest.mark.parametrize(
+    ("base", "difference"),
+    [
+        (engine(load=lambda self, keys, hint: None), "load takes keys, hint"),
+        (engine(load=lambda self, pages: None), "load takes pages"),
+        (engine(load=lambda self: None), "load takes nothing"),
+        (engine(build=lambda cls, config, role: None), "build takes config, role"),
+    ],
+)
+def test_other_parameters_of_an_overridden_method_are_named(base: type, difference: str) -> None:
+    assert override_difference(Adapter, base) == difference

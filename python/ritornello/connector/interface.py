@@ -17,21 +17,22 @@ PLAIN = (int, float, str)
 
 @dataclass(frozen=True, slots=True)
 class EngineInterface:
-    """The interface `part` of `engine` that `module` was written for, in the versions `tested`."""
+    """The interface `part` of `engine` that `module` was written for. `tested`: versions of the
+    engine whose sources the tests compare with the package, oldest first.
+    """
 
     module: str
     engine: str
-    tested: str
+    tested: tuple[str, ...]
     part: str
 
     def require(self, difference: str, version: str) -> None:
         """Raises ImportError, in one line, if there is a `difference`."""
         if difference:
-            versions = "one of those versions" if " and " in self.tested else "that version"
             raise ImportError(
-                f"{self.module} was written for {self.engine} {self.tested}; the {self.part} of "
-                f"{self.engine} {version} differs ({difference}): use {versions}, or a newer "
-                "ritornello"
+                f"{self.module} was written for {self.engine} {' and '.join(self.tested)}; the "
+                f"{self.part} of {self.engine} {version} differs ({difference}): use one of those "
+                "versions, or a newer ritornello"
             )
 
 
@@ -62,6 +63,20 @@ def method_difference(base: Any, methods: Mapping[str, tuple[str, ...]]) -> str:
             return f"{name} is missing"
         if not _takes(method, expected):
             return f"{name} takes {', '.join(_parameters(method)) or 'nothing'}"
+    return ""
+
+
+def override_difference(adapter: Any, base: Any) -> str:
+    """Checks the methods of `base` that `adapter` overrides, as `method_difference` does; the
+    expected parameters are those of the override.
+    """
+    for name, member in vars(adapter).items():
+        ours, theirs = _function(member), _function(inspect.getattr_static(base, name, None))
+        if name == "__init__" or ours is None or theirs is None:
+            continue
+        known = (p.name for p in _parameters(ours).values() if p.kind not in VARIADIC)
+        if not _takes(theirs, tuple(known)):
+            return f"{name} takes {', '.join(_parameters(theirs)) or 'nothing'}"
     return ""
 
 
@@ -108,6 +123,12 @@ def _without(method: Any, signature: inspect.Signature, unknown: Mapping[str, An
         return method(**arguments)
 
     return call
+
+
+def _function(member: Any) -> Any:
+    """Returns the function of a method or class method; None for other members of a class."""
+    member = member.__func__ if isinstance(member, classmethod) else member
+    return member if inspect.isfunction(member) else None
 
 
 def _takes(method: Any, expected: tuple[str, ...]) -> bool:

@@ -9,7 +9,9 @@ from ritornello.connector.interface import (
     method_difference,
 )
 
-INTERFACE = EngineInterface("ritornello.lmcache", "LMCache", "0.5.6", "adapter interface")
+# The tested versions of LMCache.
+TESTED = ("0.5.5", "0.5.6")
+INTERFACE = EngineInterface("ritornello.lmcache", "LMCache", TESTED, "adapter interface")
 
 ABSTRACT = frozenset(
     {

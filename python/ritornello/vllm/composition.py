@@ -22,7 +22,7 @@ POLICY_LINE = (
 )
 # A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
-# Connectors that load only between steps, in vLLM 0.32.0 and 0.33.0.
+# Connectors that load only between steps, in the tested versions of vLLM.
 LOAD_BETWEEN_STEPS = frozenset({"MooncakeConnector", "NixlConnector"})
 # This connector, and the connector that contains it.
 OWN = frozenset({"MultiConnector", "RitornelloConnector"})

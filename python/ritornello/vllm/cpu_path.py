@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import vllm
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -23,10 +24,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from ritornello.connector.interface import accept_defaults, override_difference
 from ritornello.vllm import composition, kernels
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
+from ritornello.vllm.interface import INTERFACE
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats
@@ -361,6 +364,11 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> RitornelloPromMetrics:
         return RitornelloPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+
+for base in (KVConnectorBase_V1, SupportsHMA):
+    INTERFACE.require(override_difference(CpuPath, base), vllm.__version__)
+    accept_defaults(CpuPath, base)
 
 
 def _is_outermost(connector: KVConnectorBase_V1) -> bool:

@@ -2,8 +2,8 @@
 
 `OffloadingPath` passes the configuration to the tier that it adds to vLLM's list of tiers. In two
 other cases vLLM offers no way to receive it, and this module reads the local variables of vLLM's
-constructors that are running. The names and the order of calls were read in vLLM 0.32.0 and 0.33.0;
-`test_tier_interface.py` and `test_interface.py` check them in the sources of both versions.
+constructors that are running. `test_tier_interface.py` and `test_interface.py` check the names and
+the order of calls in the sources of the tested versions.
 """
 
 import sys

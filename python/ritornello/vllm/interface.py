@@ -13,7 +13,9 @@ from ritornello.connector.interface import (
     missing_hooks,
 )
 
-INTERFACE = EngineInterface("ritornello.vllm", "vLLM", "0.32 and 0.33", "connector interface")
+# The tested versions of vLLM.
+TESTED = ("0.32.0", "0.33.0")
+INTERFACE = EngineInterface("ritornello.vllm", "vLLM", TESTED, "connector interface")
 
 ABSTRACT = frozenset(
     {

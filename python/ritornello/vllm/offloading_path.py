@@ -2,8 +2,8 @@
 consecutive blocks) between GPU and host memory, with our tier below its host memory.
 
 This module uses vLLM's class of the offloading connector, the keys of its configuration, and
-`build_offloading_config`, which computes the size of a block. These names were read in vLLM 0.32.0
-and 0.33.0; `test_tier_interface.py` checks them in the sources of both versions.
+`build_offloading_config`, which computes the size of a block. `test_tier_interface.py` checks these
+names in the sources of the tested versions.
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
@@ -19,7 +19,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from ritornello.connector.interface import constructor_difference
+from ritornello.connector.interface import (
+    accept_defaults,
+    constructor_difference,
+    override_difference,
+)
 from ritornello.vllm import composition
 from ritornello.vllm.engine_config import EngineConfig
 from ritornello.vllm.interface import INTERFACE, PARAMETERS
@@ -110,6 +114,10 @@ class OffloadingPath(OffloadingConnector):
         settings = OffloadingSettings.parse(_extra(vllm_config))
         config = _configured(vllm_config, secondary_tiers=[_tier(vllm_config, settings)])
         return super().build_prom_metrics(config, metric_types, labelnames, per_engine_labelvalues)
+
+
+INTERFACE.require(override_difference(OffloadingPath, OffloadingConnector), vllm.__version__)
+accept_defaults(OffloadingPath, OffloadingConnector)
 
 
 def _extra(vllm_config: "VllmConfig") -> dict[str, Any]:

@@ -9,9 +9,10 @@ from ritornello.connector.interface import (
     field_difference,
     missing_hooks,
 )
+from ritornello.vllm.interface import TESTED
 
 INTERFACE = EngineInterface(
-    "ritornello.vllm.RitornelloTier", "vLLM", "0.32 and 0.33", "interface of secondary tiers"
+    "ritornello.vllm.RitornelloTier", "vLLM", TESTED, "interface of secondary tiers"
 )
 
 ABSTRACT = frozenset(

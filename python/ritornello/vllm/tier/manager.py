@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ritornello.connector.identity import EPOCH_WARNING
+from ritornello.connector.interface import accept_defaults, override_difference
 from ritornello.connector.meter import Meter
 from ritornello.vllm import engine_config, kernels
 from ritornello.vllm.engine_config import EngineConfig
@@ -316,6 +317,10 @@ class RitornelloTier(SecondaryTierManager):
         if operation not in self._logged:
             self._logged.add(operation)
             logger.exception("ritornello: %s failed (%s); counted as a miss", operation, error)
+
+
+INTERFACE.require(override_difference(RitornelloTier, SecondaryTierManager), vllm.__version__)
+accept_defaults(RitornelloTier, SecondaryTierManager)
 
 
 class AsyncLookups(AsyncLookupManager):
