@@ -115,7 +115,6 @@ def test_interface_with_optional_parts_is_accepted(others: dict[str, Any]) -> No
             (base(), fields("Config", interface.CONFIG - {"tp_rank"}), TRANSFER, RESULT),
             "Config has no tp_rank",
         ),
-        ((base(), fields("Config", interface.CONFIG), TRANSFER, RESULT), "no is_storage_writer"),
         ((base(), CONFIG, fields("Transfer", frozenset()), RESULT), "Transfer has no hit_policy"),
     ],
 )

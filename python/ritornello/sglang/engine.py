@@ -1,7 +1,7 @@
 """Reads from SGLang's configuration what decides whether pages of this engine may be reused."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sglang.version import __version__
 
@@ -16,9 +16,14 @@ from ritornello.connector.weight_fingerprint import fingerprint_of
 from ritornello.sglang.identity import HASH_ALGORITHM, Engine, file_digest
 
 if TYPE_CHECKING:
+    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
+    from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger("ritornello.sglang")
+
+# Options of SGLang that affect the computation or the memory layout.
+OPTIONS = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
 
 
 def engine_of(config: "HiCacheStorageConfig") -> Engine:
@@ -54,13 +59,36 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
     )
 
 
-def _options(args: Any, model: Any) -> dict[str, str]:
+def dcp_size_of(config: "HiCacheStorageConfig") -> int:
+    """Returns the size of decode context parallelism, 1 outside an engine. SGLang 0.5.22 has no
+    such field: it refuses this storage at its start if the size is larger, but not when the storage
+    is attached later.
+    """
+    size = getattr(config, "dcp_size", None)
+    if size is not None:
+        return int(size)
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return int(get_parallel().attn_dcp_size)
+    except (RuntimeError, ValueError):  # nothing is published outside an engine
+        return 1
+
+
+def is_storage_writer(config: "HiCacheStorageConfig") -> bool:
+    """Returns whether this rank writes pages of which all ranks hold the same bytes. SGLang 0.5.22
+    has no such property, and selects the first rank as well.
+    """
+    declared = getattr(config, "is_storage_writer", None)
+    return not config.is_mla_model or config.tp_rank == 0 if declared is None else bool(declared)
+
+
+def _options(args: "ServerArgs", model: "ModelConfig") -> dict[str, str]:
     """Returns options that affect the computation or the memory layout."""
     from sglang.srt.runtime_context import attention_backends
 
-    names = ("device", "kv_cache_dtype", "load_format", "quantization", "speculative_algorithm")
     options = {
-        **{name: str(getattr(args, name)) for name in names},
+        **{name: str(getattr(args, name)) for name in OPTIONS},
         "attention_backends": "/".join(map(str, attention_backends())),
         "compute_dtype": dtype_name(model.dtype),
         "kv_scales": file_digest(args.quantization_param_path),
@@ -70,7 +98,7 @@ def _options(args: Any, model: Any) -> dict[str, str]:
     return options
 
 
-def _kv_heads(model: Any) -> int:
+def _kv_heads(model: "ModelConfig") -> int:
     """Returns the K/V heads of the whole model, 0 if layers differ."""
     try:
         return int(model.get_total_num_kv_heads())

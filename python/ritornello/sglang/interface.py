@@ -9,7 +9,9 @@ from ritornello.connector.interface import (
     method_difference,
 )
 
-INTERFACE = EngineInterface("ritornello.sglang", "SGLang", "0.5.23", "storage interface")
+# The tested versions of SGLang.
+TESTED = ("0.5.22", "0.5.23")
+INTERFACE = EngineInterface("ritornello.sglang", "SGLang", TESTED, "storage interface")
 
 ABSTRACT = frozenset({"batch_get", "batch_set", "exists", "get", "set"})
 # Methods, with the parameters that SGLang passes. SGLang would never call an override of a method
@@ -55,7 +57,6 @@ CONFIG = frozenset(
         "tp_size",
         "attn_cp_rank",
         "attn_cp_size",
-        "dcp_size",
         "enable_storage_metrics",
         "extra_config",
         "is_mla_model",
@@ -81,8 +82,6 @@ def interface_difference(base: Any, config: Any, transfer: Any, result: Any) -> 
         missing = sorted(fields - set(kind.__dataclass_fields__))
         if missing:
             return f"{kind.__name__} has no {', '.join(missing)}"
-    if not hasattr(config, "is_storage_writer"):
-        return f"{config.__name__} has no is_storage_writer"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""The storage's counters on SGLang's `/metrics`. Names as in SGLang 0.5.23.
+"""The storage's counters on SGLang's `/metrics`.
 
 With `--enable-metrics` SGLang sets `PROMETHEUS_MULTIPROC_DIR` before it starts its schedulers, and
 `/metrics` returns the counters of `prometheus_client` of all these processes. SGLang's
@@ -21,6 +21,7 @@ logger = logging.getLogger("ritornello.sglang")
 PREFIX = "sglang:ritornello_"
 # SGLang's name of backends that are loaded by module and class.
 BACKEND = "dynamic"
+RANKS = ("tp_rank", "dp_rank", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
 COUNTERS = {
     "probed_pages": "Pages of prompts that SGLang looked up in the storage.",
     "hit_pages": "Looked up pages that can be loaded.",
@@ -106,9 +107,8 @@ def _counter_class() -> Any:
 
 def _labels(config: "HiCacheStorageConfig") -> dict[str, str]:
     """Returns the labels of SGLang's own metrics of its storage."""
-    ranks = ("tp_rank", "dp_rank", "pp_rank", "pp_size", "attn_cp_rank", "attn_cp_size")
     labels = {"storage_backend": BACKEND}
-    labels |= {name: str(getattr(config, name)) for name in ranks}
+    labels |= {name: str(getattr(config, name)) for name in RANKS}
     return labels | _extra_labels()
 
 

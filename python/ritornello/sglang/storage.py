@@ -29,7 +29,7 @@ from sglang.version import __version__
 
 from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.connector.interface import accept_defaults
-from ritornello.sglang.engine import engine_of
+from ritornello.sglang.engine import dcp_size_of, engine_of, is_storage_writer
 from ritornello.sglang.hits import Presence, restorable_prefixes
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
@@ -61,10 +61,11 @@ class RitornelloStorage(HiCacheStorage):
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
         extra = storage_config.extra_config or {}
         settings = Settings.parse(extra)
-        if storage_config.dcp_size > 1:
+        dcp_size = dcp_size_of(storage_config)
+        if dcp_size > 1:
             raise ValueError(
-                "ritornello does not serve decode context parallel size "
-                f"{storage_config.dcp_size} yet: start SGLang with size 1, or without this storage"
+                f"ritornello does not serve decode context parallel size {dcp_size} yet: start "
+                "SGLang with size 1, or without this storage"
             )
         self._config = storage_config
         self._in_place = bool(extra.get("interface_v1"))
@@ -317,7 +318,7 @@ class RitornelloStorage(HiCacheStorage):
 
     def _is_written_by_another_rank(self, pool: Pool | LogicalPool) -> bool:
         """Returns whether another rank writes the same bytes."""
-        return pool.replicated and not self._config.is_storage_writer
+        return pool.replicated and not is_storage_writer(self._config)
 
     def _on_kv(self, operation: str, action: Callable[[Pool | LogicalPool], T], default: T) -> T:
         pool = self._pools.get(KV)
