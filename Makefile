@@ -236,7 +236,7 @@ test-python-long: $(STAMPS)/build
 	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
 
 test-vllm: $(STAMPS)/vllm
-	engines/vllm/sources.sh 0.33.0
+	engines/sources.sh vllm 0.33.0
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
@@ -250,9 +250,11 @@ test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3
 	$(BIN)/python -m benches.shared --short
 
 test-lmcache: $(STAMPS)/lmcache
+	engines/sources.sh lmcache 0.5.5
 	$(LMCACHE)/bin/python -m pytest tests/engines/lmcache -q
 
 test-sglang: $(STAMPS)/sglang
+	engines/sources.sh sglang 0.5.22
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m "not long"
 
 test-sglang-long: $(STAMPS)/sglang

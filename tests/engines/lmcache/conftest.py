@@ -11,7 +11,8 @@ os.environ.update(
     LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING", LMCACHE_TRACK_USAGE="false"
 )
 # Makes the helpers in this file's directory, and the servers, importable.
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 
 from harness import AdapterKind, Memory  # noqa: E402
 

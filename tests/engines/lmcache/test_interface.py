@@ -1,48 +1,90 @@
-"""The interface of the installed LMCache is the interface that the adapter was tested with."""
+"""The adapter interface of every tested LMCache, read from its sources without importing them, and
+the names of the installed LMCache's objects.
+"""
 
+import ast
 import inspect
 
-import lmcache
 import pytest
+from declarations import Sources, parameters
+from expression_types import Hints
 from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import _object_key_to_string
+from package_uses import PackageUses
+from released import require_alike, require_served, uses_of
 
 from ritornello.lmcache import NativeClient, RitornelloL2Adapter
-from ritornello.lmcache.interface import INTERFACE, interface_difference
+from ritornello.lmcache.interface import (
+    ABSTRACT,
+    INTERFACE,
+    KEY_FIELDS,
+    PARAMETERS,
+    TESTED,
+    interface_difference,
+)
 from ritornello.lmcache.naming import Family, ObjectName, page_key, parse_name
 
+DISTRIBUTED = "lmcache.v1.distributed"
+ADAPTERS = f"{DISTRIBUTED}.l2_adapters"
+BASE = (f"{ADAPTERS}.base", "L2AdapterInterface")
 
-def test_interface_is_the_tested_one() -> None:
-    assert lmcache.__version__ == INTERFACE.tested
+
+@pytest.fixture(params=TESTED, ids="lmcache-{}".format)
+def uses(request: pytest.FixtureRequest) -> PackageUses:
+    return uses_of("lmcache", request.param, Hints())
+
+
+@pytest.fixture
+def sources(uses: PackageUses) -> Sources:
+    return uses.sources
+
+
+def test_lmcache_has_everything_that_is_used(uses: PackageUses) -> None:
+    require_served(uses, names=50, overrides=15)
+    assert uses.own_methods() == set()
+
+
+def test_versions_take_the_same_arguments() -> None:
+    require_alike("lmcache", TESTED, Hints())
+
+
+def test_adapter_class_is_the_tested_one(sources: Sources) -> None:
+    base = sources.methods(*BASE)
+    assert sources.abstract(*BASE) == ABSTRACT
+    assert {name: tuple(parameters(base[name]).positional) for name in PARAMETERS} == PARAMETERS
+    assert sources.fields(f"{DISTRIBUTED}.api", "ObjectKey") == KEY_FIELDS
+
+
+def test_installed_interface_is_accepted() -> None:
     assert interface_difference(L2AdapterInterface, ObjectKey) == ""
-
-
-def test_overrides_take_lmcache_arguments() -> None:
-    ours = {name for name in vars(RitornelloL2Adapter) if hasattr(L2AdapterInterface, name)}
-    checked = 0
-    for name in ours:
-        theirs = getattr(L2AdapterInterface, name)
-        if name.startswith("_") or not inspect.isfunction(theirs):
-            continue
-        passed = inspect.signature(theirs).parameters
-        assert list(inspect.signature(getattr(RitornelloL2Adapter, name)).parameters) == list(
-            passed
-        ), name
-        checked += 1
-    assert checked >= 15
     assert not inspect.isabstract(RitornelloL2Adapter)
 
 
-def test_client_has_methods_of_bridge() -> None:
-    for name in ("event_fd", "drain_completions", "close"):
-        assert list(inspect.signature(getattr(NativeClient, name)).parameters) == ["self"]
-    for name in ("get", "set"):
-        method = getattr(NativeClient, f"submit_batch_{name}")
-        assert len(inspect.signature(method).parameters) == 3
-    for name in ("exists", "delete"):
-        method = getattr(NativeClient, f"submit_batch_{name}")
-        assert len(inspect.signature(method).parameters) == 2
+def test_plugin_factory_calls_our_constructor(sources: Sources) -> None:
+    code = sources.text(f"{ADAPTERS}.plugin_l2_adapter")
+    for key in ("adapter_params", "class_name", "module_path"):
+        assert f'd.get("{key}"' in code
+    assert 'kwargs["l1_memory_desc"] = l1_memory_desc' in code
+    assert "return adapter_cls(\n        config.adapter_params" in code
+    assert 'register_l2_adapter_factory("plugin", _create_plugin_adapter)' in code
+    assert list(inspect.signature(RitornelloL2Adapter).parameters) == ["params", "l1_memory_desc"]
+
+
+def test_native_plugin_calls_our_client(sources: Sources) -> None:
+    code = sources.text(f"{ADAPTERS}.native_plugin_l2_adapter")
+    assert "native_client = connector_cls(**config.adapter_params)" in code
+    bridge = sources.class_of(f"{ADAPTERS}.native_connector_l2_adapter", "NativeConnectorL2Adapter")
+    calls = [node for node in ast.walk(bridge) if isinstance(node, ast.Call)]
+    passed = {
+        call.func.attr: len(call.args)
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) in ("native_client", "self._client")
+    }
+    assert len(passed) == 7
+    for name, arguments in passed.items():
+        assert len(inspect.signature(getattr(NativeClient, name)).parameters) == 1 + arguments, name
 
 
 def test_bridge_names_are_parsed() -> None:

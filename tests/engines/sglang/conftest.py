@@ -14,7 +14,8 @@ import pytest
 os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="2", SGLANG_USE_CPU_ENGINE="1")
 
 # Makes the helpers in this file's directory, and the servers, importable.
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 
 from hosts import config  # noqa: E402
 

@@ -1,20 +1,62 @@
-"""The storage interface of the installed SGLang, and the storage that its factory constructs."""
+"""The storage interface of every tested SGLang, read from its sources without importing them, and
+the storage that the factory of the installed SGLang constructs.
+"""
 
+import ast
 import importlib
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from declarations import Sources, parameters
+from expression_types import Hints
 from hosts import config
+from package_uses import PackageUses
+from released import require_alike, require_served, uses_of
 from sglang.srt import runtime_context
 from sglang.srt.mem_cache import hicache_storage
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorage
 from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 from ritornello.sglang import RitornelloStorage, storage
-from ritornello.sglang.interface import METHODS, RECORDER, UPDATE_METHODS
+from ritornello.sglang.engine import OPTIONS, dcp_size_of, is_storage_writer
+from ritornello.sglang.identity import ORDER_FREE
+from ritornello.sglang.interface import (
+    ABSTRACT,
+    CONFIG,
+    HARMLESS_METHODS,
+    METHODS,
+    RECORDER,
+    RESULT,
+    TESTED,
+    TRANSFER,
+    UPDATE_METHODS,
+)
+from ritornello.sglang.metrics import RANKS
 
+HICACHE = "sglang.srt.mem_cache.hicache_storage"
+POOLS = "sglang.srt.mem_cache.pool_host"
+CONTROLLER = "sglang.srt.managers.cache_controller"
+UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
+# SGLang's options, by namespace. `ServerArgs` has all of them, `get_model()` those of a model.
+FIELDS = {
+    name: (f"sglang.srt.arg_groups.fields.{name}", name.capitalize())
+    for name in ("device", "memory", "model", "observability", "parallel", "serving", "spec")
+}
+HINTS = Hints(
+    results={
+        **{f"get_{name}": FIELDS[name] for name in ("memory", "model", "observability", "serving")},
+        "process_model_config": ("sglang.srt.configs.model_config", "ModelConfig"),
+    },
+    parts={"ParallelContext": [FIELDS["parallel"]], "ServerArgs": list(FIELDS.values())},
+)
+# Public methods of our storage that SGLang's base class lacks. SGLang calls `close` if there is
+# one, and our hook of `reset` calls `on_flush`.
+OWN = {f"RitornelloStorage.{name}" for name in ("close", "counts", "on_flush")}
+# Methods of SGLang's base class that our storage does not override: they do nothing.
+NOT_OVERRIDDEN = {"on_host_pools_registered"}
 DYNAMIC = {
     "backend_name": "ritornello",
     "module_path": "ritornello.sglang",
@@ -22,19 +64,101 @@ DYNAMIC = {
 }
 
 
+@pytest.fixture(params=TESTED, ids="sglang-{}".format)
+def uses(request: pytest.FixtureRequest) -> PackageUses:
+    return uses_of("sglang", request.param, HINTS)
+
+
+@pytest.fixture
+def sources(uses: PackageUses) -> Sources:
+    return uses.sources
+
+
+def test_sglang_has_everything_that_is_used(uses: PackageUses) -> None:
+    require_served(uses, names=70, overrides=14)
+    assert uses.own_methods() == OWN
+
+
+def test_versions_take_the_same_arguments() -> None:
+    require_alike("sglang", TESTED, HINTS)
+
+
+def test_storage_class_is_the_tested_one(sources: Sources) -> None:
+    base = sources.methods(HICACHE, "HiCacheStorage")
+    assert sources.abstract(HICACHE, "HiCacheStorage") == ABSTRACT
+    assert {name: tuple(parameters(base[name]).positional) for name in METHODS} == METHODS
+    public = {name for name in base if not name.startswith("_")}
+    assert public - set(METHODS) <= NOT_OVERRIDDEN
+    assert not {*CONFIG, *RANKS} - set(sources.fields(HICACHE, "HiCacheStorageConfig"))
+    assert not TRANSFER - set(sources.fields(HICACHE, "PoolTransfer"))
+    assert not RESULT - set(sources.fields(HICACHE, "PoolTransferResult"))
+
+
+def test_factory_calls_our_constructor(sources: Sources) -> None:
+    factory = sources.methods(
+        "sglang.srt.mem_cache.storage.backend_factory", "StorageBackendFactory"
+    )
+    code = ast.unparse(factory["_create_dynamic_backend"])
+    assert "required_fields = ['backend_name', 'module_path', 'class_name']" in code
+    assert "return backend_class(storage_config, kwargs)" in code
+    assert "self.storage_backend.close()" in sources.text(CONTROLLER)
+
+
+def test_every_update_of_weights_is_watched(sources: Sources) -> None:
+    updater = {name for name in sources.methods(UPDATER, "WeightUpdater") if name[0] != "_"}
+    assert updater == {*UPDATE_METHODS, *HARMLESS_METHODS}
+    manager = sources.methods(MANAGER, "SchedulerWeightUpdaterManager")
+    updates = {name for name in manager if name.startswith("update_weights_")}
+    recorded = {name for name, code in manager.items() if f"self.{RECORDER}(" in ast.unparse(code)}
+    assert RECORDER in manager
+    assert recorded == updates
+    controller = sources.members(CONTROLLER, "HiCacheController")
+    assert not {"reset", "storage_backend"} - set(controller)
+
+
+def test_host_pools_name_their_pages(sources: Sources) -> None:
+    pool = sources.members(f"{POOLS}.base", "HostKVCache")
+    used = {"dtype", "layout", "page_num", "page_size", "shared_allocation_domain", "size"}
+    used |= {"get_data_page", "get_dummy_flat_data_page", "set_from_flat_data_page"}
+    assert not used - set(pool)
+    modules = {"MHATokenToKVPoolHost": f"{POOLS}.mha", "MLATokenToKVPoolHost": f"{POOLS}.mla"}
+    for kind, layout in ORDER_FREE:
+        assert "get_page_buffer_meta" in sources.methods(modules[kind], kind)
+        assert f'"{layout}"' in sources.text(modules[kind])
+    assert "get_split_heads_page_buffer_meta" in sources.methods(
+        f"{POOLS}.mha", "MHATokenToKVPoolHost"
+    )
+
+
+def test_options_exist(sources: Sources) -> None:
+    options = {name for field in FIELDS.values() for name in sources.fields(*field)}
+    assert not {*OPTIONS, "quantization_param_path"} - options
+
+
+def test_configuration_without_newer_fields_is_served() -> None:
+    """SGLang 0.5.22 names neither the size of decode context parallelism nor the writer."""
+    one = SimpleNamespace(is_mla_model=True, tp_rank=0)
+    other = SimpleNamespace(is_mla_model=True, tp_rank=1)
+    assert dcp_size_of(one) == 1
+    assert is_storage_writer(one)
+    assert not is_storage_writer(other)
+    assert is_storage_writer(SimpleNamespace(is_mla_model=False, tp_rank=1))
+    declared = SimpleNamespace(dcp_size=2, is_mla_model=True, is_storage_writer=True, tp_rank=1)
+    assert dcp_size_of(declared) == 2
+    assert is_storage_writer(declared)
+
+
+def test_context_parallel_size_comes_from_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    parallel = SimpleNamespace(attn_dcp_size=4)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+    assert dcp_size_of(SimpleNamespace()) == 4
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_overrides_take_sglang_arguments(name: str) -> None:
     ours = getattr(RitornelloStorage, name)
     assert ours is not getattr(HiCacheStorage, name)
     assert tuple(inspect.signature(ours).parameters) == ("self", *METHODS[name])
-
-
-def test_no_other_method_is_called() -> None:
-    """A method that a new SGLang adds to its base class would be called on our storage, which does
-    not override it.
-    """
-    public = {name for name in vars(HiCacheStorage) if not name.startswith("_")}
-    assert public - set(METHODS) == {"on_host_pools_registered"}
 
 
 def test_sglang_factory_constructs_storage(tmp_path: Path) -> None:
@@ -75,7 +199,7 @@ def test_unknown_interface_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) ->
         other.setattr(hicache_storage.HiCacheStorage, "batch_get_v1", batch_get_v1)
         with pytest.raises(ImportError, match="batch_get_v1 takes keys, pages") as raised:
             importlib.reload(storage)
-    assert "written for SGLang 0.5.23" in str(raised.value)
+    assert "written for SGLang 0.5.22 and 0.5.23;" in str(raised.value)
     assert "\n" not in str(raised.value)
     importlib.reload(storage)
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 # Makes the helpers in this file's directory, and the servers, importable.
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[3])]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 
 from harness import Engine, ask_program, set_environment  # noqa: E402
 

@@ -1,24 +1,30 @@
-"""The connector interface of every supported vLLM, read from its sources without importing them.
+"""The connector interface of every tested vLLM, read from its sources without importing them.
 
-Methods that the connector overrides must exist in vLLM with parameters that it accepts, and the
-attributes that it uses of vLLM's objects must have the same names.
+The sources have everything that the package takes from vLLM (`package_uses`), and what the package
+reaches without a type or by the text of vLLM's code: hooked methods, local variables, calls.
 """
 
 import ast
-import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
+from declarations import Sources, parameters
+from expression_types import Hints
+from package_uses import PackageUses
+from released import require_alike, require_served, uses_of
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
-from vllm_sources import class_of, downloaded, installed, is_abstract, methods
 
 from ritornello.vllm import data_path
 from ritornello.vllm.connector import RitornelloConnector
-from ritornello.vllm.cpu_path import CpuPath
 from ritornello.vllm.drafts import EXACT_ACCEPTANCE, WITH_KV
-from ritornello.vllm.interface import ABSTRACT, DELEGATED, HOOKS, NOT_DELEGATED, PARAMETERS
-from ritornello.vllm.offloading_path import OffloadingPath
+from ritornello.vllm.interface import (
+    ABSTRACT,
+    DELEGATED,
+    HOOKS,
+    NOT_DELEGATED,
+    PARAMETERS,
+    TESTED,
+)
 from ritornello.vllm.support import OFFLOADED, SERVED
 from ritornello.vllm.weights.engine import ADMIT_METHOD, CALL_METHODS, RESET_METHOD
 from ritornello.vllm.weights.watch import (
@@ -29,37 +35,55 @@ from ritornello.vllm.weights.watch import (
     WORKER_METHODS_OPTIONAL,
 )
 
-BASE = "vllm/distributed/kv_transfer/kv_connector/v1/base.py"
+CONNECTORS = "vllm.distributed.kv_transfer.kv_connector"
+BASE = f"{CONNECTORS}.v1.base"
+CACHES = "vllm.v1.kv_cache_interface"
+HINTS = Hints(
+    kinds={
+        "KVCacheSpec": [(CACHES, kind) for kind in SERVED],
+        "KVConnectorWorkerMetadata": [("ritornello.vllm.metadata", "WorkerReport")],
+    }
+)
+# Overrides of methods that vLLM has since the given version.
+SINCE = {
+    "CpuPath.supports_sleep_mode": "0.33.0",
+    "RitornelloTier.config_info": "0.33.0",
+    "RitornelloTier.config_info_keys": "0.33.0",
+}
 
 
-@pytest.fixture(params=["installed", pytest.param("next", marks=pytest.mark.long)])
-def sources(request: pytest.FixtureRequest) -> Path:
-    return installed() if request.param == "installed" else downloaded()
+@pytest.fixture(params=TESTED, ids="vllm-{}".format)
+def uses(request: pytest.FixtureRequest) -> PackageUses:
+    return uses_of("vllm", request.param, HINTS)
 
 
-def test_base_class_is_the_tested_one(sources: Path) -> None:
-    base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
-    assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
+@pytest.fixture
+def sources(uses: PackageUses) -> Sources:
+    return uses.sources
+
+
+def test_vllm_has_everything_that_is_used(uses: PackageUses) -> None:
+    require_served(uses, names=180, overrides=45)
+
+
+def test_versions_take_the_same_arguments() -> None:
+    require_alike("vllm", TESTED, HINTS)
+
+
+def test_vllm_calls_every_override(uses: PackageUses, request: pytest.FixtureRequest) -> None:
+    version = TESTED.index(request.node.callspec.params["uses"])
+    assert uses.own_methods() == {n for n, since in SINCE.items() if TESTED.index(since) > version}
+
+
+def test_base_class_is_the_tested_one(sources: Sources) -> None:
+    base = sources.methods(BASE, "KVConnectorBase_V1")
+    assert sources.abstract(BASE, "KVConnectorBase_V1") == ABSTRACT
     assert not HOOKS - set(base)
-    assert tuple(argument.arg for argument in base["__init__"].args.args) == ("self", *PARAMETERS)
+    assert tuple(parameters(base["__init__"]).positional) == PARAMETERS
 
 
-def test_overrides_take_vllm_arguments(sources: Path) -> None:
-    base = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
-    base |= methods(class_of(sources, BASE, "SupportsHMA"))
-    for path, least in ((CpuPath, 20), (OffloadingPath, 1)):
-        ours = {name for name in vars(path) if name in base and name != "__init__"}
-        assert len(ours) >= least
-        for name in ours - {"requires_kv_delivery"}:
-            function = inspect.unwrap(getattr(path, name))
-            taken = [name for name in inspect.signature(function).parameters if name != "kwargs"]
-            passed = [argument.arg for argument in base[name].args.args][1:]
-            assert [name for name in taken if name != "self"] == passed, name
-
-
-def test_every_method_is_delegated_or_listed(sources: Path) -> None:
-    declared = methods(class_of(sources, BASE, "KVConnectorBase_V1"))
-    declared |= methods(class_of(sources, BASE, "SupportsHMA"))
+def test_every_method_is_delegated_or_listed(sources: Sources) -> None:
+    declared = {*sources.methods(BASE, "KVConnectorBase_V1"), *sources.methods(BASE, "SupportsHMA")}
     public = {name for name in declared if not name.startswith("_")}
     assert len(public) > 40
     assert sorted(public - DELEGATED - set(NOT_DELEGATED)) == []
@@ -98,20 +122,14 @@ def test_calls_reach_data_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "used"),
+    ("module", "name", "used"),
     [
-        ("vllm/v1/core/kv_cache_manager.py", "KVCacheManager", {"get_block_ids", "evict_blocks"}),
-        ("vllm/v1/core/block_pool.py", "BlockPool", {"get_num_free_blocks"}),
+        ("vllm.v1.core.kv_cache_manager", "KVCacheManager", {"evict_blocks", "get_block_ids"}),
+        ("vllm.v1.executor.abstract", "Executor", {"get_kv_connector_handshake_metadata"}),
+        ("vllm.v1.request", "Request", {"get_skip_reading_prefix_cache"}),
+        ("vllm.v1.engine.core", "EngineCore", {*CALL_METHODS, RESET_METHOD, ADMIT_METHOD}),
         (
-            "vllm/v1/executor/abstract.py",
-            "Executor",
-            {"get_kv_connector_handshake_metadata"},
-        ),
-        ("vllm/v1/core/kv_cache_manager.py", "KVCacheBlocks", {"get_block_ids"}),
-        ("vllm/v1/request.py", "Request", {"num_tokens", "get_skip_reading_prefix_cache"}),
-        ("vllm/v1/engine/core.py", "EngineCore", {*CALL_METHODS, RESET_METHOD, ADMIT_METHOD}),
-        (
-            "vllm/v1/worker/gpu_worker.py",
+            "vllm.v1.worker.gpu_worker",
             "Worker",
             {
                 *WORKER_METHODS,
@@ -119,34 +137,60 @@ def test_calls_reach_data_path(monkeypatch: pytest.MonkeyPatch) -> None:
                 *SUSPEND_METHODS,
                 RESUME_METHOD,
                 "execute_model",
+                "model_runner",
+                "rank",
+                "vllm_config",
             },
         ),
-        ("vllm/v1/worker/gpu_model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
-        ("vllm/v1/worker/gpu/model_runner.py", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
-        ("vllm/lora/worker_manager.py", "WorkerLoRAManager", {"_load_adapter"}),
+        ("vllm.v1.worker.worker_base", "WorkerWrapperBase", {"worker"}),
+        ("vllm.v1.worker.gpu_model_runner", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
+        ("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", {*RUNNER_METHODS, "get_model"}),
+        ("vllm.lora.worker_manager", "WorkerLoRAManager", {"_load_adapter"}),
+        ("vllm.lora.request", "LoRARequest", {"load_inplace", "lora_name", "lora_path"}),
+        (
+            "vllm.v1.core.sched.output",
+            "SchedulerOutput",
+            {"has_sync_kv_loads", "num_scheduled_tokens", "total_num_scheduled_tokens"},
+        ),
+        ("vllm.config", "ParallelConfig", {"enable_eplb"}),
+        ("vllm.config", "KVTransferConfig", {"kv_load_failure_policy"}),
+        (CACHES, "KVCacheConfig", {"hash_block_size"}),
+        (CACHES, "FullAttentionSpec", {"head_size", "max_tp_shards", "tokens_per_state"}),
+        (CACHES, "SlidingWindowSpec", {"extra_retained_tokens", "sliding_window"}),
     ],
 )
-def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set[str]) -> None:
-    assert not used - set(methods(class_of(sources, file, name)))
+def test_vllm_has_attributes_that_are_used_without_a_type(
+    sources: Sources, module: str, name: str, used: set[str]
+) -> None:
+    assert not used - set(sources.members(module, name))
 
 
 @pytest.mark.parametrize(
-    ("file", "texts"),
+    ("protocol", "module"),
     [
-        ("vllm/v1/metrics/cache_hit_source.py", ["DISK = "]),
-        ("vllm/v1/attention/backends/cpu_attn.py", ["def _get_attn_isa(\n    dtype"]),
+        ("BlockPool", "vllm.v1.core.block_pool"),
+        ("CacheManager", "vllm.v1.core.kv_cache_manager"),
+        ("Request", "vllm.v1.request"),
+        ("Step", "vllm.v1.core.sched.output"),
+    ],
+)
+def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module: str) -> None:
+    theirs = {"CacheManager": "KVCacheManager", "Step": "SchedulerOutput"}.get(protocol, protocol)
+    used = set(sources.members("ritornello.vllm.request_state", protocol))
+    assert used
+    assert not used - set(sources.members(module, theirs))
+
+
+@pytest.mark.parametrize(
+    ("module", "texts"),
+    [
+        ("vllm.v1.attention.backends.cpu_attn", ["def _get_attn_isa(\n    dtype"]),
         (
-            "vllm/v1/kv_cache_interface.py",
-            [
-                "hash_block_size:",
-                "max_tp_shards:",
-                "tokens_per_state:",
-                "extra_retained_tokens:",
-                *(f"class {kind}(" for kind in SERVED + OFFLOADED),
-            ],
+            "vllm.v1.kv_cache_interface",
+            [f"class {kind}(" for kind in SERVED + OFFLOADED],
         ),
         (
-            "vllm/config/speculative.py",
+            "vllm.config.speculative",
             [
                 "draft_model_config: ",
                 "draft_load_config: ",
@@ -156,31 +200,21 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
         ),
         # A step's pages are saved after the draft model has run.
         (
-            "vllm/v1/worker/gpu_model_runner.py",
+            "vllm.v1.worker.gpu_model_runner",
             [
                 "defer_finalize=defer_kv_connector_finalize",
                 "            self.finalize_kv_connector()",
             ],
         ),
         (
-            "vllm/v1/outputs.py",
-            [
-                "kv_connector_worker_meta",
-                "invalid_block_ids",
-                "finished_recving",
-                "failed_recving",
-            ],
-        ),
-        ("vllm/v1/core/block_pool.py", ["self.null_block = "]),
-        (
-            "vllm/v1/core/sched/interface.py",
+            "vllm.v1.core.sched.interface",
             ["def has_unfinished_requests(self)", "def schedule(self"],
         ),
-        ("vllm/v1/engine/core.py", [".set_xfer_handshake_metadata_pp_aware("]),
+        ("vllm.v1.engine.core", [".set_xfer_handshake_metadata_pp_aware("]),
         # `ritornello` hooks the engine core's `reset_prefix_cache`, which must have this signature.
         # vLLM's pauses reset the cache through this method.
         (
-            "vllm/v1/engine/core.py",
+            "vllm.v1.engine.core",
             [
                 "def reset_prefix_cache(\n        self, reset_running_requests: bool = False, "
                 "reset_connector: bool = False\n    ) -> bool:",
@@ -188,16 +222,10 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
             ],
         ),
         # vLLM loads LoRA adapters only in this file.
-        ("vllm/lora/worker_manager.py", ["lora = self._load_adapter(lora_request)"]),
-        ("vllm/lora/request.py", ["load_inplace: bool = False"]),
-        ("vllm/v1/core/sched/output.py", ["total_num_scheduled_tokens: int"]),
-        ("vllm/config/parallel.py", ["enable_eplb: bool = False"]),
+        ("vllm.lora.worker_manager", ["lora = self._load_adapter(lora_request)"]),
+        ("vllm.lora.request", ["load_inplace: bool = False"]),
         (
-            "vllm/distributed/kv_transfer/kv_connector/v1/base.py",
-            ["class KVConnectorTransferResults", "finished_recving:", "failed_recving:"],
-        ),
-        (
-            "vllm/v1/attention/backends/cpu_attn.py",
+            "vllm.v1.attention.backends.cpu_attn",
             # Blocks are read head by head, the keys of a head before its values.
             [
                 "view((num_blocks, num_kv_heads, block_size * 2, -1))",
@@ -206,35 +234,26 @@ def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set
         ),
     ],
 )
-def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
-    code = (sources / file).read_text()
+def test_vllm_code_contains(sources: Sources, module: str, texts: list[str]) -> None:
+    code = sources.text(module)
     assert [text for text in texts if text not in code] == []
 
 
-def test_failure_policy_is_read_after_constructor(sources: Path) -> None:
-    code = (sources / "vllm/v1/core/sched/scheduler.py").read_text()
-    made = code.index("KVConnectorFactory.create_connector(")
-    assert made < code.index("kv_transfer_config.kv_load_failure_policy")
-
-
-def test_multi_connector_has_used_names(sources: Path) -> None:
-    folder = "vllm/distributed/kv_transfer/kv_connector"
-    multi = methods(class_of(sources, f"{folder}/v1/multi_connector.py", "MultiConnector"))
+def test_multi_connector_has_used_names(sources: Sources) -> None:
+    init = sources.methods(f"{CONNECTORS}.v1.multi_connector", "MultiConnector")["__init__"]
     # `engine_config.of_outermost` reads `vllm_config` where children are constructed.
-    assert "vllm_config" in [argument.arg for argument in multi["__init__"].args.args]
-    assert "connector_cls(temp_config" in ast.unparse(multi["__init__"])
-    factory = methods(class_of(sources, f"{folder}/factory.py", "KVConnectorFactory"))
-    taken = [argument.arg for argument in factory["register_connector"].args.args]
-    assert taken == ["cls", "name", "module_path", "class_name"]
-    step = class_of(sources, "vllm/v1/core/sched/output.py", "SchedulerOutput")
-    assert "has_sync_kv_loads: bool" in ast.unparse(step)
-    output = ast.unparse(class_of(sources, "vllm/v1/outputs.py", "KVConnectorOutput"))
+    assert "vllm_config" in parameters(init).positional
+    assert "connector_cls(temp_config" in ast.unparse(init)
+    factory = sources.methods(f"{CONNECTORS}.factory", "KVConnectorFactory")
+    taken = parameters(factory["register_connector"]).positional
+    assert taken == ["name", "module_path", "class_name"]
+    output = ast.unparse(sources.class_of("vllm.v1.outputs", "KVConnectorOutput"))
     assert "invalid_block_ids: set[int]" in output
     assert "failed_recving: set[str]" in output
 
 
-def test_policy_is_read_after_connector_construction(sources: Path) -> None:
-    scheduler = methods(class_of(sources, "vllm/v1/core/sched/scheduler.py", "Scheduler"))
+def test_policy_is_read_after_connector_construction(sources: Sources) -> None:
+    scheduler = sources.methods("vllm.v1.core.sched.scheduler", "Scheduler")
     text = ast.unparse(scheduler["__init__"])
     made = text.index("KVConnectorFactory.create_connector(")
     assert made < text.index("kv_transfer_config.kv_load_failure_policy")

@@ -13,7 +13,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 # Makes the connector tests' helpers and the servers importable.
-sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
+SHARED = (HERE.parent / "vllm", HERE.parent / "sources")
+sys.path[:0] = [str(HERE), *map(str, SHARED), str(HERE.parents[2])]
 
 from harness import REPLY, prompt, set_environment  # noqa: E402
 from tier_harness import TierEngine, ritornello_tier  # noqa: E402

@@ -1,191 +1,121 @@
-"""The interface of secondary tiers of every supported vLLM, read from its sources without importing
-them.
-
-Methods that the tier overrides must exist in vLLM with parameters that it accepts, and the
-attributes that it uses of vLLM's objects must have the same names.
+"""The interface of secondary tiers of every tested vLLM, read from its sources without importing
+them. `test_interface.py` of the connector covers the whole package; these tests cover what the tier
+reaches without a type or by the text of vLLM's code.
 """
 
 import ast
-import inspect
 from pathlib import Path
 
 import pytest
-from vllm_sources import class_of, downloaded, installed, is_abstract, methods
+from declarations import Sources, parameters
+from released import sources_of
 
 from ritornello.vllm import RitornelloTier
 from ritornello.vllm.interface import PARAMETERS as CONNECTOR_PARAMETERS
-from ritornello.vllm.offloading_path import OffloadingPath
+from ritornello.vllm.interface import TESTED
 from ritornello.vllm.tier.interface import ABSTRACT, HOOKS, JOB, PARAMETERS, RESULT
-from ritornello.vllm.tier.manager import AsyncLookups
 
-OFFLOAD = "vllm/v1/kv_offload"
-CONNECTOR = "vllm/distributed/kv_transfer/kv_connector/v1/offloading"
-BASE = f"{OFFLOAD}/tiering/base.py"
-
-
-@pytest.fixture(params=["installed", "next"])
-def sources(request: pytest.FixtureRequest) -> Path:
-    return installed() if request.param == "installed" else downloaded()
+OFFLOAD = "vllm.v1.kv_offload"
+CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
+BASE = f"{OFFLOAD}.tiering.base"
 
 
-def fields(node: ast.ClassDef) -> tuple[str, ...]:
-    """Returns the fields of a dataclass, in order, without private fields that its constructor
-    omits.
-    """
-    return tuple(
-        item.target.id
-        for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    )
+@pytest.fixture(scope="module", params=TESTED, ids="vllm-{}".format)
+def sources(request: pytest.FixtureRequest) -> Sources:
+    return Sources(sources_of("vllm", request.param))
 
 
-def parameters(method: ast.FunctionDef) -> list[str]:
-    return [argument.arg for argument in method.args.args]
-
-
-def test_tier_class_is_the_tested_one(sources: Path) -> None:
-    base = methods(class_of(sources, BASE, "SecondaryTierManager"))
-    assert {name for name, method in base.items() if is_abstract(method)} == ABSTRACT
+def test_tier_class_is_the_tested_one(sources: Sources) -> None:
+    base = sources.methods(BASE, "SecondaryTierManager")
+    assert sources.abstract(BASE, "SecondaryTierManager") == ABSTRACT
     assert not HOOKS - set(base)
-    assert tuple(parameters(base["__init__"])) == ("self", *PARAMETERS)
-    assert fields(class_of(sources, BASE, "TransferJob")) == JOB
-    assert fields(class_of(sources, BASE, "JobResult")) == RESULT
+    assert tuple(parameters(base["__init__"]).positional) == PARAMETERS
+    assert sources.fields(BASE, "TransferJob") == JOB
+    assert sources.fields(BASE, "JobResult") == RESULT
 
 
-def test_overrides_take_vllm_arguments(sources: Path) -> None:
-    base = methods(class_of(sources, BASE, "SecondaryTierManager"))
-    ours = {name for name in vars(RitornelloTier) if name in base and name != "__init__"}
-    assert len(ours) > 12
-    for name in ours:
-        taken = list(inspect.signature(getattr(RitornelloTier, name)).parameters)
-        passed = parameters(base[name])[1:]
-        assert [name for name in taken if name not in ("self", "cls")] == passed, name
-
-
-def test_next_vllm_requires_config_info() -> None:
-    base = methods(class_of(downloaded(), BASE, "SecondaryTierManager"))
-    assert parameters(base["config_info_keys"]) == ["cls", "tier_config"]
-    assert parameters(base["config_info"]) == ["self"]
+def test_newest_vllm_requires_config_info() -> None:
+    newest = Sources(sources_of("vllm", TESTED[-1]))
+    base = newest.methods(BASE, "SecondaryTierManager")
+    assert parameters(base["config_info_keys"]).positional == ["tier_config"]
+    assert parameters(base["config_info"]).positional == []
     tier = {"type": "RitornelloTier", "module_path": "ritornello.vllm", "path": "/x"}
     keys = RitornelloTier.config_info_keys(tier | {"backpressure": {}})
     assert "ritornello_path" in keys
     assert "tier" not in keys
 
 
-def test_async_lookups_are_batched(sources: Path) -> None:
-    base = methods(class_of(sources, f"{OFFLOAD}/tiering/async_lookup.py", "AsyncLookupManager"))
-    assert parameters(base["__init__"]) == ["self", "tier_type"]
-    assert {name for name, method in base.items() if is_abstract(method)} == {"batch_lookup"}
-    taken = list(inspect.signature(AsyncLookups.batch_lookup).parameters)
-    assert taken == parameters(base["batch_lookup"])
-    assert not {"lookup", "flush", "cleanup", "shutdown"} - set(base)
+def test_async_lookups_are_batched(sources: Sources) -> None:
+    manager = (f"{OFFLOAD}.tiering.async_lookup", "AsyncLookupManager")
+    assert parameters(sources.methods(*manager)["__init__"]).positional == ["tier_type"]
+    assert sources.abstract(*manager) == {"batch_lookup"}
 
 
-def test_engine_configuration_is_on_stack(sources: Path) -> None:
+def test_engine_configuration_is_on_stack(sources: Sources) -> None:
     """The tier finds vLLM's configuration in the stack frame of the caller that constructs it, and
     checks that its settings are the same object as in the tier's own configuration.
     """
-    scheduler = class_of(sources, f"{CONNECTOR}/scheduler.py", "OffloadingConnectorScheduler")
-    init = methods(scheduler)["__init__"]
-    assert parameters(init) == ["self", "spec", "vllm_config", "kv_cache_config"]
+    scheduler = sources.methods(f"{CONNECTOR}.scheduler", "OffloadingConnectorScheduler")
+    init = scheduler["__init__"]
+    assert parameters(init).positional == ["spec", "vllm_config", "kv_cache_config"]
     assert "spec.get_manager()" in ast.unparse(init)
-    config = (sources / f"{CONNECTOR}/config.py").read_text()
+    config = sources.text(f"{CONNECTOR}.config")
     assert "extra_config = kv_transfer_config.kv_connector_extra_config" in config
     assert "extra_config=extra_config" in config
-    assert "self.extra_config = config.extra_config" in (sources / f"{OFFLOAD}/base.py").read_text()
+    assert "self.extra_config = config.extra_config" in sources.text(f"{OFFLOAD}.base")
 
 
-def test_connector_configures_offloading(sources: Path) -> None:
+def test_connector_configures_offloading(sources: Sources) -> None:
     """`OffloadingPath` derives from vLLM's connector, and sets these keys of its configuration."""
-    folder = "vllm/distributed/kv_transfer/kv_connector/v1"
-    connector = methods(
-        class_of(sources, f"{folder}/offloading_connector.py", "OffloadingConnector")
-    )
-    assert parameters(connector["__init__"]) == ["self", *CONNECTOR_PARAMETERS]
-    for name in ("get_num_new_matched_tokens", "build_prom_metrics"):
-        taken = list(inspect.signature(getattr(OffloadingPath, name)).parameters)
-        assert [p for p in taken if p != "self"] == parameters(connector[name])[1:]
-    config = (sources / f"{CONNECTOR}/config.py").read_text()
+    connector = sources.methods(f"{CONNECTOR}_connector", "OffloadingConnector")
+    assert tuple(parameters(connector["__init__"]).positional) == CONNECTOR_PARAMETERS
+    config = sources.text(f"{CONNECTOR}.config")
     assert "def build_offloading_config(\n    vllm_config" in config
     assert 'extra_config.get("blocks_per_chunk")' in config
     read = {
-        f"{OFFLOAD}/base.py": ["offload_prompt_only", "self_describing_kv_events"],
-        f"{OFFLOAD}/cpu/spec.py": ["cpu_bytes_to_use"],
-        f"{OFFLOAD}/tiering/spec.py": ["secondary_tiers"],
+        f"{OFFLOAD}.base": ["offload_prompt_only", "self_describing_kv_events"],
+        f"{OFFLOAD}.cpu.spec": ["cpu_bytes_to_use"],
+        f"{OFFLOAD}.tiering.spec": ["secondary_tiers"],
     }
-    for file, keys in read.items():
-        code = "".join((sources / file).read_text().split())
-        assert [key for key in keys if f'self.extra_config.get("{key}"' not in code] == [], file
+    for module, keys in read.items():
+        code = "".join(sources.text(module).split())
+        assert [key for key in keys if f'self.extra_config.get("{key}"' not in code] == [], module
     # Settings of a tier, Python objects included, reach its constructor.
-    assert "            **config,\n" in (sources / f"{OFFLOAD}/tiering/factory.py").read_text()
-    assert '"TieringOffloadingSpec"' in (sources / f"{OFFLOAD}/factory.py").read_text()
-    parallel = (sources / "vllm/config/parallel.py").read_text()
-    assert "    data_parallel_size_local: int" in parallel
-    assert "def is_cpu(self) -> bool:" in (sources / "vllm/platforms/interface.py").read_text()
+    assert "            **config,\n" in sources.text(f"{OFFLOAD}.tiering.factory")
+    assert '"TieringOffloadingSpec"' in sources.text(f"{OFFLOAD}.factory")
 
 
-def test_only_cache_reset_drains_jobs(sources: Path) -> None:
+def test_only_cache_reset_drains_jobs(sources: Sources) -> None:
     """The tier begins an epoch in `drain_jobs`, which vLLM calls only to reset its cache."""
-    manager = class_of(sources, f"{OFFLOAD}/tiering/manager.py", "TieringOffloadingManager")
-    drains = [name for name, m in methods(manager).items() if ".drain_jobs()" in ast.unparse(m)]
+    manager = sources.methods(f"{OFFLOAD}.tiering.manager", "TieringOffloadingManager")
+    drains = [name for name, m in manager.items() if ".drain_jobs()" in ast.unparse(m)]
     assert drains == ["reset_cache"]
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "used"),
+    ("module", "name", "used"),
     [
-        (
-            "config.py",
-            "OffloadingConfig",
-            {
-                "groups",
-                "extra_config",
-                "model",
-                "cache",
-                "parallel",
-                "replicated_layout",
-                "canonical_layout",
-                "kv_cache_layout",
-                "worker_kv_bytes_per_block",
-            },
-        ),
-        ("config.py", "OffloadingGroupConfig", {"tokens_per_block", "layer_names", "group_id"}),
-        ("config.py", "OffloadingCacheConfig", {"tokens_per_hash", "blocks_per_chunk"}),
-        (
-            "config.py",
-            "OffloadingParallelConfig",
-            {
-                "tp_size",
-                "pp_size",
-                "pcp_size",
-                "dcp_size",
-                "is_parallelism_agnostic",
-                "world_size",
-            },
-        ),
-        ("base.py", "ReqContext", {"req_id", "kv_transfer_params", "_offload_key_positions"}),
-        ("base.py", "OffloadingEvent", {"keys", "medium", "removed", "locality"}),
-        ("base.py", "OffloadingKVEventsConfig", {"self_describing_kv_events"}),
-        ("base.py", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
+        ("config", "OffloadingParallelConfig", {"dcp_size", "pcp_size", "pp_size", "tp_size"}),
+        ("base", "ReqContext", {"_offload_key_positions", "kv_transfer_params", "req_id"}),
+        ("base", "OffloadingKVEventsConfig", {"self_describing_kv_events"}),
+        ("base", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
     ],
 )
-def test_used_parts_of_vllm_exist(sources: Path, file: str, name: str, used: set[str]) -> None:
-    assert not used - set(fields(class_of(sources, f"{OFFLOAD}/{file}", name)))
+def test_vllm_has_attributes_that_are_used_without_a_type(
+    sources: Sources, module: str, name: str, used: set[str]
+) -> None:
+    assert not used - set(sources.members(f"{OFFLOAD}.{module}", name))
 
 
 @pytest.mark.parametrize(
-    ("file", "texts"),
+    ("module", "texts"),
     [
-        (f"{OFFLOAD}/base.py", ["group_idx.to_bytes(4, ", "def get_offload_key_position("]),
-        (f"{OFFLOAD}/base.py", ["class OffloadingCounterMetadata(OffloadingMetricMetadata):"]),
-        (f"{CONNECTOR}/canonical_mapping.py", ["def canonical_format_id("]),
-        (f"{CONNECTOR}/metrics.py", ["def increase_counter(\n        self,\n        counter_name"]),
-        ("vllm/v1/attention/backends/cpu_attn.py", ["def _get_attn_isa(\n    dtype"]),
-        (f"{OFFLOAD}/cpu/shared_offload_region.py", ["BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE"]),
+        (f"{OFFLOAD}.base", ["group_idx.to_bytes(4, ", "def get_offload_key_position("]),
+        (f"{OFFLOAD}.cpu.shared_offload_region", ["BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE"]),
     ],
 )
-def test_used_names_exist(sources: Path, file: str, texts: list[str]) -> None:
-    code = (sources / file).read_text()
+def test_vllm_code_contains(sources: Sources, module: str, texts: list[str]) -> None:
+    code = sources.text(module)
     assert [text for text in texts if text not in code] == []
 
 

@@ -1,0 +1,51 @@
+"""The sources of the tested versions of an engine: of the installed version, and of those that
+`engines/sources.sh` has downloaded.
+"""
+
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from expression_types import Hints
+from package_uses import PackageUses
+
+from servers.environment import ROOT
+
+_uses: dict[tuple[str, str], PackageUses] = {}
+
+
+def sources_of(engine: str, version: str) -> Path:
+    """Returns the folder that contains the package of an engine."""
+    if metadata.version(engine).partition("+")[0] == version:
+        spec = find_spec(engine)
+        assert spec is not None and spec.origin is not None
+        return Path(spec.origin).parents[1]
+    folder = ROOT / f"build/env/{engine}-{version}-sources"
+    assert (folder / ".stamp").is_file(), f"engines/sources.sh {engine} {version} has not been run"
+    return folder
+
+
+def uses_of(engine: str, version: str, hints: Hints) -> PackageUses:
+    """Returns what `ritornello.ENGINE` takes from a version of the engine."""
+    if (engine, version) not in _uses:
+        theirs = sources_of(engine, version)
+        uses = PackageUses(ROOT / "python", theirs, f"ritornello.{engine}", engine, hints)
+        _uses[engine, version] = uses
+    return _uses[engine, version]
+
+
+def require_served(uses: PackageUses, names: int, overrides: int) -> None:
+    """Checks that the version has everything that our package takes from it: at least `names` names
+    and `overrides` overrides, so that a reader that finds nothing fails.
+    """
+    assert uses.problems == []
+    assert uses.override_problems() == []
+    assert len(uses.found) >= names
+    assert len(list(uses.overrides())) >= overrides
+
+
+def require_alike(engine: str, versions: Sequence[str], hints: Hints) -> None:
+    """Checks that the versions give the same meaning to what our package passes by position."""
+    found = [uses_of(engine, version, hints).found for version in versions]
+    assert [names ^ found[0] for names in found] == [set() for _ in found]
