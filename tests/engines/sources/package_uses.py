@@ -256,7 +256,7 @@ def _methods(node: ast.ClassDef) -> Iterator[Function]:
 
 
 def _override_problem(ours: Function, base: Function, lenient: bool) -> str:
-    """`lenient`: further optional parameters of `base` are taken."""
+    """`lenient`: further optional parameters of `base` are taken, except by class methods."""
     are_properties = [bool(set(PROPERTIES) & set(decorators(method))) for method in (ours, base)]
     if any(are_properties):
         return "" if all(are_properties) else "only one of them is a property"
@@ -265,7 +265,7 @@ def _override_problem(ours: Function, base: Function, lenient: bool) -> str:
         if mine != theirs:
             return f"takes {mine} where the engine passes {theirs}"
     unserved = {*passed.positional, *passed.keywords} - {*taken.positional, *taken.keywords}
-    if lenient:
+    if lenient and "classmethod" not in decorators(ours):
         unserved &= passed.required
     if unserved and not taken.variadic:
         return f"does not take {', '.join(sorted(unserved))}"
