@@ -86,12 +86,15 @@ def run(binary: str, arguments: list[str]) -> int:
     assert process.stdout
     output = Output(quiet)
     os.set_blocking(process.stdout.fileno(), False)
+    # Readable when the process has ended.
+    end = os.pidfd_open(process.pid)
     closed = False
     heard = time.monotonic()
     while True:
         # Do not wait for the end of the output, because children of a test may keep the pipe open.
         ended = process.poll() is not None
-        select.select([] if closed else [process.stdout], [], [], 0 if ended else 0.2)
+        sources = [end] if closed else [end, process.stdout]
+        select.select(sources, [], [], 0 if ended else 0.2)
         data = None if closed else process.stdout.read()
         closed = closed or data == b""
         if data:
