@@ -210,10 +210,11 @@ test-loom:
 		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
-# Runs every parser on broken input, each for FUZZ_SECONDS seconds.
+# Runs every parser on broken input, each for FUZZ_SECONDS seconds. With `--examples` cargo gives
+# dependencies the features that tests need, and so uses what it built for tests.
 FUZZ_SECONDS ?= 5
 test-fuzz: $(LSM)/env
-	. $(LSM)/env && $(CARGO) build --workspace --bins $(FEATURES) --locked --quiet \
+	. $(LSM)/env && $(CARGO) build --workspace --bins --examples $(FEATURES) --locked --quiet \
 		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
 # The remote tier over real servers, and over a proxy that injects faults. The key is Azurite's
