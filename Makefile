@@ -52,11 +52,13 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test` runs SUITES and test-vllm; `test-all` runs all suites, or its shard of them. A paired suite
-# mostly keeps one core busy, so two of them run at a time.
-SUITES := test-python test-rust test-lsm test-loom
-LONG_SUITES := test-rust-long test-python-long
-PAIRED_SUITES := test-vllm-long test-shared test-vllm test-lmcache test-sglang test-fuzz test-remote test-sglang-long test-mooncake
+# `test-all` runs all suites, or its shard of them; `test` leaves out what is long or needs servers.
+# Suites of the core run one at a time, because some take both cores at times; but most of their
+# tests wait. Beside them run suites of engines, which mostly keep one core busy: two at a time, long
+# ones first.
+CORE_SUITES := test-rust test-python test-lsm test-loom
+LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long
+ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 	'BEGIN { split(shard, s, "/") } NR % s[2] == s[1] % s[2]')
@@ -64,7 +66,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(SUITES) $(LONG_SUITES) $(PAIRED_SUITES) lint format demo demo-sglang demo-lmcache bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -166,17 +168,21 @@ timed-%:
 # it ends.
 run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
-test: ## all tests of the core, of Python and of vLLM, except long tests
-	@mkdir -p $(STAMPS) && : >$(TIMES)
-	@status=0; $(call run_suites,1,$(SUITES) test-vllm) || status=1; cat $(TIMES); exit $$status
+# Builds $(1), and then runs the suites $(2) of the core beside the suites $(3) of engines. All is
+# built before, because two suites that run at a time may need the same environment. Three are built
+# at a time, because some fetch while others compile; `rust-tests` is the first, because it takes
+# longest.
+build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; \
+	$(MAKE) --no-print-directory --keep-going --jobs 3 rust-tests $(1) || status=1; \
+	{ $(call run_suites,1,$(2)); } & core=$$!; \
+	$(call run_suites,2,$(3)) || status=1; wait $$core || status=1; cat $(TIMES); exit $$status
 
-# Builds the environments before the paired suites: two suites that run at a time may need the same
-# environment.
+test: ## all tests of the core, of Python and of vLLM, except long tests
+	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
+
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
-	@mkdir -p $(STAMPS) && : >$(TIMES)
-	@status=0; $(call run_suites,1,$(call shard,$(SUITES) $(LONG_SUITES))) || status=1; \
-	$(MAKE) --no-print-directory --keep-going --jobs 2 vllm lmcache sglang s3 emulators mooncake || status=1; \
-	$(call run_suites,2,$(call shard,$(PAIRED_SUITES))) || status=1; cat $(TIMES); exit $$status
+	@$(call build_and_run,packages build $(ENGINES) s3 emulators,$(call \
+		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # Packages of all engines, without the package `ritornello`; and the sources of the next releases.
 packages: $(ENGINES:%=$(STAMPS)/%-packages) $(STAMPS)/sources
@@ -186,6 +192,9 @@ $(STAMPS)/sources: engines/sources.sh
 	engines/sources.sh lmcache 0.5.5
 	engines/sources.sh sglang 0.5.22
 	@touch $@
+
+rust-tests: $(LSM)/env
+	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-run
 
 test-rust: $(LSM)/env
 	. $(LSM)/env && $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast
