@@ -54,7 +54,7 @@ pub fn page(key: &[u8]) -> Vec<u8> {
         x = x.wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(23) ^ 0x94d0_49bb_1331_11eb;
         x.to_le_bytes()
     };
-    (0..PAGE / 8).flat_map(word).collect()
+    (0..PAGE / 8).map(word).collect::<Vec<_>>().into_flattened()
 }
 
 pub fn put(store: &Store, name: u64, pages: usize) -> Result<Outcome> {

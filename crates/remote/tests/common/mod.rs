@@ -24,7 +24,7 @@ pub fn page(key: &[u8]) -> Vec<u8> {
     let seed =
         key.iter().fold(7_u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(*byte)));
     let word = |at: u64| (at ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
-    (0..PAGE as u64 / 8).flat_map(word).collect()
+    (0..PAGE as u64 / 8).map(word).collect::<Vec<_>>().into_flattened()
 }
 
 /// Writes a prompt. Returns the number of its pages that are present afterwards.

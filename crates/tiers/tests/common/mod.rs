@@ -45,7 +45,12 @@ pub fn boxed(of: &[Vec<u8>]) -> Vec<Box<[u8]>> {
 }
 
 pub fn page(key: &[u8]) -> Vec<u8> {
-    (0..PAGE).map(|at| key[at % key.len()] ^ (at / key.len()) as u8).collect()
+    let mut page = Vec::with_capacity(PAGE + key.len());
+    for turn in 0..PAGE.div_ceil(key.len()) {
+        page.extend(key.iter().map(|byte| byte ^ turn as u8));
+    }
+    page.truncate(PAGE);
+    page
 }
 
 pub fn host(dir: &TempDir, mib: u64) -> String {
