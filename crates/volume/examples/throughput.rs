@@ -29,7 +29,7 @@ unsafe impl PageTarget for Caller {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: the buffers live as long as this value.
 unsafe impl PageSource for Caller {
     fn len(&self) -> usize {
         self.0.len()

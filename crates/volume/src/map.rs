@@ -1,9 +1,9 @@
 //! Memory maps of segments in memory (tmpfs): a read or a write of such a segment is a memory copy.
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
-//! to them during a copy: a reader whose lease has expired may read space that now belongs to a
-//! different run. The code therefore makes no reference to mapped bytes. It copies them through raw
-//! pointers, and trusts a copy only after verifying its checksum.
+//! to them during a copy. For example, a reader whose lease has expired may read space that now
+//! belongs to a different run. The code therefore makes no reference to mapped bytes. It copies
+//! them through raw pointers, and trusts a copy only after verifying its checksum.
 //!
 //! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a
 //! missing page that cannot be allocated. All pages of a segment are therefore allocated when the
@@ -42,7 +42,7 @@ pub(crate) struct Map {
 
 // SAFETY: a mapping belongs to the process; its bytes are accessed through raw pointers only.
 unsafe impl Send for Map {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Map {}
 
 impl Map {
@@ -156,7 +156,7 @@ mod tests {
             two.fault_in(at..at + 1).unwrap();
             // SAFETY: inside the maps, and faulted in.
             unsafe { one.ptr_at(at).write(at as u8 | 1) };
-            // SAFETY: as above.
+            // SAFETY: inside the maps, and faulted in.
             assert_eq!(unsafe { two.ptr_at(at).read() }, at as u8 | 1);
         }
         assert!(one.fault_in(BYTES - 1..BYTES + 1).is_err());

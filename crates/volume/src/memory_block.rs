@@ -13,7 +13,8 @@ pub(crate) struct Block {
 
 // SAFETY: a block owns its memory.
 unsafe impl Send for Block {}
-// SAFETY: as above; it changes through `&mut`, or through I/O whose end its owner awaits.
+// SAFETY: a block owns its memory, which changes through `&mut`, or through I/O whose end its owner
+// awaits.
 unsafe impl Sync for Block {}
 
 impl Block {

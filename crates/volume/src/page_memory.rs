@@ -20,7 +20,7 @@ pub struct Fragment {
 // SAFETY: a fragment is an address and a length. The caller of `Fragment::new` promised that the
 // bytes are readable from any thread.
 unsafe impl Send for Fragment {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Fragment {}
 
 impl Fragment {
@@ -59,7 +59,7 @@ pub struct FragmentMut {
 // SAFETY: a fragment is an address and a length. The caller of `FragmentMut::new` promised that the
 // bytes are writable from any thread.
 unsafe impl Send for FragmentMut {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for FragmentMut {}
 
 impl FragmentMut {
@@ -99,8 +99,8 @@ impl FragmentMut {
 ///
 /// If the bytes of a page change while the kernel reads them from this memory, a later read of the
 /// page usually misses. If they change while the page is copied or encoded, a mixture of old and
-/// new bytes is stored under a valid checksum: a caller that changes a page during its put must not
-/// read it back.
+/// new bytes is stored under a valid checksum. A caller that changes a page during its put must
+/// therefore not read it back.
 pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;

@@ -24,8 +24,8 @@ fn all_rigs() -> impl Iterator<Item = (u8, Rig)> {
     VOLUMES.into_iter().flat_map(each)
 }
 
-/// Changes bytes of a segment file behind the store's back.
-fn harm(rig: &Rig, id: SegmentId, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
+/// Changes bytes of a segment file directly, not through the store.
+fn corrupt(rig: &Rig, id: SegmentId, offset: u64, change: impl FnOnce(&mut [u8]), length: usize) {
     let mut options = std::fs::OpenOptions::new();
     let file = options.read(true).write(true).open(file_of(rig, id)).unwrap();
     let mut bytes = vec![0; length];
@@ -36,7 +36,7 @@ fn harm(rig: &Rig, id: SegmentId, offset: u64, change: impl FnOnce(&mut [u8]), l
 }
 
 /// Changes `length` bytes of page `page`, starting at byte `from` of the page's first piece.
-fn harm_page(
+fn corrupt_page(
     rig: &Rig,
     run: &Run,
     page: u32,
@@ -45,22 +45,22 @@ fn harm_page(
     length: usize,
 ) {
     let piece = run.place.page(page)[0];
-    harm(rig, piece.segment, piece.offset() + from, change, length);
+    corrupt(rig, piece.segment, piece.offset() + from, change, length);
 }
 
 fn page_on_disk(rig: &Rig, run: &Run, page: u32) -> Vec<u8> {
     let mut found = Vec::new();
     let length = run.place.page(page)[0].bytes() as usize;
-    harm_page(rig, run, page, 0, |bytes| found.extend_from_slice(bytes), length);
+    corrupt_page(rig, run, page, 0, |bytes| found.extend_from_slice(bytes), length);
     found
 }
 
 #[test]
-fn flipped_bit_costs_one_page_or_with_header_the_run() {
+fn flipped_bit_loses_its_page_or_in_a_header_its_run() {
     for (volumes, rig) in all_rigs() {
         let mut run = Run::over(volumes, 1, 3, 10_000);
         run.write(&rig.segments);
-        harm_page(&rig, &run, 1, 9_999, |byte| byte[0] ^= 4, 1);
+        corrupt_page(&rig, &run, 1, 9_999, |byte| byte[0] ^= 4, 1);
         assert_eq!(
             run.check(&rig.segments),
             [
@@ -70,10 +70,10 @@ fn flipped_bit_costs_one_page_or_with_header_the_run() {
             ]
         );
         // Damage in padding affects no page.
-        harm_page(&rig, &run, 0, 10_001, |byte| byte[0] ^= 4, 1);
+        corrupt_page(&rig, &run, 0, 10_001, |byte| byte[0] ^= 4, 1);
         assert_eq!(verified(&run.check(&rig.segments)), [true, false, true]);
         let header = run.place.extents[0];
-        harm(&rig, header.segment, header.offset() + 60, |byte| byte[0] ^= 1, 1);
+        corrupt(&rig, header.segment, header.offset() + 60, |byte| byte[0] ^= 1, 1);
         assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert!(rig.segments.read_header(&run.place).is_err());
         assert!(rig.segments.verify_run(&run.place, &Control::default()).is_err());
@@ -88,14 +88,14 @@ fn swapped_pages_miss() {
         let pages: Vec<Vec<u8>> = (0..3).map(|page| page_on_disk(&rig, &run, page)).collect();
         for page in 0..3 {
             let other = &pages[(page as usize + 1) % 3];
-            harm_page(&rig, &run, page, 0, |bytes| bytes.copy_from_slice(other), 8192);
+            corrupt_page(&rig, &run, page, 0, |bytes| bytes.copy_from_slice(other), 8192);
         }
         assert_eq!(run.check(&rig.segments), [PageOutcome::Missed(MissReason::Checksum); 3]);
     }
 }
 
 #[test]
-fn run_that_replaced_another_misses() {
+fn read_of_a_replaced_run_misses() {
     for (volumes, rig) in all_rigs() {
         let mut old = Run::over(volumes, 1, 3, 8192);
         old.write(&rig.segments);
@@ -113,10 +113,10 @@ fn run_that_replaced_another_misses() {
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         // The disk lost the write of one page, or of half of it.
-        harm_page(&rig, &new, 1, 0, |bytes| bytes.copy_from_slice(&stale), 8192);
+        corrupt_page(&rig, &new, 1, 0, |bytes| bytes.copy_from_slice(&stale), 8192);
         assert_eq!(verified(&new.check(&rig.segments)), [true, false, true]);
         new.write(&rig.segments);
-        harm_page(&rig, &new, 1, 4096, |bytes| bytes.copy_from_slice(&stale[4096..]), 4096);
+        corrupt_page(&rig, &new, 1, 4096, |bytes| bytes.copy_from_slice(&stale[4096..]), 4096);
         assert_eq!(verified(&new.check(&rig.segments)), [true, false, true]);
     }
 }
@@ -280,7 +280,7 @@ fn failed_operation_affects_only_its_run() {
 }
 
 #[test]
-fn synced_runs_survive_crash_others_may_miss() {
+fn synced_runs_survive_crash_unsynced_runs_may_miss() {
     for seed in 0..40 {
         let disk = SimDisk::new(64 << 20);
         let dir = Path::new("/kv");
@@ -373,7 +373,7 @@ proptest! {
         for (volume, offset, bit) in flips {
             for number in 0..2 {
                 let id = SegmentId::new(volume % volumes, number);
-                harm(&rig, id, offset, |byte| byte[0] ^= 1 << bit, 1);
+                corrupt(&rig, id, offset, |byte| byte[0] ^= 1 << bit, 1);
             }
         }
         run.check(&rig.segments);

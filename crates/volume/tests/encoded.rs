@@ -123,7 +123,13 @@ fn read<'a>(
 
 /// Reads the pages from `first` into fragments of `fragment` bytes that begin `skew` bytes after a
 /// 4 KiB boundary. Checks the bytes of verified pages.
-fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Vec<PageOutcome> {
+fn read_and_check(
+    rig: &Rig,
+    run: &Run,
+    first: usize,
+    fragment: usize,
+    skew: usize,
+) -> Vec<PageOutcome> {
     let wanted = &run.pages[first..];
     let mut memory: Vec<Vec<Memory>> = wanted
         .iter()
@@ -146,7 +152,7 @@ fn judge(rig: &Rig, run: &Run, first: usize, fragment: usize, skew: usize) -> Ve
 fn mixed_encodings_round_trip_in_every_io_mode() {
     for rig in rigs() {
         // The runs have encoded, partly encoded and raw pages. In a run with a raw page, each
-        // encoded page has the same length on disk as the raw page: the transfer reads the encoded
+        // encoded page has the same length on disk as the raw page. The transfer reads the encoded
         // page into the target, copies it to the heap, and decodes the copy.
         for noises in [vec![0, 8, 0], vec![0, 8, 16, 0]] {
             for (length, slices) in [(12_000, 1), (300_000, 4), (1_500_002, 16)] {
@@ -155,7 +161,7 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
                 let run = encoded_run(&rig, 1, slices, contents, &[40, 3]);
                 for first in 0..noises.len() {
                     for (fragment, skew) in [(length, 0), (length, 1), (70_001, 0), (5000, 7)] {
-                        let outcomes = judge(&rig, &run, first, fragment, skew);
+                        let outcomes = read_and_check(&rig, &run, first, fragment, skew);
                         assert!(
                             outcomes.iter().all(|outcome| outcome.is_verified()),
                             "{outcomes:?}"
@@ -213,7 +219,7 @@ proptest! {
             (0..noises.len()).map(|n| page(seed, n, length, noises[n])).collect();
         let run = encoded_run(&rig, seed >> 1 | 1, slices, contents, &extents);
         let fragment = fragment.max(length / 500 + 1);
-        let outcomes = judge(&rig, &run, seed as usize % noises.len(), fragment, skew);
+        let outcomes = read_and_check(&rig, &run, seed as usize % noises.len(), fragment, skew);
         prop_assert!(outcomes.iter().all(|outcome| outcome.is_verified()), "{:?}", outcomes);
     }
 }
@@ -233,20 +239,20 @@ fn flipped_byte_of_encoded_page_misses_by_checksum() {
         segment.write_all_at(&[byte[0] ^ 4], start + at).unwrap();
         let miss = PageOutcome::Missed(MissReason::Checksum);
         let expected = [PageOutcome::Verified, miss, PageOutcome::Verified];
-        assert_eq!(judge(&rig, &run, 0, 100_000, 0), expected, "byte {at}");
+        assert_eq!(read_and_check(&rig, &run, 0, 100_000, 0), expected, "byte {at}");
         let seen = rig.segments.verify_run(&run.place, &Control::default()).unwrap();
         assert_eq!(seen.pages, expected);
         segment.write_all_at(&byte, start + at).unwrap();
     }
     // Bytes after the last slice are padding.
     segment.write_all_at(&[1], start + encoded).unwrap();
-    assert!(judge(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
+    assert!(read_and_check(&rig, &run, 0, 100_000, 0).iter().all(|outcome| outcome.is_verified()));
 }
 
 /// An [`Unpack`] that knows every codec, and refuses every frame with the given reason.
-struct Choosy(MissReason);
+struct RefusesEveryFrame(MissReason);
 
-impl Unpack for Choosy {
+impl Unpack for RefusesEveryFrame {
     fn knows(&self, _: u8) -> bool {
         true
     }
@@ -256,9 +262,9 @@ impl Unpack for Choosy {
 }
 
 /// An [`Unpack`] that knows no codec.
-struct Ignorant;
+struct KnowsNoCodec;
 
-impl Unpack for Ignorant {
+impl Unpack for KnowsNoCodec {
     fn knows(&self, _: u8) -> bool {
         false
     }
@@ -272,10 +278,11 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     let rig = rig(IoChoice::Auto);
     let contents = vec![page(9, 0, 100_000, 0), page(9, 1, 100_000, 16)];
     let run = encoded_run(&rig, 1, 4, contents, &[]);
-    let (newer, damaged) = (Choosy(MissReason::Codec), Choosy(MissReason::Frame));
+    let (newer, damaged) =
+        (RefusesEveryFrame(MissReason::Codec), RefusesEveryFrame(MissReason::Frame));
     for (encoded, reason) in [
         (Encoded::Unpack(&newer), MissReason::Codec),
-        (Encoded::Unpack(&Ignorant), MissReason::Codec),
+        (Encoded::Unpack(&KnowsNoCodec), MissReason::Codec),
         (Encoded::Refuse, MissReason::Codec),
         (Encoded::Unpack(&damaged), MissReason::Frame),
     ] {
@@ -317,7 +324,7 @@ fn unknown_codec_does_not_end_the_reads_behind_it() {
         first: 0,
         target: &target,
         target_first,
-        encoded: Encoded::Unpack(&Ignorant),
+        encoded: Encoded::Unpack(&KnowsNoCodec),
     });
     let outcomes = rig.segments.read_runs(&reads, &Control::default());
     drop(target);

@@ -18,7 +18,7 @@ pub(crate) struct IoVec(libc::iovec);
 
 // SAFETY: an address and a length; `Op::new` defines when the memory may be accessed.
 unsafe impl Send for IoVec {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for IoVec {}
 
 impl IoVec {

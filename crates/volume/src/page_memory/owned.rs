@@ -80,7 +80,8 @@ unsafe impl PageTarget for OwnedPagesMut {
     }
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         if let (Some(start), Some(bytes)) = (self.starts.get(page), self.pages.get(page)) {
-            // SAFETY: as above.
+            // SAFETY: the vector lives as long as `self`, and the pointer to its bytes was taken
+            // when `self` was made.
             out.push(unsafe { FragmentMut::new(start.as_ptr(), bytes.len()) });
         }
     }

@@ -50,7 +50,7 @@ unsafe impl PageSource for Filled<'_> {
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
         let mut lent = Vec::new();
         PageTarget::fragments(&self.0, page, &mut lent);
-        // SAFETY: as above.
+        // SAFETY: the fragments belong to the target, which promises that they are readable.
         out.extend(lent.iter().map(|f| unsafe { Fragment::new(f.as_ptr(), f.len()) }));
     }
 }

@@ -86,7 +86,7 @@ impl Speeds {
     }
 
     /// Records that the lanes of the busiest volume computed for `busiest` in all, in a transfer of
-    /// `elapsed`: if the lanes of a volume cannot keep up with it, the next transfer has one more
+    /// `elapsed`. If the lanes of a volume cannot keep up with it, the next transfer has one more
     /// lane for each volume.
     pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
         if elapsed.is_zero() {

@@ -24,10 +24,10 @@
 
 mod free;
 mod pick;
+mod rotation;
 mod shape;
 mod shares;
 mod stripe;
-mod turns;
 
 #[cfg(test)]
 mod model;
@@ -39,10 +39,10 @@ mod tests;
 use free::{FreeMap, SEGMENT_UNITS_LIMIT};
 use pick::Pick;
 use ritornello_format::{Error, Extent, SegmentId, UNIT};
+use rotation::Rotation;
 use shape::RunShape;
 use std::collections::BTreeMap;
 use std::fmt;
-use turns::Turns;
 
 /// Exclusive limit of segment numbers.
 const SEGMENT_NUMBERS: u32 = 1 << 24;
@@ -147,7 +147,7 @@ pub struct Space {
     /// Maximum segments of all volumes together.
     segments_max: u64,
     /// The order in which allocation and growth try the volumes.
-    turns: Turns,
+    rotation: Rotation,
     /// The volume on which the last allocation found no space, and which must grow before its run
     /// fits.
     lacking: Option<usize>,
@@ -194,7 +194,7 @@ impl Space {
             segment_units,
             reserve_percent,
             segments_max: volumes.iter().map(|max| u64::from(*max)).sum(),
-            turns: Turns::new(volumes.len()),
+            rotation: Rotation::new(volumes.len()),
             lacking: None,
             volumes: volumes.into_iter().map(volume).collect(),
             runs: 0,
@@ -251,15 +251,15 @@ impl Space {
     /// fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
-        let order = self.turns.order();
+        let order = self.rotation.order();
         let first = self.lacking.or_else(|| order.first().copied());
-        let turns = self.lacking.into_iter().chain(order);
+        let candidates = self.lacking.into_iter().chain(order);
         let less = |a: &Volume, b: &Volume| {
             u64::from(a.free.segments()) * u64::from(b.max)
                 < u64::from(b.free.segments()) * u64::from(a.max)
         };
         let mut best: Option<usize> = None;
-        for at in turns.filter(|&at| self.can_grow(at)) {
+        for at in candidates.filter(|&at| self.can_grow(at)) {
             let better = best.is_none_or(|best| {
                 Some(best) != first && less(&self.volumes[at], &self.volumes[best])
             });
@@ -391,7 +391,7 @@ impl Space {
     /// Adds measured speeds of the volumes, by volume number, in a unit that is the same for all;
     /// zero for a volume that was not measured. Each volume takes bytes in proportion to its speed.
     pub fn measured(&mut self, speeds: &[u32]) {
-        self.turns.measured(speeds);
+        self.rotation.measured(speeds);
     }
 
     /// Frees extents.
@@ -486,7 +486,7 @@ impl Space {
 
     fn take(&mut self, Pick { volume, hole, units }: Pick) -> Extent {
         self.volumes[usize::from(volume)].free.take(hole, units);
-        self.turns.take(usize::from(volume), u64::from(units));
+        self.rotation.take(usize::from(volume), u64::from(units));
         Extent { segment: SegmentId::new(volume, hole.number()), start: hole.start(), units }
     }
 }

@@ -13,7 +13,7 @@ impl Space {
         while self.volumes.len() < shares.len() {
             self.volumes.push(Volume::default());
         }
-        self.turns.grow_to(shares.len());
+        self.rotation.grow_to(shares.len());
         for (at, volume) in self.volumes.iter_mut().enumerate() {
             volume.max = shares.get(at).copied().unwrap_or(0).min(super::SEGMENT_NUMBERS);
             for number in volume.free.sealed().collect::<Vec<_>>() {

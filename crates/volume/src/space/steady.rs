@@ -134,20 +134,20 @@ impl Steady {
         self.put(page_units, pages);
     }
 
-    /// Fills the space, then replaces its contents `turns` times. Returns the mean number of
+    /// Fills the space, then replaces its contents `replacements` times. Returns the mean number of
     /// extents of the runs placed in the second half of these writes.
-    fn measure(&mut self, mix: &Mix, turns: u64) -> f64 {
-        let turn = self.space.total_units();
+    fn measure(&mut self, mix: &Mix, replacements: u64) -> f64 {
+        let capacity = self.space.total_units();
         let mut written = 0;
         let mut started = false;
-        while written < turn * (turns + 1) {
+        while written < capacity * (replacements + 1) {
             let before = self.placed;
             self.step(mix);
             if self.placed > before {
                 let (_, place) = self.runs.last_key_value().unwrap();
                 written += place.units();
             }
-            if !started && written > turn * (turns + 1) / 2 {
+            if !started && written > capacity * (replacements + 1) / 2 {
                 started = true;
                 (self.placed, self.extents, self.most, self.misfits) = (0, 0, 0, 0);
                 self.spent = Duration::ZERO;
@@ -158,7 +158,7 @@ impl Steady {
 }
 
 /// `SEGMENTS=400 CHUNKS=1024,4096 cargo test --release -p ritornello-volume steady -- --nocapture`
-/// measures other numbers of segments, and other steps of eviction in units.
+/// measures another number of segments, and other chunks of eviction (in units).
 #[test]
 fn runs_stay_whole_at_steady_state() {
     let segments = std::env::var("SEGMENTS").map_or(64, |text| text.parse().unwrap());
@@ -185,7 +185,7 @@ fn runs_stay_whole_at_steady_state() {
 /// `cargo test --release -p ritornello-volume million -- --ignored --nocapture`
 #[test]
 #[ignore = "a measurement: prints a figure, by the command above"]
-fn a_million_holes() {
+fn allocation_time_with_a_million_holes() {
     let mut steady = Steady::new(2048, 4096);
     for number in 0..2048 {
         let segment = SegmentId::new(0, number);

@@ -12,9 +12,9 @@ const STRIPES_MAX: usize = 16;
 const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {
-    /// Allocates a run of one page that is longer than 16 MiB in equal pieces of at most 16 MiB, on
-    /// the volumes in the allocation order, so that all volumes read and write the page at the same
-    /// time.
+    /// Allocates a run of one page that is longer than 16 MiB. The run consists of equal pieces of
+    /// at most 16 MiB, on the volumes in the allocation order, so that all volumes read and write
+    /// the page at the same time.
     ///
     /// `Ok(None)` if the page is not longer than 16 MiB, fewer than two volumes are usable, or no
     /// hole is long enough for a piece. `Err` names a volume that must grow first.
@@ -35,7 +35,7 @@ impl Space {
             return Ok(None);
         }
         let piece = page.div_ceil(pieces);
-        let before = self.turns.clone();
+        let before = self.rotation.clone();
         let mut extents = Vec::with_capacity(pieces as usize);
         let mut left = shape.units();
         while left > 0 {
@@ -51,7 +51,7 @@ impl Space {
                 failed => {
                     let freed = self.free(&extents);
                     debug_assert!(freed.is_ok(), "these extents were taken above");
-                    self.turns = before;
+                    self.rotation = before;
                     return failed.map(|_| None);
                 }
             }
@@ -63,7 +63,7 @@ impl Space {
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
     /// length. `Err` names a volume before it in the order that has no such hole and can grow.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
-        for at in self.turns.order() {
+        for at in self.rotation.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {
                 if self.can_grow(at) {
                     return Err(at);

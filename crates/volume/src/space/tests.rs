@@ -100,7 +100,7 @@ fn volumes_alternate_and_grow_evenly() {
 }
 
 /// The volumes of the first `count` runs of 300 units, with segments made as needed.
-fn turns_of(maxima: &[u32], count: usize) -> Vec<u8> {
+fn volumes_of_runs(maxima: &[u32], count: usize) -> Vec<u8> {
     let mut space = Space::new(config(maxima)).unwrap();
     let run = |_| loop {
         if let Some(extents) = space.allocate(1, 299, 1, Reserve::Keep) {
@@ -113,13 +113,13 @@ fn turns_of(maxima: &[u32], count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn volumes_without_room_have_no_turn() {
-    assert_eq!(turns_of(&[0, 4, 4, 4], 9), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
-    assert_eq!(turns_of(&[4, 0, 4], 6), [0, 2, 0, 2, 0, 2]);
+fn volumes_without_room_are_skipped() {
+    assert_eq!(volumes_of_runs(&[0, 4, 4, 4], 9), [1, 2, 3, 1, 2, 3, 1, 2, 3]);
+    assert_eq!(volumes_of_runs(&[4, 0, 4], 6), [0, 2, 0, 2, 0, 2]);
     // The first volume is full after three runs.
-    let turns = turns_of(&[1, 8, 8], 20);
-    assert_eq!(turns.iter().filter(|volume| **volume == 0).count(), 3);
-    assert!(turns[9..].windows(2).all(|pair| pair[0] != pair[1]), "{turns:?}");
+    let volumes = volumes_of_runs(&[1, 8, 8], 20);
+    assert_eq!(volumes.iter().filter(|volume| **volume == 0).count(), 3);
+    assert!(volumes[9..].windows(2).all(|pair| pair[0] != pair[1]), "{volumes:?}");
 }
 
 #[test]

@@ -50,7 +50,7 @@ pub(super) struct Arena {
 
 // SAFETY: an arena is plain memory; `Staging` hands out each part of it once.
 unsafe impl Send for Arena {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Arena {}
 
 impl Arena {

@@ -201,12 +201,12 @@ fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<La
     for of_slot in narrow.into_values() {
         let on = volumes_of(&of_slot.iter().map(|run| runs[*run]).collect::<Vec<R>>());
         let in_flight = in_flight * on.len() / per_volume.min(of_slot.len());
-        lanes.extend(deal(&of_slot, per_volume).map(|of_lane| lane(of_lane, &on, in_flight)));
+        lanes.extend(distribute(&of_slot, per_volume).map(|of_lane| lane(of_lane, &on, in_flight)));
     }
     // The lanes of runs on several volumes share the bytes that all volumes may have in flight.
     let parts = volumes.len().min(LANES_MAX).min(wide.len());
     let in_flight = in_flight * volumes.len().min(LANES_MAX) / parts.max(1);
-    lanes.extend(deal(&wide, parts).map(|of_lane| lane(of_lane, &volumes, in_flight)));
+    lanes.extend(distribute(&wide, parts).map(|of_lane| lane(of_lane, &volumes, in_flight)));
     lanes
 }
 
@@ -215,8 +215,8 @@ fn volumes_of<R: MovedRun>(runs: &[R]) -> BTreeSet<u8> {
     extents.map(|extent| extent.segment.volume()).collect()
 }
 
-/// Distributes `runs` in turn over at most `count` lists, none of which is empty.
-fn deal(runs: &[usize], count: usize) -> impl Iterator<Item = Vec<usize>> + '_ {
+/// Distributes `runs` round robin over at most `count` lists, none of which is empty.
+fn distribute(runs: &[usize], count: usize) -> impl Iterator<Item = Vec<usize>> + '_ {
     let count = count.min(runs.len());
     (0..count).map(move |first| runs.iter().skip(first).step_by(count).copied().collect())
 }

@@ -99,7 +99,7 @@ impl Segments {
                 Some(from) => unsafe { std::slice::from_raw_parts(from.cast_const(), part.len()) },
                 None => {
                     scratch.resize(part.len(), 0);
-                    // SAFETY: as above.
+                    // SAFETY: a source promises that its pages are readable.
                     unsafe { memory.gather(part.clone(), &mut scratch) };
                     scratch.as_slice()
                 }

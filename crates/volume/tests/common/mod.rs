@@ -155,7 +155,7 @@ impl Run {
     }
 
     /// Makes a run on `volumes` volumes: one extent on one volume, otherwise one extent for each
-    /// page, on the volumes in turn.
+    /// page, round robin over the volumes.
     pub fn over(volumes: u8, generation: u64, count: usize, page_bytes: usize) -> Self {
         let mut run = Self::new(generation, count, page_bytes, &[]);
         if volumes > 1 {

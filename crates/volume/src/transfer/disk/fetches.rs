@@ -160,8 +160,8 @@ impl<'a> Fetches<'a> {
             return;
         };
         // A part is read straight to the target if form and offset in the page are the same on disk
-        // and in the target, and if the part consists of whole units: a read moves whole units, and
-        // would overwrite bytes beside the part that may have arrived earlier and be in use.
+        // and in the target, and if the part consists of whole units. A read moves whole units, and
+        // would overwrite bytes beside the part, which may have arrived earlier and be in use.
         let stored = &expected.stored;
         let ends = stored.end.is_multiple_of(UNIT) || stored.end == expected.read.page_bytes;
         let in_place = expected.is_in_place()

@@ -1,4 +1,4 @@
-//! Which volume takes the next bytes: the volumes take turns, each in proportion to its speed.
+//! The order in which volumes take bytes: each volume takes bytes in proportion to its speed.
 //!
 //! This is stride scheduling: each volume has a position, which advances by the units that it takes,
 //! divided by its weight. The volume with the lowest position is next.
@@ -17,28 +17,28 @@ const NEW_SHARE: u32 = 4;
 
 /// The positions of all volumes, by volume number.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Turns {
-    volumes: Vec<Turn>,
+pub(super) struct Rotation {
+    volumes: Vec<VolumePosition>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct VolumePosition {
     position: u64,
     /// Smoothed speed; zero if it was not measured.
     speed: u32,
 }
 
-impl Turns {
+impl Rotation {
     pub(super) fn new(volumes: usize) -> Self {
-        Self { volumes: vec![Turn::default(); volumes] }
+        Self { volumes: vec![VolumePosition::default(); volumes] }
     }
 
     /// Adds volumes up to `count` in all. A new volume begins at the lowest position of all
     /// volumes: if it began at zero, it would take all bytes until it caught up.
     pub(super) fn grow_to(&mut self, count: usize) {
-        let position = self.volumes.iter().map(|turn| turn.position).min().unwrap_or(0);
+        let position = self.volumes.iter().map(|volume| volume.position).min().unwrap_or(0);
         let count = count.max(self.volumes.len());
-        self.volumes.resize(count, Turn { position, speed: 0 });
+        self.volumes.resize(count, VolumePosition { position, speed: 0 });
     }
 
     /// Volume numbers in ascending order of position: the first is the next to take bytes.
@@ -52,9 +52,9 @@ impl Turns {
     /// to the position of `volume`: otherwise they would take all bytes once they have room.
     pub(super) fn take(&mut self, volume: usize, units: u64) {
         let fastest = self.fastest();
-        let Some(&Turn { position, speed }) = self.volumes.get(volume) else { return };
-        for turn in &mut self.volumes {
-            turn.position = turn.position.max(position);
+        let Some(&VolumePosition { position, speed }) = self.volumes.get(volume) else { return };
+        for volume in &mut self.volumes {
+            volume.position = volume.position.max(position);
         }
         let speed = u64::from(speed);
         let is_fast = speed == 0 || speed * EQUAL.1 >= fastest * EQUAL.0;
@@ -63,15 +63,16 @@ impl Turns {
     }
 
     fn fastest(&self) -> u64 {
-        let speeds = self.volumes.iter().map(|turn| u64::from(turn.speed));
+        let speeds = self.volumes.iter().map(|volume| u64::from(volume.speed));
         speeds.max().unwrap_or(0).max(1)
     }
 
     /// Adds measured speeds, by volume number, in a unit that is the same for all; zero for a
     /// volume that was not measured.
     pub(super) fn measured(&mut self, speeds: &[u32]) {
-        for (turn, &speed) in self.volumes.iter_mut().zip(speeds).filter(|(_, speed)| **speed > 0) {
-            turn.speed = match turn.speed {
+        for (volume, &speed) in self.volumes.iter_mut().zip(speeds).filter(|(_, speed)| **speed > 0)
+        {
+            volume.speed = match volume.speed {
                 0 => speed,
                 old => old - old / NEW_SHARE + speed / NEW_SHARE,
             };
@@ -85,55 +86,59 @@ mod tests {
 
     /// How many of `count` equal extents each volume takes, if only volumes for which `has_room`
     /// returns true can take one.
-    fn taken(turns: &mut Turns, count: usize, has_room: impl Fn(usize) -> bool) -> Vec<usize> {
-        let mut taken = vec![0; turns.volumes.len()];
+    fn taken(
+        rotation: &mut Rotation,
+        count: usize,
+        has_room: impl Fn(usize) -> bool,
+    ) -> Vec<usize> {
+        let mut taken = vec![0; rotation.volumes.len()];
         for _ in 0..count {
-            let at = turns.order().into_iter().find(|at| has_room(*at)).unwrap();
-            turns.take(at, 100);
+            let at = rotation.order().into_iter().find(|at| has_room(*at)).unwrap();
+            rotation.take(at, 100);
             taken[at] += 1;
         }
         taken
     }
 
     #[test]
-    fn volumes_take_turns() {
-        let mut turns = Turns::new(3);
-        assert_eq!(turns.order(), [0, 1, 2]);
-        turns.take(0, 5);
-        assert_eq!(turns.order(), [1, 2, 0]);
-        turns.take(1, 1);
-        assert_eq!(turns.order(), [2, 1, 0], "bytes count, not runs");
-        assert_eq!(taken(&mut Turns::new(3), 9, |_| true), [3, 3, 3]);
+    fn equal_volumes_alternate() {
+        let mut rotation = Rotation::new(3);
+        assert_eq!(rotation.order(), [0, 1, 2]);
+        rotation.take(0, 5);
+        assert_eq!(rotation.order(), [1, 2, 0]);
+        rotation.take(1, 1);
+        assert_eq!(rotation.order(), [2, 1, 0], "bytes count, not runs");
+        assert_eq!(taken(&mut Rotation::new(3), 9, |_| true), [3, 3, 3]);
     }
 
     #[test]
     fn faster_volumes_take_more() {
-        let mut turns = Turns::new(3);
-        turns.measured(&[300, 100, 1]);
+        let mut rotation = Rotation::new(3);
+        rotation.measured(&[300, 100, 1]);
         // The third volume counts as 1/8 as fast as the first.
-        assert_eq!(taken(&mut turns, 35, |_| true), [24, 8, 3]);
+        assert_eq!(taken(&mut rotation, 35, |_| true), [24, 8, 3]);
         for _ in 0..100 {
-            turns.measured(&[1000, 900, 850]);
+            rotation.measured(&[1000, 900, 850]);
         }
-        let even = taken(&mut turns, 30, |_| true);
+        let even = taken(&mut rotation, 30, |_| true);
         assert!(even.iter().all(|count| (9..=11).contains(count)), "{even:?}");
     }
 
     #[test]
     fn unmeasured_volumes_count_as_fast() {
-        let mut turns = Turns::new(2);
-        turns.measured(&[200]);
-        assert_eq!(taken(&mut turns, 10, |_| true), [5, 5]);
+        let mut rotation = Rotation::new(2);
+        rotation.measured(&[200]);
+        assert_eq!(taken(&mut rotation, 10, |_| true), [5, 5]);
     }
 
     #[test]
     fn full_and_new_volumes_do_not_catch_up() {
-        let mut turns = Turns::new(2);
-        assert_eq!(taken(&mut turns, 50, |at| at == 1), [0, 50]);
-        let even = taken(&mut turns, 20, |_| true);
+        let mut rotation = Rotation::new(2);
+        assert_eq!(taken(&mut rotation, 50, |at| at == 1), [0, 50]);
+        let even = taken(&mut rotation, 20, |_| true);
         assert!(even[0].abs_diff(even[1]) <= 2, "{even:?}");
-        turns.grow_to(3);
-        let even = taken(&mut turns, 30, |_| true);
+        rotation.grow_to(3);
+        let even = taken(&mut rotation, 30, |_| true);
         assert!(even[2].abs_diff(even[1]) <= 2, "{even:?}");
     }
 }
