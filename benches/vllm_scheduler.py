@@ -41,12 +41,12 @@ def model(block: int, *, head_ranges: int = 1, stages: int = 1, windows: int = 0
     """
     names = tuple((f"l.{stage}",) for stage in range(stages))
     heads = tuple((head_range, head_range + 1) for head_range in range(head_ranges))
-    rules = [ALL] + [trailing(WINDOW)] * windows
+    reaches = [ALL] + [trailing(WINDOW)] * windows
     groups = tuple(
         CacheGroup(
-            rule, block, head_ranges, 16, HEAD_BYTES, "bfloat16", "bench", "", heads, True, names
+            reach, block, head_ranges, 16, HEAD_BYTES, "bfloat16", "bench", "", heads, True, names
         )
-        for rule in rules
+        for reach in reaches
     )
     model = ModelIdentity("bench", b"w", hash_algorithm="sha256")
     return Identity(model, block, block, groups)

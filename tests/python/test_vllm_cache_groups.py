@@ -8,7 +8,7 @@ from ritornello.vllm.cache_groups import (
     HEAD_RANGES_MAX,
     OBJECT_BYTES,
     ObjectId,
-    Rule,
+    Reach,
     head_ranges_of,
     heads_of,
     held_head_ranges,
@@ -18,11 +18,11 @@ from ritornello.vllm.cache_groups import (
     trailing,
 )
 
-STATE = Rule(1)
+STATE = Reach(1)
 
 
 @pytest.mark.parametrize(
-    ("rule", "needed"),
+    ("reach", "needed"),
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
@@ -35,8 +35,8 @@ STATE = Rule(1)
         (trailing(100 * TOKENS), range(5)),
     ],
 )
-def test_rule_gives_pages_needed_to_resume(rule: Rule, needed: range) -> None:
-    assert list(rule.needed(5, TOKENS)) == list(needed)
+def test_reach_gives_pages_needed_to_resume(reach: Reach, needed: range) -> None:
+    assert list(reach.pages_needed(5, TOKENS)) == list(needed)
 
 
 def present(pages: str) -> list[bool]:

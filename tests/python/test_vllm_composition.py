@@ -210,7 +210,7 @@ def test_readmission_drops_deferred_saves(side: SchedulerSide) -> None:
 
 
 def test_blocks_out_of_window_are_not_saved(blocks: Shared) -> None:
-    side = side_of(blocks, cache_group(), cache_group(rule=trailing(2 * TOKENS)))
+    side = side_of(blocks, cache_group(), cache_group(reach=trailing(2 * TOKENS)))
     asked = request(300)
     admit(side, asked, 2 * TOKENS)
     first = step(side, asked, 300 - 2 * TOKENS, loads=True)

@@ -14,7 +14,7 @@ from ritornello.vllm.cache_groups import trailing
 from ritornello.vllm.load_plan import ASYNC_LOAD_BYTES
 from ritornello.vllm.metadata import WorkerReport
 
-WINDOW = cache_group(rule=trailing(2 * TOKENS))
+WINDOW = cache_group(reach=trailing(2 * TOKENS))
 
 
 def plan(side: Any, **tokens: int) -> Any:

@@ -289,7 +289,7 @@ def test_latent_attention_is_one_object(model: Path) -> None:
 def test_window_is_separate_part(model: Path) -> None:
     window = attention(SlidingWindowSpec, sliding_window=128, extra_retained_tokens=1)
     one = identify(model, attention(), window)
-    assert [group.rule for group in one.groups] == [ALL, trailing(129)]
+    assert [group.reach for group in one.groups] == [ALL, trailing(129)]
     described = one.scope(ObjectId(1, 0, 0)).describe()
     assert (described["part"], described["chained"]) == (1, False)
 

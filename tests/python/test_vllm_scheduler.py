@@ -276,7 +276,8 @@ def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: Fa
     assert len(store.leases) == 1
     async_side.complete_step(None, set(), {"r"})
     assert not store.leases
-    # vLLM admits the request again when it computes the request: loaded pages are not saved.
+    # vLLM admits the request a second time to compute its remaining tokens. The loaded pages are
+    # not saved again.
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - 3 * TOKENS).saves
     assert save.pages.first == 3
@@ -303,7 +304,7 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
-    # If nothing was loaded vLLM asks again, and gets no tokens.
+    # If nothing was loaded, vLLM repeats the lookup, which then finds no tokens.
     asked.num_computed_tokens = 0
     assert async_side.matched_tokens(asked, 0) == (0, False)
 

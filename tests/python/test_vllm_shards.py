@@ -18,7 +18,7 @@ from ritornello.vllm.cache_groups import (
     ALL,
     CacheGroup,
     ObjectId,
-    Rule,
+    Reach,
     head_ranges_of,
     heads_of,
     trailing,
@@ -47,7 +47,7 @@ class Cluster:
         path: Path,
         ranks: int,
         stages: int = 1,
-        rules: tuple[Rule, ...] = (ALL,),
+        reaches: tuple[Reach, ...] = (ALL,),
         *,
         mixed: bool = False,
     ) -> None:
@@ -58,7 +58,7 @@ class Cluster:
         for stage in range(stages):
             names = [
                 [f"{g}.{n}" for n in range(LAYERS) if n * stages // LAYERS == stage]
-                for g in range(len(rules))
+                for g in range(len(reaches))
             ]
             for rank in range(ranks):
                 shape = (BLOCKS, HEAD_BYTES, share) if mixed else (BLOCKS, share, HEAD_BYTES)
@@ -75,16 +75,16 @@ class Cluster:
                 worker.register({name: Tensor(array) for name, array in held.items()})
                 self.memory[stage, rank], self.workers[stage, rank] = held, worker
         facts: dict[tuple[int, int], ShardFacts] = {p: w.facts() for p, w in self.workers.items()}
-        found = group_layouts(facts, stages, ranks, len(rules))
+        found = group_layouts(facts, stages, ranks, len(reaches))
         cache_groups = []
-        for rule, group in zip(rules, found, strict=True):
+        for reach, group in zip(reaches, found, strict=True):
             head_ranges, shared = head_ranges_of(
                 HEADS, ranks, LAYERS * group.head_bytes, sliceable=group.head_major
             )
             order = "heads" if group.head_major else "mixed"
             cache_groups.append(
                 CacheGroup(
-                    rule,
+                    reach,
                     TOKENS,
                     HEADS,
                     64,
@@ -100,7 +100,7 @@ class Cluster:
         model = ModelIdentity("m", b"w", hash_algorithm="sha256")
         self.identity = Identity(model, TOKENS, TOKENS, tuple(cache_groups), ranks)
         self.side = SchedulerSide(self._store(path), self.identity, StepMeter(), asynchronous=True)
-        self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(rules)))
+        self.blocks = tuple(list(range(1 + 7 * g, 7 + 7 * g)) for g in range(len(reaches)))
         pool: Any = SimpleNamespace(null_block=SimpleNamespace(block_id=0))
         self.side.bind_cache(
             SimpleNamespace(
@@ -234,9 +234,9 @@ def test_mixed_heads_need_same_worker_count(store: Path) -> None:
 
 
 def test_windows_are_restored_with_full_attention(store: Path) -> None:
-    rules = (ALL, trailing(TOKENS + 2))
-    write(Cluster(store, 2, rules=rules))
-    assert read(Cluster(store, 1, rules=rules)) == PAGES * TOKENS
+    reaches = (ALL, trailing(TOKENS + 2))
+    write(Cluster(store, 2, reaches=reaches))
+    assert read(Cluster(store, 1, reaches=reaches)) == PAGES * TOKENS
 
 
 def test_missing_object_shortens_hit(store: Path) -> None:

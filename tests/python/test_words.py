@@ -90,7 +90,7 @@ def test_code_and_headings_do_not_count() -> None:
     assert check('let user = "nobody"; // who\n', ".rs") == (0, set())
 
 
-def test_line_of_a_mark_is_its_own() -> None:
+def test_mark_is_reported_at_its_line() -> None:
     assert check("A page is evicted.\nThe owner frees it, and\nnobody waits.\n", ".md") == (3, {3})
 
 

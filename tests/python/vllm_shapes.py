@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ritornello.connector.identity import ModelIdentity
-from ritornello.vllm.cache_groups import ALL, CacheGroup, Heads, ObjectId, Rule
+from ritornello.vllm.cache_groups import ALL, CacheGroup, Heads, ObjectId, Reach
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.store import PromptLength, StoreHit
@@ -15,7 +15,7 @@ FIRST = ObjectId(0, 0, 0)
 
 
 def cache_group(
-    rule: Rule = ALL,
+    reach: Reach = ALL,
     head_ranges: tuple[Heads, ...] = ((0, 2),),
     stages: tuple[tuple[str, ...], ...] = (("l.0", "l.1"),),
     tokens: int = TOKENS,
@@ -23,7 +23,7 @@ def cache_group(
     head_bytes: int = 1024,
 ) -> CacheGroup:
     return CacheGroup(
-        rule,
+        reach,
         tokens,
         kv_heads,
         64,

@@ -27,7 +27,7 @@ PARTS = (
 # In percent of all comment lines. Lower it when the share has fallen.
 LIMIT = 0.3
 
-# Marks in any place.
+# Patterns that mark a line wherever they match.
 ANYWHERE = {
     "person": r"who|whom|whoever|nobody|somebody|someone|anybody|anyone|everybody|he|him|his",
     "no subject": r"likewise|so many|whatever it|(?:what|which|that|nothing|something) "
@@ -54,14 +54,14 @@ ANYWHERE = {
     "present": r"the present (?=[a-z])",
 }
 WORDS = re.compile("|".join(rf"\b(?:{mark})\b" for mark in ANYWHERE.values()), re.IGNORECASE)
-# Marks at the beginning of a sentence that is not a question.
+# Patterns that mark a line if a sentence begins with them and is not a question.
 OPENINGS = re.compile(
     r"(?:What|How (?:long|many|much|often|far)|None on|The errors? of|As for|As there|Unusable if"
     r"|Of|Than|Nor|Until when|Behind|Beside|Also|So an?"
     r"|(?:That|Those) (?:of|that|which|is|are|was|were|can|may|must|has|have|costs?|takes?|holds?)"
     r"|One (?:that|which|whose|is|was|can|may|must|has))\b"
 )
-# Marks at the beginning of a comment in code, where nothing was named before.
+# Patterns that mark a line if a comment in code begins with them: no subject was named before.
 STARTS = re.compile(r"(?:It|They|Its|Their|These|Those|Nothing|Where)\b")
 SENTENCE_END = re.compile(r"[.!?:;][\"')*_]*\s+")
 CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|https?://\S+")

@@ -28,30 +28,30 @@ Heads = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Which pages of a sequence the engine needs to compute its next token. Full attention reads
-    all pages: `reach` is None. A sliding window reads the last `reach` tokens, and needs the pages
-    that contain them. A recurrent state sums up all tokens before it, and needs the last page only:
-    its reach is 1.
+class Reach:
+    """How far back a KV cache group reads to compute the next token of a sequence. Full attention
+    reads all pages: `tokens` is None. A sliding window reads the last `tokens` tokens, and needs
+    the pages that contain them. A recurrent state sums up all tokens before it, and needs the last
+    page only: `tokens` is 1.
     """
 
-    reach: int | None = None
+    tokens: int | None = None
 
-    def needed(self, pages: int, page_tokens: int) -> range:
+    def pages_needed(self, pages: int, page_tokens: int) -> range:
         """Returns the needed pages of a sequence of `pages` full pages."""
-        if self.reach is None:
+        if self.tokens is None:
             return range(pages)
-        return range(max(pages * page_tokens - self.reach, 0) // page_tokens, pages)
+        return range(max(pages * page_tokens - self.tokens, 0) // page_tokens, pages)
 
 
-ALL = Rule()
+ALL = Reach()
 
 
-def trailing(window: int) -> Rule:
-    """Returns the rule of a sliding window: the next token sees itself and the `window - 1` tokens
+def trailing(window: int) -> Reach:
+    """Returns the reach of a sliding window: the next token sees itself and the `window - 1` tokens
     before it.
     """
-    return Rule(max(window - 1, 0))
+    return Reach(max(window - 1, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class CacheGroup:
     empty.
     """
 
-    rule: Rule
+    reach: Reach
     page_tokens: int
     kv_heads: int
     head_dim: int
@@ -76,7 +76,7 @@ class CacheGroup:
 
     def needed(self, tokens: int) -> range:
         """Returns the pages that a sequence of `tokens` needs to continue."""
-        return self.rule.needed(tokens // self.page_tokens, self.page_tokens)
+        return self.reach.pages_needed(tokens // self.page_tokens, self.page_tokens)
 
     def object_bytes(self, stage: int, head_range: int) -> int:
         first, end = self.head_ranges[head_range]
@@ -111,13 +111,13 @@ def object_ids(groups: Sequence[CacheGroup]) -> list[ObjectId]:
         if layers
         for head_range in range(len(group.head_ranges))
     ]
-    return sorted(found, key=lambda object_id: groups[object_id.group].rule.reach is not None)
+    return sorted(found, key=lambda object_id: groups[object_id.group].reach.tokens is not None)
 
 
 class Bundle(NamedTuple):
     """Objects with the same keys, of `groups` that need the same pages."""
 
-    rule: Rule
+    reach: Reach
     page_tokens: int
     groups: tuple[int, ...]
     object_ids: tuple[ObjectId, ...]
@@ -125,18 +125,18 @@ class Bundle(NamedTuple):
 
 def bundles(groups: Sequence[CacheGroup]) -> list[Bundle]:
     """Returns all objects of a page as bundles, in the order of `object_ids`."""
-    found: dict[tuple[Rule, int], list[ObjectId]] = {}
+    found: dict[tuple[Reach, int], list[ObjectId]] = {}
     for object_id in object_ids(groups):
         group = groups[object_id.group]
-        found.setdefault((group.rule, group.page_tokens), []).append(object_id)
+        found.setdefault((group.reach, group.page_tokens), []).append(object_id)
     return [
         Bundle(
-            rule,
+            reach,
             tokens,
             tuple(dict.fromkeys(object_id.group for object_id in object_ids)),
             tuple(object_ids),
         )
-        for (rule, tokens), object_ids in found.items()
+        for (reach, tokens), object_ids in found.items()
     ]
 
 

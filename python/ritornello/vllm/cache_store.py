@@ -54,7 +54,7 @@ class CacheStore(VllmStore):
         prompt: PromptLength,
     ) -> StoreHit | None:
         group = identity.groups[object_ids[0].group]
-        chained = group.rule.reach is None
+        chained = group.reach.tokens is None
         # For a prompt that may load no pages, "never" keeps the cache from fetching pages from the
         # remote.
         gate: Gate = "never"

@@ -12,7 +12,7 @@ from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.identity import ModelIdentity, dtype_name, new_epoch
-from ritornello.vllm.cache_groups import ALL, CacheGroup, ObjectId, Rule, head_ranges_of, trailing
+from ritornello.vllm.cache_groups import ALL, CacheGroup, ObjectId, Reach, head_ranges_of, trailing
 from ritornello.vllm.handshake import GroupLayout
 from ritornello.vllm.model import model_identity
 
@@ -61,7 +61,7 @@ class Identity:
             part=object_id.group,
             options={"kv_spec": group.spec, "layer_names": digest},
             # Pages of a window are useful without the pages before the window.
-            chained=group.rule.reach is None,
+            chained=group.reach.tokens is None,
             page_bytes=group.object_bytes(object_id.stage, object_id.head_range),
         )
 
@@ -109,7 +109,7 @@ def _cache_group(
         kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major
     )
     return CacheGroup(
-        rule=rule_of(spec),
+        reach=reach_of(spec),
         page_tokens=spec.block_size,
         kv_heads=kv_heads,
         head_dim=spec.head_size,
@@ -123,7 +123,7 @@ def _cache_group(
     )
 
 
-def rule_of(spec: Any) -> Rule:
+def reach_of(spec: Any) -> Reach:
     """Returns which pages a group needs, by vLLM's class of the group. If vLLM's hybrid cache
     manager is off, vLLM keeps the blocks of all tokens for layers with a sliding window too: such a
     group needs all pages.

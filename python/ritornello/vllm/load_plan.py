@@ -23,8 +23,8 @@ from ritornello.vllm.store import Lease, PromptLength, VllmStore
 # Duration of a lease: longer than the step that claims the pages and the deadline of a load
 # together. A waiting request is looked up again when half of this time has passed.
 LEASE_SECONDS = 60.0
-# A load that reads more than this number of bytes for each worker is asynchronous: a step that
-# waited for it would delay the other requests of the step by more than the time of a step.
+# A load that reads more than this number of bytes for each worker is asynchronous. A step that
+# waited for such a load would delay the other requests of the step by more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time that a request waits for pages that a tier is fetching; the tiers' own limits are
 # expected to end the wait earlier.

@@ -47,7 +47,7 @@ class Matcher:
         self._ttl = ttl
         self._groups = epoch.identity.groups
         together = bundles(self._groups)
-        self._whole = [bundle for bundle in together if bundle.rule.reach is None]
+        self._whole = [bundle for bundle in together if bundle.reach.tokens is None]
         self._windows = together[len(self._whole) :]
 
     def keys(self, group: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
@@ -57,7 +57,7 @@ class Matcher:
 
     def keys_before(self, group: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
         """Returns the keys before page `first` that the store needs."""
-        if not first or self._groups[group].rule.reach is not None:
+        if not first or self._groups[group].reach.tokens is not None:
             return ()
         return self.keys(group, hashes, range(0 if self._has_remote else first - 1, first))
 
@@ -124,7 +124,7 @@ class Matcher:
     ) -> bool:
         window_leases: list[Lease] = []
         for bundle in self._windows:
-            needed = bundle.rule.needed(tokens // bundle.page_tokens, bundle.page_tokens)
+            needed = bundle.reach.pages_needed(tokens // bundle.page_tokens, bundle.page_tokens)
             hit = self._lease(window_leases, bundle, hashes, needed, prompt)
             if hit is None or hit.pages < len(needed):
                 self._release(window_leases)

@@ -157,7 +157,7 @@ class SavePlan:
             if scheduled and end > first:
                 saved[number] = end
                 blocks = blocks or cache.get_block_ids(request.request_id)
-                chained = group.rule.reach is None
+                chained = group.reach.tokens is None
                 if not chained:
                     # vLLM puts the null block in place of blocks outside a window.
                     table, null = blocks[number], cache.block_pool.null_block.block_id

@@ -1,13 +1,13 @@
 """The worker's side: counts every change of the weights that this process detects.
 
 An announced change (a vLLM method that changes weights) is counted before it begins and after it
-ends, whether it succeeded or not: an epoch that begins with a reset during the change does not
-cover the change. Other changes are counted when detected: at the beginning of a step, and before
-pages are loaded or saved, by the parameters' state; every `SAMPLE_SECONDS`, between two steps, and
-when the scheduler's process requests it, by a sample of the parameters' bytes as well.
+ends, whether it succeeded or not. An epoch that begins with a reset during the change therefore
+does not cover the change. Other changes are counted when detected: at the beginning of a step, and
+before pages are loaded or saved, by the parameters' state; every `SAMPLE_SECONDS`, between two
+steps, and when the scheduler's process requests it, by a sample of the parameters' bytes as well.
 
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
-next baseline is taken when the next step that computes begins: vLLM may load a model with a call
+next baseline is taken when the next step that computes begins. vLLM may load a model with a call
 for each tensor, and a baseline for each call would be slow. Until that baseline is taken, checks
 compare nothing. No check is needed in this time: a reset that covers the change leaves no older
 pages, and the first pages after the reset are computed by that step.
