@@ -1,8 +1,8 @@
 //! # ritornello-index
 //!
 //! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the plain
-//! oracle) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and `art`
-//! (for comparison). [`Backend`] opens each by its name. [`residency`] tells routers the workers
+//! oracle) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and `art` (for
+//! comparison). [`Backend`] opens each backend by its name. [`residency`] tells routers the workers
 //! and tiers on which pages are present.
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After

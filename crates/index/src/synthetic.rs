@@ -1,7 +1,7 @@
 //! Chains of synthetic keys, for benchmarks and the command line's `bench store`.
 //!
-//! Keys are 32 pseudo-random bytes, as long as SHA-256 block hashes. They are computed on demand,
-//! so that they take no memory beside the index.
+//! Keys are 32 pseudo-random bytes, as long as SHA-256 block hashes. The keys are computed on
+//! demand, so that they take no memory beside the index.
 
 use crate::{NewRun, PrefixIndex};
 use ritornello_format::{

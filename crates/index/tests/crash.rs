@@ -177,7 +177,7 @@ fn records_become_durable_after_their_data() {
         index.insert(&run).unwrap();
     };
     let synced_data = Cell::new(0);
-    let judge = || {
+    let check = || {
         for disk in recorder.crashes.lock().drain(..) {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
             assert!(
@@ -188,7 +188,7 @@ fn records_become_durable_after_their_data() {
         }
     };
     let sync_data = || {
-        judge();
+        check();
         synced_data.set(generation.get());
         insert();
         Ok(())
@@ -200,7 +200,7 @@ fn records_become_durable_after_their_data() {
         } else {
             index.checkpoint_after(&sync_data).unwrap();
         }
-        judge();
+        check();
         assert!(synced_data.get() > round, "every round syncs data");
     }
     let newest = contents(&*open(&recorder.disk.crash(1))).into_keys().next_back();

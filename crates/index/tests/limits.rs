@@ -4,7 +4,7 @@
 
 mod chains;
 
-use chains::{SCOPE, crowd, insert};
+use chains::{SCOPE, check_concurrently, insert};
 use ritornello_format::ErrorKind;
 use ritornello_format::journal::{JournalRecord, RunImage};
 use ritornello_format::wire::Writer;
@@ -290,7 +290,7 @@ fn many_threads_run_concurrently() {
                 index.checkpoint().unwrap();
             }
         });
-        crowd(index, 3, 600, stop, &|_, keys| index.walk(SCOPE, &keys));
+        check_concurrently(index, 3, 600, stop, &|_, keys| index.walk(SCOPE, &keys));
     });
     index.sync().unwrap();
     let before = contents(index);

@@ -423,7 +423,7 @@ mod lsm {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
         #[test]
-        fn lsm_does_what_memory_does(events in prop::collection::vec(event(), 1..60)) {
+        fn lsm_matches_memory_backend(events in prop::collection::vec(event(), 1..60)) {
             let (dir, model) = (tempfile::tempdir().unwrap(), MemoryResidency::new());
             let options = LsmResidencyOptions { memtable_bytes: 64 << 10, ..Default::default() };
             let mut index = LsmResidency::open(dir.path(), &options).unwrap();

@@ -113,23 +113,23 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
     }
 }
 
-/// Opens an index that was not closed cleanly, and checks it with `judge` after a power loss at
+/// Opens an index that was not closed cleanly, and checks it with `check` after a power loss at
 /// every change of the disk.
-fn check_power_losses(disk: &SimDisk, depth: u32, judge: &dyn Fn(&RunIndex)) {
+fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());
     drop(open(recorder.medium(), false));
     let crashes: Vec<SimDisk> = recorder.crashes.lock().drain(..).collect();
     assert!(!crashes.is_empty());
     for (moment, crash) in crashes.iter().enumerate() {
         let twin = crash.crash(0);
-        judge(&open(twin.clone(), true));
+        check(&open(twin.clone(), true));
         assert!(!twin.list(Path::new(DIR)).unwrap().iter().any(|name| name == "checkpoint-new"));
         // Lose power a second time, while the open rewrites the index.
         if depth > 0 && moment % 7 == 3 {
-            check_power_losses(crash, depth - 1, judge);
+            check_power_losses(crash, depth - 1, check);
         }
         let index = open(crash.clone(), false);
-        judge(&index);
+        check(&index);
         put(&index, 40..41);
         index.sync().unwrap();
         let now = contents(&index);

@@ -178,7 +178,7 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
     #[test]
-    fn art_does_what_memory_does(ops in prop::collection::vec(op(), 1..40)) {
+    fn art_matches_memory_backend(ops in prop::collection::vec(op(), 1..40)) {
         let dir = tempfile::tempdir().unwrap();
         let art = Some(open(dir.path()));
         let mut pair = Pair { dir, art, memory: MemoryIndex::new(), generation: 0 };

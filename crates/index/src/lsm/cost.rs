@@ -6,7 +6,7 @@
 //! also the last level, may have `K` runs, and the filters of all runs have the same number of bits
 //! per key, because RocksDB has no other options. Rewrites follow RocksDB's own rules. Reads pay
 //! for the mean number of runs instead of the maximum. Prices are measured nanoseconds, as in CAMAL
-//! (Yu and others, SIGMOD 2024), instead of block transfers: most of an index is in memory, where a
+//! (Yu and others, SIGMOD 2024), instead of block transfers. Most of an index is in memory, where a
 //! visit of a run costs processor time even if no block is read.
 
 use crate::tuning::{Mix, Prices, Setting, TreeSize};

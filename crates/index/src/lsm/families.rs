@@ -253,7 +253,7 @@ impl Families {
 
     /// Whether every block of every family is readable and intact, and the entries match the
     /// checksum in the counts: no entry is missing or older than the counts.
-    pub(super) fn adds_up(&self) -> bool {
+    pub(super) fn is_consistent(&self) -> bool {
         let Ok(counts) = self.counts() else { return false };
         let mut sum = Sum::default();
         for family in Family::ALL {
@@ -272,11 +272,11 @@ impl Families {
                 return false;
             }
         }
-        let adds_up = sum == counts.unwrap_or_default().sum;
-        if !adds_up {
+        let is_consistent = sum == counts.unwrap_or_default().sum;
+        if !is_consistent {
             self.note_damage(&"entries are missing or out of date");
         }
-        adds_up
+        is_consistent
     }
 
     /// Records the manifest's length: see [`super::seal`].

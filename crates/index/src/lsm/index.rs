@@ -120,8 +120,8 @@ impl PrefixIndex for LsmIndex {
 
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // Release the writer's lock after each batch, so that inserts make progress. Runs that they
-        // add have names after `last`, and are not removed.
+        // Release the writer's lock after each batch, so that inserts make progress. Runs that such
+        // inserts add have names after `last`, and are not removed.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {

@@ -82,8 +82,8 @@ impl Mean {
     }
 }
 
-/// Fits a line to pairs of a number (of filters) and a time. Its slope is the time per unit,
-/// without the constant part of the time. The fields are weighted means with decay.
+/// Fits a line to pairs of a number (of filters) and a time. The slope of the line is the time per
+/// unit, without the constant part of the time. The fields are weighted means with decay.
 #[derive(Debug, Default)]
 struct Slope {
     samples: u64,
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slope_of_one_point_is_a_share() {
+    fn slope_without_variation_is_mean_time_per_unit() {
         let mut slope = Slope::default();
         assert_eq!(slope.get(), None);
         (0..100).for_each(|_| slope.add(4.0, 900.0));

@@ -30,12 +30,13 @@
 //! valid across opens, until a repair renumbers the runs.
 //!
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
-//! become durable before the data that it names. This happens if RocksDB flushes full memtables, if
-//! the kernel writes the log, if an index that was not synced is opened again, or if the batch is
-//! appended during a sync whose `sync_data` has returned. After a power loss the run of an early
-//! batch may exist without its pages; their checksums make them misses. The backend `run` withholds
-//! records until their data is durable. No call of this backend makes a record durable before its
-//! data: neither a sync, nor [`crate::PrefixIndex::maintain_after`], nor closing.
+//! become durable before the data that it names. A batch becomes durable early if RocksDB flushes
+//! full memtables, if the kernel writes the log, if an index that was not synced is opened again,
+//! or if the batch is appended during a sync whose `sync_data` has returned. After a power loss the
+//! run of an early batch may exist without its pages; their checksums make them misses. The backend
+//! `run` withholds records until their data is durable. No call of this backend makes a record
+//! durable before its data: neither a sync, nor [`crate::PrefixIndex::maintain_after`], nor
+//! closing.
 //!
 //! **After a failed sync** reads may return bytes that are not on the disk, because the kernel has
 //! dropped the dirty state of their pages ([`crate::RunOptions::clean`]). Every open rewrites all

@@ -1,8 +1,8 @@
 //! The two methods that find the longest prefix.
 //!
-//! A probe takes no snapshot, and no lock that a writer holds. It may or may not see concurrent
-//! changes. All pages of its result were present at some moment of the probe, because a chained run
-//! is never removed before the runs attached to it.
+//! A probe takes no snapshot, and no lock that a writer holds. A probe may or may not see
+//! concurrent changes. All pages of its result were present at some moment of the probe, because a
+//! chained run is never removed before the runs attached to it.
 
 use super::families::Families;
 use super::keys::{self, Family};

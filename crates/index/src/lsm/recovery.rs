@@ -73,7 +73,7 @@ fn open_claimed(dir: &Path, names: &Names, options: &LsmOptions) -> Result<LsmIn
     }
     if !names.marker.exists() {
         match try_open(names, options) {
-            Ok(index) if !options.verify || index.db.adds_up() => {
+            Ok(index) if !options.verify || index.db.is_consistent() => {
                 index.db.seal();
                 return Ok(index);
             }
@@ -199,7 +199,8 @@ fn is_manifest_broken(names: &Names) -> bool {
     seal::is_broken(&names.database, &names.seal) || wal_corruption::is_in_manifest(&names.database)
 }
 
-/// Whether any file may hold entries. If not, creating the database was interrupted.
+/// Whether any file may hold entries. If no file may hold entries, creating the database was
+/// interrupted.
 fn holds_entries(path: &Path) -> io::Result<bool> {
     let mut holds = false;
     for entry in fs::read_dir(path)? {

@@ -51,7 +51,7 @@ impl TreeShape {
     }
 
     /// Size of all runs except the oldest, in percent of the oldest, at which RocksDB merges all
-    /// runs. This limits dead entries more than merges by size do.
+    /// runs. The merge of all runs limits dead entries more than merges by size do.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }

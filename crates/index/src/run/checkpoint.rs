@@ -72,9 +72,9 @@ impl Checkpoints {
 }
 
 impl RunIndex {
-    /// Returns whether a checkpoint is due. It is due if the current journal file is long, if the
-    /// budget is nearly used up and journals take a large part of it, or if the files exceed the
-    /// budget.
+    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file is
+    /// long, if the budget is nearly used up and journals take a large part of it, or if the files
+    /// exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// Bytes per read of the file.
 const CHUNK: usize = 1 << 20;
 
-/// A reader of frames. Its buffer holds at most one chunk and one frame of the maximum length, even
-/// if a damaged frame claims to be longer.
+/// A reader of frames. The reader's buffer holds at most one chunk and one frame of the maximum
+/// length, even if a damaged frame claims to be longer.
 #[derive(Debug)]
 pub(crate) struct Frames {
     file: Arc<dyn MediumFile>,

@@ -22,10 +22,10 @@ pub struct RunOptions {
     pub memory_bytes_max: u64,
     /// Bytes of runs gathered for one write of a checkpoint, approximately.
     pub checkpoint_write_bytes: usize,
-    /// Whether the previous owner closed the index without a failed sync. It is `false` after a
-    /// failed sync, a kill, or a failed open. The bytes of the files may then exist in the page
-    /// cache only, and a sync of these files would report success without writing them. The open
-    /// therefore rewrites the whole index into new files before it returns.
+    /// Whether the previous owner closed the index without a failed sync. The value is `false`
+    /// after a failed sync, a kill, or a failed open. The bytes of the files may then exist in the
+    /// page cache only, and a sync of these files would report success without writing them. The
+    /// open therefore rewrites the whole index into new files before it returns.
     pub clean: bool,
 }
 

@@ -30,7 +30,7 @@ pub(super) struct Pending {
     /// Sealed batches, oldest first, each with the sequence number of its last record.
     sealed: VecDeque<(u64, Vec<u8>)>,
     /// Sequence number of the last record that may be written, because the data that it and earlier
-    /// records name is durable. It is always the last record of a batch.
+    /// records name is durable. This record is always the last record of a batch.
     writable_through: u64,
     /// Sequence number of the next record.
     next: u64,

@@ -11,20 +11,21 @@
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
-//! undamaged may have been read from the page cache only: after a failed sync, the kernel keeps
-//! bytes there that are not on the disk, and no later sync writes them. In both cases, and when
-//! runs got new names, the recovered state is written into new files before the index is used:
+//! undamaged may have been read from the page cache only. After a failed sync the kernel keeps
+//! bytes in the page cache that are not on the disk, and no later sync writes them. In both cases,
+//! and when runs got new names, the recovered state is written into new files before the index is
+//! used:
 //!
 //! 1. Create an empty journal file after all other journal files, durably.
 //! 2. Write a checkpoint that this file follows to `checkpoint-new`, durably.
 //! 3. Rename `checkpoint-new` to one of the two checkpoints, and sync the directory.
 //! 4. Remove the other checkpoint, then the older journal files.
 //!
-//! No file that was read is changed before step 3: a checkpoint that looks intact in the page cache
-//! may be damaged on the disk, so that the other checkpoint and its journal are the only valid
-//! state. Power loss before the end of step 3 leaves the old files and an empty journal file, which
-//! is not damage; after it the new checkpoint suffices. `checkpoint-new` is never read, and the
-//! next open removes it.
+//! No file that was read is changed before step 3. A checkpoint that looks intact in the page cache
+//! may be damaged on the disk; the other checkpoint and its journal are then the only valid state.
+//! Power loss before the end of step 3 leaves the old files and an empty journal file, which is not
+//! damage; after it the new checkpoint suffices. `checkpoint-new` is never read, and the next open
+//! removes it.
 //!
 //! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
 //! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
@@ -409,8 +410,8 @@ impl Source<'_> {
         let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                // A missing file ends the replay. It is damage if a later file exists, or if the
-                // first file is missing.
+                // A missing file ends the replay. A missing file is damage if a later file exists,
+                // or if the first file is missing.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };

@@ -107,13 +107,13 @@ impl Slots {
         }
         // During the distribution, `ends` holds the position of each shard's next slot; afterwards
         // it holds the end of each shard.
-        let mut dealt = vec![0u64; count];
+        let mut distributed = vec![0u64; count];
         each(&mut |hash, run, page| {
             let end = &mut ends[Self::shard(hash)];
-            dealt[*end] = pack(Self::tag(hash), run, page);
+            distributed[*end] = pack(Self::tag(hash), run, page);
             *end += 1;
         });
-        let (mut rest, mut work) = (dealt.as_mut_slice(), Vec::with_capacity(ends.len()));
+        let (mut rest, mut work) = (distributed.as_mut_slice(), Vec::with_capacity(ends.len()));
         let mut begin = 0;
         for (shard, end) in table.shards.iter_mut().zip(ends) {
             let (slots, more) = std::mem::take(&mut rest).split_at_mut(end - begin);

@@ -23,7 +23,7 @@ pub fn insert(
 /// Runs `threads` writers and readers for two seconds, then sets `stop`. Each reader calls `walk`
 /// with a random number, by which `walk` chooses a method of lookup; the results must be
 /// consistent.
-pub fn crowd(
+pub fn check_concurrently(
     index: &dyn PrefixIndex,
     threads: u64,
     length: usize,

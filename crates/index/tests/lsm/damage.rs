@@ -59,7 +59,7 @@ fn damaged_database_is_repaired_or_dropped() {
                 _ => broken.iter().collect(),
             };
             broken.into_iter().for_each(|path| damage(path));
-            let judge = |index: &LsmIndex| {
+            let check = |index: &LsmIndex| {
                 for (generation, content) in contents(index) {
                     if let Some(then) = before.get(&generation) {
                         assert_eq!(&content, then, "{ending}");
@@ -79,8 +79,8 @@ fn damaged_database_is_repaired_or_dropped() {
                 }
             };
             let mut index = open(dir.path());
-            // A read may be the first to find damage. It marks the damage, and the next open
-            // repairs it.
+            // A read may be the first to find damage. Such a read marks the damage, and the next
+            // open repairs it.
             let mut found = std::collections::BTreeMap::new();
             index.for_each(&mut |_, view| drop(found.insert(view.place.generation, view)));
             for family in 0..310 {
@@ -95,7 +95,7 @@ fn damaged_database_is_repaired_or_dropped() {
                 index.remove(SCOPE, &pages(1 << 20, 2));
             }
             repaired += u64::from(index.recovered().damaged);
-            judge(&index);
+            check(&index);
             fill(&index, 5000..5010);
             index.sync().unwrap();
             drop(index);

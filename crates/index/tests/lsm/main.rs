@@ -6,7 +6,7 @@
 mod chains;
 mod damage;
 
-use chains::{SCOPE, crowd, insert};
+use chains::{SCOPE, check_concurrently, insert};
 use ritornello_format::{ErrorKind, PageHash};
 use ritornello_index::conformance::{contents, page, pages};
 use ritornello_index::lsm::{Mode, ProbeMethod};
@@ -291,7 +291,7 @@ fn many_threads_run_concurrently() {
         let probe = [ProbeMethod::Bisect, ProbeMethod::Scan][(seed >> 32) as usize % 2];
         index.walk_with(probe, SCOPE, &keys)
     };
-    crowd(index, 2, 300, &AtomicBool::new(false), &walk);
+    check_concurrently(index, 2, 300, &AtomicBool::new(false), &walk);
     index.sync().unwrap();
     let before = contents(index);
     assert_eq!(index.stats().runs, before.len() as u64);
