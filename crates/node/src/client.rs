@@ -72,9 +72,9 @@ impl Client {
         let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let dialled = dial(directory, owner, until)?;
         let presence = Presence::announce(directory)?;
-        let patient = &mut || Instant::now() < until;
+        let may_wait = &mut || Instant::now() < until;
         let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut joined = handshake(directory, dialled, &hello, owner, patient);
+        let mut joined = handshake(directory, dialled, &hello, owner, may_wait);
         // If the owner speaks only older versions, its reply names them: say hello again in the
         // newest common version.
         let common = joined.as_ref().err().and_then(OtherVersion::of);
@@ -82,7 +82,7 @@ impl Client {
             && older != hello.version
         {
             hello.version = older;
-            joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, patient);
+            joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, may_wait);
         }
         let (channel, epoch) = joined.inspect_err(|error| directory.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
@@ -260,9 +260,9 @@ impl Client {
         }
         let hello = self.joining_hello();
         let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
-        let patient = &mut || Instant::now() < until;
+        let may_wait = &mut || Instant::now() < until;
         let joined = dial(&self.directory, self.owner, until)
-            .and_then(|dialled| handshake(&self.directory, dialled, &hello, self.owner, patient));
+            .and_then(|dialled| handshake(&self.directory, dialled, &hello, self.owner, may_wait));
         if joined.as_ref().is_err_and(OwnerSilent::caused) {
             self.mark_silent();
             self.start_probe();
@@ -359,7 +359,7 @@ fn dial(
     Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
 }
 
-/// Sends `hello` and waits for the reply while `patient` returns true. Returns the connection and
+/// Sends `hello` and waits for the reply while `may_wait` returns true. Returns the connection and
 /// the owner's epoch.
 ///
 /// # Errors
@@ -370,7 +370,7 @@ fn handshake(
     (mut channel, file): (Channel, Option<SocketFile>),
     hello: &First<Hello>,
     owner: LockHolder,
-    patient: &mut dyn FnMut() -> bool,
+    may_wait: &mut dyn FnMut() -> bool,
 ) -> Result<(Channel, OwnerEpoch)> {
     let mut patience = |_| {
         // A forked child of a dead owner keeps the owner's socket open. The socket then accepts
@@ -378,7 +378,7 @@ fn handshake(
         if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
             return Err(owner_lost(io::ErrorKind::TimedOut.into()));
         }
-        if patient() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
+        if may_wait() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
     };
     channel.stage(hello)?;
     channel.send(&mut patience)?;

@@ -29,7 +29,7 @@ pub(crate) struct CurrentMembership {
     pub(crate) store: [u8; 16],
     /// Held for reading during a call of the local core.
     membership: RwLock<Arc<Membership>>,
-    /// Held by a [`Turn`], and taken before `membership`.
+    /// Held by a [`ChangeGuard`], and taken before `membership`.
     changing: Mutex<Option<FailedSearch>>,
     /// Whether the last search for an owner failed because the owner reopens the store, or because
     /// this process could not open the store.
@@ -52,10 +52,10 @@ struct FailedSearch {
     reopening: bool,
 }
 
-/// The right to change the membership, of one thread at a time. A call that searches for a new
-/// owner holds the turn. Other calls wait for the turn, and then use the new owner, or fail like
-/// the search.
-pub(crate) struct Turn<'a> {
+/// The right to change the membership, which one thread at a time has. A call that searches for a
+/// new owner holds the guard during the search. Other calls wait for the guard, and then use the
+/// new owner, or fail like the search.
+pub(crate) struct ChangeGuard<'a> {
     current: &'a CurrentMembership,
     failed_search: MutexGuard<'a, Option<FailedSearch>>,
 }
@@ -100,8 +100,9 @@ impl CurrentMembership {
         self.membership.read()
     }
 
-    /// Returns whether this process owns the store and no thread waits to change the membership. If
-    /// so, a call waits neither for another process nor for the membership's lock. Never waits.
+    /// Returns whether this process owns the store and no thread waits to change the membership.
+    /// While this holds, a call waits neither for another process nor for the membership's lock.
+    /// Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
         // A waiting writer blocks new readers until the calls in progress have ended.
         let membership = self.membership.try_read();
@@ -152,16 +153,16 @@ impl CurrentMembership {
     }
 
     /// Waits for the right to change the membership. Returns `None` on timeout.
-    pub(crate) fn turn(&self, until: Instant) -> Option<Turn<'_>> {
+    pub(crate) fn begin_change(&self, until: Instant) -> Option<ChangeGuard<'_>> {
         let failed_search = self.changing.try_lock_until(until)?;
-        Some(Turn { current: self, failed_search })
+        Some(ChangeGuard { current: self, failed_search })
     }
 
     /// Takes over from an owner that died, as any call does.
     ///
     /// # Errors
-    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed or being
-    /// left; any error of [`Membership::join`].
+    /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed, or its path
+    /// no longer leads to it; any error of [`Membership::join`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         if self.is_leaving() {
             return Err(closed());
@@ -191,15 +192,15 @@ impl CurrentMembership {
         let silent =
             || OwnerSilent::error(directory.lock.holder().ok().flatten().map_or(0, |h| h.0));
         let refused = || StoreReopening::error("its owner's log says more");
-        let mut turn = if self.is_reopening.load(Ordering::Acquire) {
-            self.turn(Instant::now()).ok_or_else(refused)?
+        let mut guard = if self.is_reopening.load(Ordering::Acquire) {
+            self.begin_change(Instant::now()).ok_or_else(refused)?
         } else {
-            self.turn(until).ok_or_else(silent)?
+            self.begin_change(until).ok_or_else(silent)?
         };
         if !Arc::ptr_eq(&self.read(), lost) {
             return Ok(());
         }
-        let until = match *turn.failed_search {
+        let until = match *guard.failed_search {
             Some(FailedSearch { at, pause, reopening }) if at.elapsed() < pause => {
                 return Err(if reopening { refused() } else { silent() });
             }
@@ -214,16 +215,17 @@ impl CurrentMembership {
         // fewer calls are delayed.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
-        *turn.failed_search = failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
+        *guard.failed_search =
+            failed.then(|| FailedSearch { at: Instant::now(), pause, reopening });
         self.is_reopening.store(reopening, Ordering::Release);
         let membership = taken?;
         if membership.epoch().map(|epoch| epoch.store) != Some(self.store) {
             let _ = membership.close();
-            return Err(turn.close_as_replaced());
+            return Err(guard.close_as_replaced());
         }
         let (role, dir) = (membership.role().word(), directory.path().display());
         tracing::info!(role, %dir, "the store's owner has ended");
-        turn.use_owner(membership);
+        guard.use_owner(membership);
         // Notify again, because a core that was poisoned before this point was not visible to the
         // heal thread.
         self.opening.heal_signal.notify();
@@ -231,7 +233,7 @@ impl CurrentMembership {
     }
 }
 
-impl Turn<'_> {
+impl ChangeGuard<'_> {
     /// Replaces the membership by one with a new owner.
     ///
     /// Closes this process's segment files first: the new owner may reuse the numbers of segments

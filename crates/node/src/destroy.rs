@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// The store's files except the manifest and the lock. They include the policy file, although
+/// The store's files except the manifest and the lock. The files include the policy file, although
 /// operators write it: its permissions are for this store, and must not apply to a store that is
 /// created here later.
 const FILES: [&str; 7] = [

@@ -54,8 +54,8 @@ impl FailoverCatalog {
     ///
     /// # Errors
     /// `Retry` if a write or call is still in progress. The lock is then kept, because the next
-    /// owner would reuse the space of those writes. Otherwise the store is closed, and an error is
-    /// the error of the last sync.
+    /// owner would reuse the space of those writes. After any other error the store is closed, and
+    /// the error is the error of the last sync.
     pub(crate) fn close(&self) -> Result<()> {
         let until = Instant::now() + CLOSE_TIMEOUT;
         let opening = &self.membership.opening;
@@ -68,8 +68,8 @@ impl FailoverCatalog {
         if !self.reservations.close(until) {
             return Err(busy());
         }
-        let turn = self.membership.turn(until).ok_or_else(busy)?;
-        turn.try_close(until).ok_or_else(busy)??
+        let guard = self.membership.begin_change(until).ok_or_else(busy)?;
+        guard.try_close(until).ok_or_else(busy)??
     }
 
     /// Sends a request to the core of this process; `None` if another process owns the store. Most
@@ -268,7 +268,7 @@ impl FailoverCatalog {
     }
 
     /// Ends a flush that began at `mark` and that the owner of `flushed` executed. Fails with
-    /// `Miss`, once, if acknowledged changes may be lost. This is so if an earlier owner
+    /// `Miss`, once, if acknowledged changes may be lost. Changes may be lost if an earlier owner
     /// acknowledged puts or deletes to this process, and died, or its core failed and was reopened,
     /// before a flush covered them. A put also acknowledges pages that this process found present
     /// and did not write.
@@ -380,12 +380,12 @@ impl Unflushed {
         }
     }
 
-    /// Returns the mark of a flush that begins now.
+    /// Returns the acknowledgements that a flush covers if it begins now.
     fn mark(&self) -> FlushMark {
         *self.0.lock()
     }
 
-    /// Records that everything up to `mark` is durable, or was reported as lost.
+    /// Records that all acknowledgements in `mark` are durable, or were reported as lost.
     fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_and_longer_messages_are_refused_and_damaged_ones_never_panic() {
+    fn truncated_or_longer_messages_are_refused_and_damage_never_panics() {
         for message in all() {
             assert!(parse(&message));
             assert!(!parse(&[&message[..], &[0]].concat()), "trailing byte: {message:?}");

@@ -46,7 +46,7 @@ const PATH_PERIOD: Duration = Duration::from_secs(2);
 /// Shortest interval between log lines about a store that fails or cannot be reopened.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 
-/// Pauses between attempts. They continue to grow if the store fails again soon after it was
+/// Pauses between attempts. The pauses continue to grow if the store fails again soon after it was
 /// reopened.
 #[derive(Debug, Default)]
 struct Backoff {
@@ -184,12 +184,12 @@ impl FailoverCatalog {
             return false;
         }
         let membership = &self.membership;
-        let Some(turn) = membership.turn(until) else { return false };
+        let Some(guard) = membership.begin_change(until) else { return false };
         if membership.opening.closing.load(Ordering::Acquire) {
             return false;
         }
         if !matches!(&*membership.get(), Membership::Leaving(_))
-            && !turn.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former)))
+            && !guard.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former)))
         {
             return false;
         }
@@ -204,7 +204,7 @@ impl FailoverCatalog {
                 return false;
             }
         }
-        turn.give_up();
+        guard.give_up();
         true
     }
 
@@ -218,7 +218,8 @@ impl FailoverCatalog {
     fn reopen(&self, number: u64) -> Result<bool> {
         let busy = || Error::retry("calls of this process still use the failed store");
         let opening = &self.membership.opening;
-        let turn = self.membership.turn(Instant::now() + WRITES_TIMEOUT).ok_or_else(busy)?;
+        let guard =
+            self.membership.begin_change(Instant::now() + WRITES_TIMEOUT).ok_or_else(busy)?;
         if opening.closing.load(Ordering::Acquire) {
             return Ok(false);
         }
@@ -234,7 +235,7 @@ impl FailoverCatalog {
             let stats = core.stats().unwrap_or_else(|_| CatalogStats::default());
             let stats = CatalogStats { poisoned: Some(cause), ..stats };
             let reopening = Membership::Reopening(Reopening::new(owner, stats));
-            if !turn.try_replace(CALLS_TIMEOUT, |_| reopening) {
+            if !guard.try_replace(CALLS_TIMEOUT, |_| reopening) {
                 return Err(busy());
             }
         }
@@ -249,11 +250,11 @@ impl FailoverCatalog {
         if owner.epoch.store != self.membership.store {
             let _ = owner.close();
             reopening.stop_refusing();
-            return Err(turn.close_as_replaced());
+            return Err(guard.close_as_replaced());
         }
         owner.core.note_reopenings(number);
         self.reservations.reopen(&opening.closing);
-        turn.use_owner(Membership::Owner(Arc::new(owner)));
+        guard.use_owner(Membership::Owner(Arc::new(owner)));
         reopening.stop_refusing();
         Ok(true)
     }
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn stats_of_failed_store_remain_until_it_is_left() {
+    fn stats_of_failed_store_remain_until_store_is_closed() {
         let dir = tempfile::tempdir().unwrap();
         let schedule = Schedule::new();
         let options = Options {
@@ -320,9 +321,9 @@ mod tests {
         assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Retry));
         catalog.membership.begin_leaving();
         assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Closed));
-        let turn = catalog.membership.turn(Instant::now()).unwrap();
-        assert!(turn.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former))));
-        drop(turn);
+        let guard = catalog.membership.begin_change(Instant::now()).unwrap();
+        assert!(guard.try_replace(CALLS_TIMEOUT, |former| Membership::Leaving(Arc::clone(former))));
+        drop(guard);
         assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Closed));
         assert!(catalog.try_leave());
         assert_eq!(kind(catalog.stats().map(drop)), ErrorKind::Closed);

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn path_stays_on_its_mount_and_leaves_it_for_new_and_old_ones() {
+    fn path_leads_to_same_new_or_earlier_mount() {
         let dir = tempfile::tempdir().unwrap();
         let mounts = Mounts::around(&dir.path().join("not/there/yet"));
         let Some(own) = mounts.own.clone() else { return };
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn root_of_chroot_is_not_listed_and_old() {
+    fn unlisted_root_of_chroot_counts_as_earlier_mount() {
         let proc = "25 20 0:5 / /proc rw - proc proc rw";
         let before = mounts("20", &[proc]);
         assert!(before.are_known());

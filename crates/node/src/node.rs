@@ -183,8 +183,8 @@ impl Node {
         Ok(self.role())
     }
 
-    /// Returns whether another store has replaced this store. If so, every call fails, and opening
-    /// again finds the new store. Costs one load from memory.
+    /// Returns whether another store has replaced this store. After a replacement every call fails,
+    /// and opening again finds the new store. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.catalog.membership.is_replaced()

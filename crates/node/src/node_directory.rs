@@ -75,7 +75,7 @@ impl fmt::Display for Departure {
 pub(crate) struct NodeDirectory {
     pub(crate) process: Process,
     pub(crate) lock: DirectoryLock,
-    /// Client names whose files this process has locked. This set is needed because `fcntl` reports
+    /// Client names whose files this process has locked. The set is needed because `fcntl` reports
     /// a process's own locks as free.
     pub(crate) names: Mutex<BTreeSet<String>>,
     pub(crate) mismatch: OwnerMismatch,
@@ -131,7 +131,7 @@ impl NodeDirectory {
         &self.path
     }
 
-    /// A descriptor of the directory. It stays valid if the directory is moved.
+    /// A descriptor of the directory. The descriptor stays valid if the directory is moved.
     pub(crate) fn dir(&self) -> BorrowedFd<'_> {
         self.dir.as_fd()
     }

@@ -18,7 +18,7 @@ impl ClientPermissions {
         Self { policy, logged: AtomicBool::new(false) }
     }
 
-    /// Checks that a client may send a request with this rule.
+    /// Checks that the policy permits a client to send a request to which `rule` applies.
     ///
     /// # Errors
     /// Any error of [`StorePolicy::check_client`].

@@ -1,6 +1,6 @@
 //! The process that a value belongs to. After `fork` the child holds copies of all open resources
-//! of its parent. It must not use them: their threads do not exist in the child, their locks belong
-//! to the parent, and the parent uses the same sockets.
+//! of its parent. The child must not use these resources: their threads do not exist in the child,
+//! their locks belong to the parent, and the parent uses the same sockets.
 
 use ritornello_format::{Error, ErrorKind, Result};
 

@@ -5,10 +5,10 @@
 //! * A child does not inherit them by `fork`: the lock belongs to the process, not to the
 //!   descriptor. Locks of `flock` and of open file descriptions last as long as any copy of the
 //!   descriptor, so a forked worker would keep a dead owner's lock.
-//! * The kernel releases them only when the process issues no more writes: the *last* thread of the
-//!   process closes the table of open files, which releases the locks, and a thread inside a direct
+//! * The kernel releases them only when the process issues no more writes. The *last* thread of the
+//!   process closes the table of open files, which releases the locks. A thread inside a direct
 //!   `pread` or `pwrite` does not end before the device is done with its memory. A free lock does
-//!   *not* prove that every write of its former holder has landed: the kernel ends an `io_uring`
+//!   *not* prove that every write of its former holder has landed. The kernel ends an `io_uring`
 //!   after the process, and direct writes in the block layer may take as long as the device allows.
 //!   The owner drains the segments before it reuses the space
 //!   (`ritornello_medium::MediumFile::drain`, and assumption 5 of `docs/format.md`).
@@ -22,7 +22,7 @@ use rustix::process::{Flock, FlockType, fcntl_getlk};
 use std::fs::File;
 use std::io;
 
-/// Another process that holds a lock. Its id is zero if it is in another PID namespace.
+/// Another process that holds a lock. The process's id is zero if it is in another PID namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LockHolder(pub(crate) i32);
 

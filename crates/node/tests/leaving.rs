@@ -24,7 +24,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     }
 }
 
-/// A store that this process owns. Its path later leads to a store of another process.
+/// A store that this process owns. The store's path later leads to a store of another process.
 struct Moved {
     _root: tempfile::TempDir,
     dir: PathBuf,
@@ -98,7 +98,7 @@ fn processes_leave_store_whose_path_leads_to_another() {
 }
 
 #[test]
-fn store_that_is_being_left_has_one_owner() {
+fn moved_store_has_one_owner_while_closing() {
     let moved = Moved::new();
     assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);
     moved.slow_syncs(Duration::from_millis(500));
@@ -128,7 +128,7 @@ fn store_that_is_being_left_has_one_owner() {
 }
 
 #[test]
-fn close_waits_for_store_that_is_being_left() {
+fn close_waits_until_moved_store_is_closed() {
     let moved = Moved::new();
     assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);
     moved.slow_syncs(Duration::from_millis(500));
@@ -143,7 +143,7 @@ fn close_waits_for_store_that_is_being_left() {
 }
 
 #[test]
-fn overlapping_flushes_do_not_keep_a_store() {
+fn overlapping_flushes_do_not_keep_a_moved_store_open() {
     let moved = Moved::new();
     moved.slow_syncs(Duration::from_millis(300));
     let store = moved.node.store();
@@ -240,7 +240,7 @@ fn client_of_a_moved_store_opens_more_connections() {
 }
 
 #[test]
-fn store_being_left_is_known_not_to_answer_at_once() {
+fn moved_store_does_not_claim_to_answer_at_once() {
     let moved = Moved::new();
     let node = &moved.node;
     assert!(node.answers_at_once());

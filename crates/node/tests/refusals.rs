@@ -100,7 +100,7 @@ fn owner_with_another_capacity_resizes() {
 }
 
 #[test]
-fn owner_with_an_impossible_capacity_keeps_the_stored_one() {
+fn owner_with_an_impossible_capacity_keeps_the_stored_capacity() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let node = open(&Options { capacity: Some(MIB), ..options(dir.path()) }).unwrap();

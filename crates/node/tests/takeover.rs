@@ -394,7 +394,7 @@ fn recreated_store_opens_beside_old_handles() {
     let error = probe(first.store(), 1, 4).unwrap_err();
     assert!(error.to_string().contains("another store"), "{error}");
     first.close().unwrap();
-    // The old handle still exists. Its calls fail, and it does not disturb the new store.
+    // The old handle still exists. Calls of the old handle fail, and do not disturb the new store.
     let anew = open(&options(dir.path())).unwrap();
     assert_eq!((anew.role(), get(anew.store(), 2, 4).unwrap()), (Role::Client, 4));
     assert_eq!(probe(second.store(), 1, 4).unwrap_err().kind(), ErrorKind::Closed);
