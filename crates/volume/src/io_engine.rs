@@ -48,8 +48,9 @@ trait OpQueue {
     fn reap(&mut self, wait: bool, ended: &mut Vec<(u64, io::Result<()>)>);
 }
 
-/// The loop of all engines. It submits first, so that the device works during the computation; then
-/// it computes; it blocks only when no computation is ready. Returns for how long it blocked.
+/// The loop of all engines. The loop submits first, so that the device works during the
+/// computation; then it computes; it blocks only when no computation is ready. Returns for how long
+/// it blocked.
 fn drive(queue: &mut dyn OpQueue, work: &mut dyn Work) -> Duration {
     let (mut ended, mut waited) = (Vec::new(), Duration::ZERO);
     loop {

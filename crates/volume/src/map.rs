@@ -2,8 +2,8 @@
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
 //! to them during a copy. For example, a reader whose lease has expired may read space that now
-//! belongs to a different run. The code therefore makes no reference to mapped bytes. It copies
-//! them through raw pointers, and trusts a copy only after verifying its checksum.
+//! belongs to a different run. The code therefore makes no reference to mapped bytes. The code
+//! copies mapped bytes through raw pointers, and trusts a copy only after verifying its checksum.
 //!
 //! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a
 //! missing page that cannot be allocated. All pages of a segment are therefore allocated when the

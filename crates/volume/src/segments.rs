@@ -157,7 +157,8 @@ impl Segments {
         })
     }
 
-    /// Creates a segment and allocates its blocks. Its name is durable when this returns.
+    /// Creates a segment and allocates its blocks. The segment's name is durable when the call
+    /// returns.
     ///
     /// # Errors
     /// `Retry` if the file system is full or refuses, or if the directory does not hold the volume;

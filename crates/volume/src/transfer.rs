@@ -71,7 +71,7 @@ impl Control {
 /// A run to write.
 #[derive(Clone, Copy)]
 pub struct RunWrite<'a> {
-    /// The destination. Its `header_checksum` is ignored.
+    /// The destination. The place's `header_checksum` is ignored.
     pub place: &'a Place,
     /// The header to write. The caller sets store, scope, slot, page length, parent, keys and
     /// slices per page; if the source's pages are encoded, also every slice, with checksum zero.

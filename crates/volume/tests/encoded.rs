@@ -175,8 +175,8 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
     }
 }
 
-/// A slice has a different offset on disk than in the page if the slices before it are encoded. It
-/// begins at a multiple of 4 KiB on disk, because an encoded slice is padded.
+/// A slice has a different offset on disk than in the page if the slices before it are encoded. The
+/// raw slice begins at a multiple of 4 KiB on disk, because an encoded slice is padded.
 #[test]
 fn raw_slice_after_shorter_slices_is_read_to_its_own_offset() {
     for rig in rigs() {
@@ -295,8 +295,8 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
     assert!(!MissReason::Codec.is_damage() && MissReason::Frame.is_damage());
 }
 
-/// A page whose codec the reader does not know misses. Its bytes then no longer count towards
-/// `in_flight_bytes`, so the pages of the next run are read.
+/// A page whose codec the reader does not know misses. The bytes of the missed page then no longer
+/// count towards `in_flight_bytes`, so the pages of the next run are read.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -57,7 +57,7 @@ unsafe impl Send for OwnedPagesMut {}
 unsafe impl Sync for OwnedPagesMut {}
 
 impl OwnedPagesMut {
-    /// A target with `pages`. Their bytes stay until a read overwrites them.
+    /// A target with `pages`. The bytes of the pages stay until a read overwrites them.
     #[must_use]
     pub fn new(mut pages: Vec<Vec<u8>>) -> Self {
         let start = |page: &mut Vec<u8>| NonNull::new(page.as_mut_ptr());

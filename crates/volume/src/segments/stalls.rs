@@ -125,7 +125,7 @@ pub(crate) struct OpInFlight<'a> {
 }
 
 impl OpInFlight<'_> {
-    /// Ends an operation that was not submitted. Its end does not count as a completion of the
+    /// Ends an operation that was not submitted. Such an end does not count as a completion of the
     /// volume.
     pub(crate) fn cancel(mut self) {
         self.has_completed = false;

@@ -222,8 +222,8 @@ impl Space {
         }
     }
 
-    /// Adds a segment that was absent; all of it is free. Its volume may exceed its share until
-    /// [`Space::set_shares`] seals segments.
+    /// Adds a segment that was absent; all of it is free. The segment's volume may exceed its share
+    /// until [`Space::set_shares`] seals segments.
     ///
     /// # Errors
     /// [`SpaceError::Segment`] if the segment exists already or is of an unknown volume.
@@ -245,10 +245,10 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room. It is on the volume that the
-    /// last allocation named as having no space, or else on the next volume of the allocation
-    /// order. If that volume cannot grow, the segment is on the volume that has the smallest
-    /// fraction of its share. `None` if no volume may grow.
+    /// The segment to create when the existing segments have no room. The segment is on the volume
+    /// that the last allocation named as having no space, or else on the next volume of the
+    /// allocation order. If that volume cannot grow, the segment is on the volume that has the
+    /// smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.rotation.order();

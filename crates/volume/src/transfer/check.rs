@@ -150,8 +150,8 @@ pub(super) struct Expected<'e, 'a> {
     pub(super) stored: Range<u64>,
     /// Memory of the whole page.
     pub(super) target: &'e PageMemory,
-    /// Leading bytes of the page that arrived in an earlier call. They are not written again,
-    /// because the caller may be using them.
+    /// Leading bytes of the page that arrived in an earlier call. These bytes are not written
+    /// again, because the caller may be using them.
     pub(super) arrived_bytes: u64,
 }
 

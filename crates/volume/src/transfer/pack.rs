@@ -43,7 +43,7 @@ impl PackedPage {
         units_of(self.bytes as u64) as u32
     }
 
-    /// The slices. Their checksums are zero: they depend on the generation of the run.
+    /// The slices. The slices' checksums are zero: they depend on the generation of the run.
     #[must_use]
     pub fn slices(&self) -> &[Slice] {
         &self.slices

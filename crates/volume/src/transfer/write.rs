@@ -50,7 +50,7 @@ pub(super) struct NewPage {
     pub(super) memory: PageMemory,
     /// Length on disk, without padding.
     pub(super) bytes: usize,
-    /// The slices. Their checksums are zero until they are computed.
+    /// The slices. The slices' checksums are zero until they are computed.
     pub(super) slices: Vec<Slice>,
 }
 

@@ -45,7 +45,8 @@ struct DiskWrite<'a> {
     /// For each run that has begun, its state, or its error once it has failed. Only the last run
     /// has chunks in `body`.
     runs: Vec<Result<RunState<'a>>>,
-    /// Runs whose `body` is submitted. Their headers wait until the checksums of pages are known.
+    /// Runs whose `body` is submitted. The headers of these runs wait until the checksums of pages
+    /// are known.
     heads: VecDeque<usize>,
     in_flight: InFlight<PendingOp<'a>>,
     /// Pages that move in place and are not checksummed yet, as run and page. Pages that go through
