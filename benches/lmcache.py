@@ -8,8 +8,8 @@ A row: `system`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the medi
 lookup), `p50_us` (the median round; of a lookup the median lookup). `ritornello, full` is a store
 that has written its whole capacity before, like a store in use: its puts overwrite evicted objects.
 `disk` is the limit in the same rounds: four threads move the same number of bytes in operations of
-1 MiB. They overwrite and read one file, from and into LMCache's memory (`disk, in place`) and huge
-pages (`disk, huge pages`). From LMCache's memory they also write newly allocated space
+1 MiB. The threads overwrite and read one file, from and into LMCache's memory (`disk, in place`)
+and huge pages (`disk, huge pages`). From LMCache's memory they also write newly allocated space
 (`disk, new space`), as new stores and new files do.
 """
 

@@ -5,8 +5,8 @@ Makes loop devices with ext4, limits reads and writes of each with a cgroup (v1,
 
     python -m benches.volumes [--volumes 2,4] [--rate 250] [--dir DIR] [--json]
 
-The devices' files are sparse. They take about 7 GiB in DIR, written at the sum of the rates: where
-the disk is slower than this sum, name a directory in memory, such as /dev/shm.
+The devices' files are sparse. The files take about 7 GiB in DIR, written at the sum of the rates:
+where the disk is slower than this sum, name a directory in memory, such as /dev/shm.
 """
 
 import argparse

@@ -148,7 +148,7 @@ class Fleet(Started):
         return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
 
     def multi_round_qa(self, history: int, qps: float) -> Measured:
-        """Runs users of this history length. Their contexts differ from the contexts of other
+        """Runs users of this history length. The users' contexts differ from the contexts of other
         lengths.
         """
         scale = self.scale
@@ -166,9 +166,9 @@ class Fleet(Started):
         )
 
     def answers(self, alone: bool) -> Answers:
-        """Returns greedy answers to single requests. New prompts go to the first engine. Then they
-        go to the second engine or, if the engines share no tier (`alone`), again to the first,
-        whose own cache has them.
+        """Returns greedy answers to single requests. New prompts go to the first engine. Then the
+        prompts go to the second engine or, if the engines share no tier (`alone`), again to the
+        first, whose own cache has them.
         """
         first = self._greedy(0)
         if not alone:

@@ -50,7 +50,7 @@ sys.stdin.readline()
 
 
 # A program that starts gets of single pages ("start"), gets single pages ("get"), and waits for all
-# gets that it started ("wait"). It prints the reason of each miss, or "hit".
+# gets that it started ("wait"). The program prints the reason of each miss, or "hit".
 READER = """
 import sys
 from device_pages import PAGE_BYTES, SCOPE

@@ -72,8 +72,8 @@ def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
 
 
 def flushed_in(said: str) -> dict[int, int]:
-    """Returns the pages that a killed child printed as flushed. Its last line may be cut:
-    those pages are not counted.
+    """Returns the pages that a killed child printed as flushed. The child's last line may be cut:
+    the pages in a cut line are not counted.
     """
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith("\n")]
     return {int(line[1]): int(line[2]) for line in whole if line[0] == "flushed"}

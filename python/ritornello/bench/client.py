@@ -1,9 +1,9 @@
 """A client of the OpenAI API that records when each token arrives: streamed completions over
 asyncio.
 
-The client uses one connection for each request, plain HTTP, and the standard library only. It
-therefore runs on every Python that can import this package, and the measurement covers the server
-only.
+The client uses one connection for each request, plain HTTP, and the standard library only. The
+client therefore runs on every Python that can import this package, and the measurement covers the
+server only.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
-# vLLM counts tokens of tiers that it does not know under one name. It knows all tiers of our
+# vLLM counts tokens of tiers that it does not know under one name. vLLM knows all tiers of our
 # connector except the remote.
 TIERS = {"external_unspecified": "remote"}
 

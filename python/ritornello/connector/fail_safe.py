@@ -161,7 +161,7 @@ class FailSafeStore:
 
     def expect_hash(self, algorithm: str) -> None:
         """Starting at the next opening, a store whose policy refuses keys of `algorithm` is closed.
-        It is opened again later, because the policy, or the store at the path, may change.
+        The store is opened again later, because the policy, or the store at the path, may change.
         """
         self._hash = algorithm
 

@@ -7,8 +7,8 @@ not an interval.
 
 A group's page is stored as objects that are named by their contents, not by their writer: the
 layers of one pipeline stage, and a range of KV heads. Where possible the head ranges follow from
-the model alone (`head_ranges_of`). Then engines with a different number of tensor-parallel workers
-find the same objects: a worker with twice the heads loads twice the objects.
+the model alone (`head_ranges_of`). In this case engines with a different number of tensor-parallel
+workers find the same objects: a worker with twice the heads loads twice the objects.
 """
 
 from collections.abc import Mapping, Sequence

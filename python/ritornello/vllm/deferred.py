@@ -129,8 +129,8 @@ class DeferredSaves:
 
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
         """Drops the saves of failed requests, and the saves of blocks that failed to load or were
-        computed on top of such blocks. This includes saves of later steps, which use the same
-        blocks and have begun already.
+        computed on top of such blocks. The dropped saves include saves of later steps, which use
+        the same blocks and have begun already.
         """
         bad = set(failed)
         tables = [(name, table) for step in self._steps for name, table in step.tables.items()]

@@ -27,8 +27,8 @@ class Epoch:
 
     def begin(self, *, clean: bool) -> None:
         """Begins a random epoch: no page stored before is found again. If not `clean`, blocks of
-        the engine's cache are in use. They belong to the old epoch and might be saved under the new
-        epoch: hits and saves stop until a reset finds all blocks free.
+        the engine's cache are in use. The blocks belong to the old epoch and might be saved under
+        the new epoch: hits and saves stop until a reset finds all blocks free.
         """
         self.identity, self._identity_sent = self.identity.with_new_epoch(), False
         self._reset_unclean = not clean

@@ -1,5 +1,5 @@
-"""The layout that vLLM's kernels give to the bytes of a block. It may differ between versions of
-vLLM, and CPU kernels pack keys by instruction set.
+"""The layout that vLLM's kernels give to the bytes of a block. The layout may differ between
+versions of vLLM, and CPU kernels pack keys by instruction set.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,13 +1,14 @@
 """Plans the saves of each step: which pages of which requests are full and unsaved.
 
-A request that computes one token per step fills a page at predictable steps. It is examined for
-full pages at these steps, in steps that compute several of its tokens, and after its blocks
-changed.
+A request that computes one token per step fills a page at predictable steps. The request is
+examined for full pages at these steps, in steps that compute several of its tokens, and after its
+blocks changed.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
-(`worker`) submits one put for each object that this worker writes. It drops all saves of a step if
-the weights changed, the layout is not supported, or a synchronous load of the step failed (inside
-MultiConnector, `deferred` handles failed loads). After a failed load the saves are planned again.
+(`worker`) submits one put for each object that this worker writes. `save` drops all saves of a step
+if the weights changed, the layout is not supported, or a synchronous load of the step failed
+(inside MultiConnector, `deferred` handles failed loads). After a failed load the saves are planned
+again.
 
 Invariants:
 * The first `RequestState.saved` pages of each group of a request are stored, being saved, or given

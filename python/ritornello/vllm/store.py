@@ -132,7 +132,7 @@ class VllmStore(FailSafeStore):
         pages: PageBlocks,
         retain_until: float | None,
     ) -> "Ticket | None":
-        """Starts to store blocks. Their bytes are copied before this returns."""
+        """Starts to store blocks. The blocks' bytes are copied before the call returns."""
         keys, options = self._put_options(pages)
         return self.call(
             "put",

@@ -65,8 +65,8 @@ def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, A
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # The last puts of the other process are found too. It made them after the store's owner had
-    # died.
+    # The last puts of the other process are found too. The other process made them after the
+    # store's owner had died.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
