@@ -1,4 +1,5 @@
-//! `bench store` at its smallest: its output and its clean-up. No test judges a figure.
+//! `bench store` at its smallest: its output and its clean-up. No test checks whether a figure is
+//! good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! `bench codec` at its smallest: its output. No test judges a rate.
+//! `bench codec` at its smallest: its output. No test checks whether a rate is good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

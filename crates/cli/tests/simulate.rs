@@ -1,4 +1,5 @@
-//! `simulate`: its output and its refusals. Tests of the simulator check rates.
+//! The command `simulate`: its output, and the arguments that it refuses. The tests of the crate
+//! `sim` check the hit rates.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

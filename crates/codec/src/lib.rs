@@ -92,13 +92,13 @@ impl Codec {
 
     /// Encodes `input` into the beginning of `out`, which must have at least [`Codec::bound`]
     /// bytes. Returns the codec used and the number of bytes written. The codec is `Raw` if `self`
-    /// would not make the slice shorter. It is also `Raw` if `self` is lossy and a number, or the
-    /// difference of the largest and the smallest number of a group, is not finite.
+    /// would not make the slice shorter. The codec is also `Raw` if `self` is lossy and a number,
+    /// or the difference of the largest and the smallest number of a group, is not finite.
     ///
     /// # Errors
-    /// `Invalid` if `out` is too short, if `input` is 4 GiB or longer, or if `self` is lossy and
-    /// `shape` does not tell which numbers are keys and which are values, or its length differs
-    /// from the length of `input`.
+    /// `Invalid` if `out` is too short, or if `input` is 4 GiB or longer. With a lossy codec,
+    /// `Invalid` also if `shape` does not tell which numbers are keys and which are values, or if
+    /// its length differs from the length of `input`.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }

@@ -21,8 +21,8 @@ use crate::{Error, Result};
 /// journal `u64`, first `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointHeader {
-    /// The checkpoint's number, counted from one. Its low 32 bits are part of every frame's
-    /// sequence number.
+    /// The checkpoint's number, counted from one. The low 32 bits of the number are part of every
+    /// frame's sequence number.
     pub id: u64,
     /// Number of the first journal file to replay.
     pub journal: u64,

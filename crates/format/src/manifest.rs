@@ -71,9 +71,9 @@ pub struct Manifest {
     /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
     /// open, and again before the lower 32 bits run out, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store, and all changes were durable then. If not, reads of the
-    /// store's files may return bytes that are in the page cache and never reach the disk, and
-    /// writes of that owner may still be in flight.
+    /// The last owner closed the store, and all changes were durable then. After any other end,
+    /// reads of the store's files may return bytes that are in the page cache and never reach the
+    /// disk, and writes of that owner may still be in flight.
     pub clean: bool,
     /// Length of a segment file in bytes.
     pub segment_bytes: u64,

@@ -77,8 +77,8 @@ pub struct StoredRegistry {
     pub head_bytes: usize,
     /// Length of the records after the head.
     pub appended_bytes: usize,
-    /// Whether all bytes belong to intact records. If not, the last append was torn or records are
-    /// damaged, and `registry.next` may be lower than before the damage.
+    /// Whether all bytes belong to intact records. If false, the last append was torn or records
+    /// are damaged, and `registry.next` may be lower than before the damage.
     pub is_whole: bool,
 }
 

@@ -105,7 +105,7 @@ impl SimDisk {
     /// Returns the disk as it comes up after losing power now. Synced data is intact. Each unsynced
     /// change of a name survives or not; each 4 KiB of an unsynced write survives, is lost, or is
     /// torn into 512-byte sectors. Writes in flight are treated as unsynced. `seed` decides each
-    /// outcome. This disk is unaffected.
+    /// outcome. The disk on which the method is called is unaffected.
     #[must_use]
     pub fn crash(&self, seed: u64) -> Self {
         let state = self.state.lock();
@@ -130,7 +130,7 @@ impl SimDisk {
     }
 
     /// Makes the next [`MediumFile::sync_data`] of a file whose path contains `part` fail with
-    /// `EIO` and drop the file's dirty pages, as Linux does: written data stays readable, later
+    /// `EIO` and drop the file's dirty pages. As on Linux, written data then stays readable, later
     /// syncs report success, and a crash loses the data. `seed` decides which sectors reached the
     /// disk nevertheless, from none to all of them.
     ///
@@ -255,7 +255,7 @@ impl Medium for SimDisk {
     }
 }
 
-/// An open file. It stays usable after its name is removed, as on any Unix.
+/// An open file. The file stays usable after its name is removed, as on any Unix.
 #[derive(Debug)]
 struct SimFile {
     state: Arc<Mutex<State>>,

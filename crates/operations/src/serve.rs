@@ -183,8 +183,8 @@ impl Served {
 /// Attempts to open a path that now leads to another store.
 #[derive(Default)]
 struct Reopening {
-    /// Stores that the path no longer leads to. Their heal threads close them, through the
-    /// descriptors of their directories.
+    /// Stores that the path no longer leads to. The heal threads of these stores close them,
+    /// through the descriptors of their directories.
     left: Vec<Arc<Node>>,
     /// After a failed attempt, the pause until the next attempt, and the reason for the failure.
     failed: Option<(Duration, String)>,

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn no_pages_show_no_pieces() {
+    fn piece_counts_are_omitted_without_pages() {
         let one = PiecePercentiles { p50: 1, p99: 2, max: 3 };
         let (none, line) = (PiecePercentiles::default(), "half in 1, 99 % in 2, all in 3");
         assert_eq!(pieces(none, none), None);

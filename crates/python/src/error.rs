@@ -5,8 +5,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 use ritornello_format::{Error, ErrorKind};
 
-/// Python module that defines the exceptions. It is written in Python because `InvalidError` has
-/// two bases.
+/// Python module that defines the exceptions. The module is written in Python because
+/// `InvalidError` has two bases.
 const MODULE: &str = "ritornello.errors";
 
 struct Exception {

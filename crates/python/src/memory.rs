@@ -50,8 +50,8 @@ pub(crate) struct BufferGuard {
     objects: Vec<Py<PyAny>>,
 }
 
-/// An exported buffer. It must not move while exported. Only [`release_dropped`] releases a buffer;
-/// a leaked export is never released.
+/// An exported buffer. The view must not move while the buffer is exported. Only
+/// [`release_dropped`] releases a buffer; a leaked export is never released.
 struct BufferView(Box<ffi::Py_buffer>);
 
 // SAFETY: only the owner of a view accesses it, and only `release_dropped` releases it, attached to
@@ -60,9 +60,10 @@ unsafe impl Send for BufferView {}
 // SAFETY: no function accesses a view through a shared reference.
 unsafe impl Sync for BufferView {}
 
-/// Guards that were dropped and are not released yet. They are in a channel, so that a worker
-/// thread takes no lock when it drops a guard: a lock that the thread held during a fork would stay
-/// locked in the child. Only threads that are attached to the interpreter lock the receiver.
+/// Guards that were dropped and are not released yet. Dropped guards are in a channel, so that a
+/// worker thread takes no lock when it drops a guard: a lock that the thread held during a fork
+/// would stay locked in the child. Only threads that are attached to the interpreter lock the
+/// receiver.
 static DROPPED: LazyLock<(Sender<BufferGuard>, Mutex<Receiver<BufferGuard>>)> =
     LazyLock::new(|| {
         let (sender, receiver) = channel();

@@ -38,8 +38,8 @@ impl Memory {
 
 /// Registered source or target memory of an engine: page `i` is the concatenation, over `buffers`
 /// in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k` (its base plus
-/// `i * strides[k]` where strides are given). The pool keeps the buffers alive. It has as many
-/// pages as its shortest buffer holds.
+/// `i * strides[k]` where strides are given). The pool keeps the buffers alive. The pool has as
+/// many pages as its shortest buffer holds.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PagePool(Arc<Memory>);
 

@@ -95,7 +95,7 @@ impl QuantLayout {
         })
     }
 
-    /// Reads the layout. Its fields are the matrices (1 for keys, 2 for values, 3 for both), a zero
+    /// Reads the layout. The fields are the matrices (1 for keys, 2 for values, 3 for both), a zero
     /// byte, tokens per group, channels per group, tokens, channels, and layers.
     fn read(bits: Bits, dtype: Dtype, reader: &mut FrameReader<'_>) -> Result<Self> {
         let (which, zero) = (reader.u8()?, reader.u8()?);

@@ -36,8 +36,8 @@ impl Number for Bf16 {
 /// IEEE 754 binary16.
 pub struct Fp16;
 
-/// The number 2^112: the smallest normal float16 divided by the smallest normal `f32`. Their
-/// exponents have the biases 15 and 127.
+/// The number 2^112: the smallest normal float16 divided by the smallest normal `f32`. The
+/// exponents of the two formats have the biases 15 and 127.
 const SHIFT: f32 = f32::from_bits((127 + 112) << 23);
 
 impl Number for Fp16 {

@@ -19,14 +19,14 @@ pub struct Report {
     pub runs: u32,
     /// Copying page by page, from private memory in huge pages to the memory that gets write to.
     pub memcpy: Row,
-    /// Get from segments that the process has mapped and read before.
+    /// Rates of gets from segments that the process has mapped and read before.
     pub get: Row,
-    /// Get from a newly opened store: the kernel makes page tables during this get, once per
-    /// process.
+    /// Rates of gets from a newly opened store: the kernel makes page tables during such a get,
+    /// once per process.
     pub get_first: Row,
-    /// Put and flush over memory that was used before.
+    /// Rates of put and flush over memory that was used before.
     pub put: Row,
-    /// Put and flush into memory that the kernel has to clear first.
+    /// Rates of put and flush into memory that the kernel has to clear first.
     pub put_fresh: Row,
 }
 

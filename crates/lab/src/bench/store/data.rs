@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// Progress steps of [`measure`] per round. The sweep of operation sizes and depths is one further
 /// step.
 pub const STEPS: u64 = 3;
-/// Sets of sequences, distinguished by their keys and contents.
+/// Numbers of the sets of sequences that are put: into a new store, to fill the store, and to
+/// overwrite it. Each set has different keys and contents.
 const FRESH: u32 = 1;
 const FILL: u32 = 2;
 const STEADY: u32 = 3;

@@ -147,15 +147,15 @@ pub struct EncodedRates {
     pub codec: String,
     /// Bytes on disk per byte of payload, headers and padding included.
     pub size: f64,
-    /// Ratio of put and flush, overwriting.
+    /// Rate of put and flush over used blocks, relative to raw pages.
     pub put_ratio: f64,
-    /// Ratio of put and flush into a new store.
+    /// Rate of put and flush into a new store, relative to raw pages.
     pub put_fresh_ratio: f64,
-    /// Ratio of get.
+    /// Rate of get, relative to raw pages.
     pub get_ratio: f64,
-    /// Ratio of processor seconds per GiB of put and flush, overwriting.
+    /// Processor seconds per GiB of put and flush over used blocks, relative to raw pages.
     pub put_cpu_ratio: f64,
-    /// Ratio of processor seconds per GiB of get.
+    /// Processor seconds per GiB of get, relative to raw pages.
     pub get_cpu_ratio: f64,
     /// Pages kept by a store that is too small for all.
     pub kept: CapacityGain,
@@ -177,19 +177,19 @@ pub struct CapacityGain {
 /// Latency of a 256-page probe, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// Warm, from Rust, in the owner: median.
+    /// Median of warm probes, from Rust in the owner.
     pub p50_us: f64,
-    /// Warm, from Rust, in the owner: 99th percentile.
+    /// 99th percentile of warm probes, from Rust in the owner.
     pub p99_us: f64,
-    /// Cold: random sequences, median.
+    /// Median of cold probes, of random sequences.
     pub cold_p50_us: f64,
-    /// Warm, of the index alone, without the lookup of the scope: median.
+    /// Median of warm probes of the index alone, without the lookup of the scope.
     pub index_p50_us: f64,
-    /// Cold, of the index alone: median.
+    /// Median of cold probes of the index alone.
     pub index_cold_p50_us: f64,
-    /// From Python, in the owner; `null` without an interpreter.
+    /// Median of probes from Python in the owner; `null` without an interpreter.
     pub python_p50_us: Option<f64>,
-    /// From a client process, in Rust.
+    /// Median of probes from a client process, in Rust.
     pub socket_p50_us: Option<f64>,
     /// Pages in the index.
     pub entries: u64,
@@ -200,12 +200,12 @@ pub struct Probe {
 /// Other figures of resident memory per page, in bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct MemoryMore {
-    /// The whole store, in runs of 32.
+    /// Resident bytes per page of the whole store, in runs of 32.
     pub store: f64,
-    /// The whole store, in one-page runs.
+    /// Resident bytes per page of the whole store, in one-page runs.
     pub store_single: f64,
-    /// The index right after filling, in runs of 32.
+    /// Resident bytes per page of the index right after filling, in runs of 32.
     pub filled: f64,
-    /// The index right after filling, in one-page runs.
+    /// Resident bytes per page of the index right after filling, in one-page runs.
     pub filled_single: f64,
 }

@@ -104,8 +104,8 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order lists the sequences of this client that are in the store. It precedes any
-        // put.
+        // The first order lists the sequences of this client that are in the store. This order
+        // precedes any put.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {

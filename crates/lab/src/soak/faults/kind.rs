@@ -131,8 +131,8 @@ impl Cluster<'_> {
                 self.clients.iter_mut().for_each(Process::kill);
                 let _ = std::fs::remove_dir_all(&aside);
                 std::fs::rename(&self.store, &away)?;
-                // The clients create a store in the place of the moved directory. They must leave
-                // this store when the directory returns.
+                // The clients create a store in the place of the moved directory. The clients must
+                // leave this store when the directory returns.
                 self.start_all()?;
                 return Ok(Fault::Moved { away, aside });
             }

@@ -54,8 +54,8 @@ struct Running {
 }
 
 impl<'a> Process<'a> {
-    /// Returns a client, not started yet, of the store with this identity. Its process gets the
-    /// arguments `words`; its log goes to `log`.
+    /// Returns a client, not started yet, of the store with this identity. The client's process
+    /// gets the arguments `words`; its log goes to `log`.
     pub fn new(
         context: &'a Context,
         number: u64,

@@ -126,11 +126,11 @@ fn directories(args: &StoreArgs, needed: u64) -> Result<Vec<PathBuf>, Failure> {
 
 /// The rates of one round.
 struct Round {
-    /// By directory.
+    /// Rate of each directory, measured alone.
     alone: Vec<Passes>,
-    /// All directories at the same time.
+    /// Rate of all directories at the same time.
     sum: Passes,
-    /// By shape of the calls.
+    /// Rates of puts and gets, by shape of the calls.
     calls: Vec<Passes>,
 }
 
