@@ -18,7 +18,7 @@ from ritornello.lmcache import NativeClient
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 MIB = 1 << 20
 CHUNK_TOKENS = 256
-# bfloat16.
+# Bytes of a bfloat16.
 ITEM_BYTES = 2
 
 

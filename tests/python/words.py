@@ -103,7 +103,7 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[Block]:
 
 
 def rust(source: str) -> Iterator[Line]:
-    """Comments that fill a line."""
+    """Yields the comments that fill a line."""
     for number, text in enumerate(source.splitlines(), 1):
         sign = re.match(r"\s*//[/!]?", text)
         if sign:
@@ -111,7 +111,7 @@ def rust(source: str) -> Iterator[Line]:
 
 
 def python(source: str) -> Iterator[Line]:
-    """Comments and docstrings."""
+    """Yields comments and docstrings."""
     found = [
         Line(token.start[0], token.string.lstrip("#!"))
         for token in tokenize.generate_tokens(io.StringIO(source).readline)

@@ -34,7 +34,7 @@ pub struct SliceShape {
 /// token; `channels` are KV heads times numbers per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SliceKind {
-    /// Unknown: lossless codecs only.
+    /// The meaning is unknown: only lossless codecs can encode the slice.
     Opaque,
     /// One matrix of keys.
     Keys {

@@ -32,7 +32,7 @@ pub struct CheckpointHeader {
 
 impl CheckpointHeader {
     const MAGIC: &'static [u8; 8] = b"RTRNCKPT";
-    /// Encoded length.
+    /// Encoded length in bytes.
     pub const BYTES: usize = 48;
 
     /// Encodes the header.

@@ -148,7 +148,7 @@ pub struct JournalHeader {
 
 impl JournalHeader {
     const MAGIC: &'static [u8; 8] = b"RTRNJRNL";
-    /// Encoded length.
+    /// Encoded length in bytes.
     pub const BYTES: usize = 40;
 
     /// Encodes the header.
@@ -211,7 +211,7 @@ impl RunImage<'_> {
         61 + 12 * extents + 16 * pages
     }
 
-    /// Encoded length.
+    /// Encoded length in bytes.
     #[must_use]
     pub fn encoded_bytes(&self) -> usize {
         Self::bytes(self.pages.len(), self.place.extents.len())

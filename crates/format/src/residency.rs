@@ -107,7 +107,7 @@ pub struct ResidencyHeader {
 
 impl ResidencyHeader {
     const MAGIC: &'static [u8; 8] = b"RTRNRESI";
-    /// Encoded length.
+    /// Encoded length in bytes.
     pub const BYTES: usize = 40;
 
     /// Encodes the header.

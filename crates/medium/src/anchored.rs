@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub struct Anchored {
     inner: Arc<dyn Medium>,
     path: PathBuf,
-    /// `/proc/self/fd/N` of `dir`.
+    /// The path `/proc/self/fd/N` that leads to the open directory.
     through: PathBuf,
     /// Keeps the descriptor open.
     _dir: Arc<File>,

@@ -27,7 +27,7 @@ pub(crate) const OLDEST: u32 = 7;
 /// First version whose greeting also says the oldest version that its sender speaks.
 const SAYS_OLDEST: u32 = 8;
 const MAGIC: [u8; 4] = *b"RTRN";
-/// Names the owner in errors.
+/// How errors name the owner.
 pub(crate) const OWNER: &str = "the process that owns this store";
 
 /// The first message in one direction.

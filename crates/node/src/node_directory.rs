@@ -345,7 +345,7 @@ mod tests {
         std::fs::create_dir(&dir).unwrap();
         let directory = NodeDirectory::open(&dir).unwrap();
         std::fs::rename(&dir, &away).unwrap();
-        // A link to itself: ELOOP.
+        // The path is a link to itself: examining it fails with ELOOP.
         std::os::unix::fs::symlink(&dir, &dir).unwrap();
         assert_eq!(directory.try_own().unwrap_err().kind(), ErrorKind::Retry);
         assert_eq!((directory.superseded([1; 16]), directory.missing()), (None, None));

@@ -12,7 +12,7 @@ pub const CODES: usize = GROUP / 8 * 3;
 /// Number of escapes per group that are handled without a branch; few groups have more.
 const BRANCHLESS_ESCAPES: usize = 4;
 
-/// The bytes of a group.
+/// The numbers of a group, as bytes.
 pub type Numbers = [u8; 2 * GROUP];
 
 /// Encodes the groups of a strip. Returns how many exponents were written to `escapes`; `None` if

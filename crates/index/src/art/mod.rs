@@ -91,7 +91,7 @@ pub struct ArtIndex {
     tree: Holt,
     dir: PathBuf,
     options: ArtOptions,
-    /// Serialises writers.
+    /// The numbers of the index. The lock on them serialises writers.
     numbers: Mutex<Numbers>,
     /// Recency of runs that is not written to the tree yet.
     touched: Mutex<HashMap<RunId, u64>>,

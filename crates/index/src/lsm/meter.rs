@@ -230,7 +230,7 @@ fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     // `kEnableTimeExceptForMutex`.
     set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();
-    // RocksDB's default level.
+    // Restore RocksDB's default level.
     set_perf_stats(PerfStatsLevel::EnableCount);
     (perf, result)
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) struct SliceSums<'a> {
     key: &'a [u8],
     generation: u64,
-    /// The current slice.
+    /// Number of the current slice.
     number: u16,
     /// Bytes of the current slice that are not added yet; zero after the last slice.
     left: usize,

@@ -6,9 +6,9 @@ use ritornello_format::Scope;
 
 /// Sequences of 256 short pages, for probes and leases, which use only their keys.
 pub const MATCH_SEQUENCES: u32 = 64;
-/// Pages per question.
+/// Pages per probe, and per lease.
 pub const MATCH_PAGES: u32 = 256;
-/// Pages of a long question: the pages of sixteen questions.
+/// Pages of a long probe: the pages of sixteen ordinary probes.
 pub const LONG_PAGES: u32 = 4096;
 /// Numbers of two sets of sequences; pages of different sets have different keys.
 pub const MATCH_SET: u32 = 10;

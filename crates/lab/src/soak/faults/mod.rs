@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// Failed checks in a row after which a sequence counts as lost. One failed check does not suffice,
 /// because the client may be deleting the sequence.
 const CHECK_ATTEMPTS: u32 = 5;
-/// Pause between these checks.
+/// Pause between two checks of a sequence that was not found.
 const RECHECK_AFTER: Duration = Duration::from_millis(300);
 
 /// Results of all faults of one kind.
