@@ -53,8 +53,8 @@ fn answer(mut client: TcpStream, dir: &Path, seen: &Mutex<Vec<String>>) -> std::
     )
 }
 
-/// Runs the test `name` of this file in another process, whose AWS profile is in a temporary
-/// directory. Returns the key ids that the server received.
+/// Runs the test `name` of this file in another process, as a client whose AWS profile is in a
+/// temporary directory. Returns the key ids that the server received.
 fn with_files(name: &str) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let (port, seen) = serve(dir.path().to_owned());
@@ -95,12 +95,12 @@ fn directory_and_address() -> Option<(PathBuf, String)> {
 
 #[test]
 fn rotated_key_is_used_by_the_next_request() {
-    assert_eq!(with_files("rotates"), ["one", "one", "two"]);
+    assert_eq!(with_files("child_uses_rotated_key"), ["one", "one", "two"]);
 }
 
 #[test]
 #[ignore = "runs as a child process of the test above, which sets its environment"]
-fn rotates() {
+fn child_uses_rotated_key() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
     allow(&dir, "one");
@@ -114,12 +114,12 @@ fn rotates() {
 
 #[test]
 fn half_written_file_keeps_last_key() {
-    assert_eq!(with_files("is_half_written"), ["one", "one"]);
+    assert_eq!(with_files("child_reads_half_written_file"), ["one", "one"]);
 }
 
 #[test]
 #[ignore = "runs as a child process of the test above, which sets its environment"]
-fn is_half_written() {
+fn child_reads_half_written_file() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
     allow(&dir, "one");
@@ -131,13 +131,13 @@ fn is_half_written() {
 
 #[test]
 fn file_created_after_opening_is_found() {
-    let seen = with_files("comes_late");
+    let seen = with_files("child_opens_before_file_exists");
     assert_eq!(seen.last().map(String::as_str), Some("one"), "{seen:?}");
 }
 
 #[test]
 #[ignore = "runs as a child process of the test above, which sets its environment"]
-fn comes_late() {
+fn child_opens_before_file_exists() {
     let Some((dir, address)) = directory_and_address() else { return };
     allow(&dir, "one");
     let backend = open(&address).unwrap().backend;

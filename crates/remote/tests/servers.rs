@@ -7,7 +7,7 @@ mod common;
 
 use common::proxy::{Proxy, ProxyFault};
 use common::server::{BUCKET, Kind, Server};
-use common::{PAGE, get, keys, patient, probe, put};
+use common::{PAGE, get, keys, long_deadline, probe, put};
 use ritornello_format::{ErrorKind, RUN_MAGIC, RunHeader, SliceChecksum};
 use ritornello_remote::open;
 use ritornello_tiers::remote::{
@@ -30,7 +30,7 @@ fn tier(port: u16, prefix: &str) -> RemoteTier {
     open(&address(port, prefix)).unwrap().tier()
 }
 
-fn in_a_moment(millis: u64) -> Instant {
+fn deadline_in(millis: u64) -> Instant {
     Instant::now() + Duration::from_millis(millis)
 }
 
@@ -63,7 +63,7 @@ fn network_faults_cost_hits_and_little_time() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, PAGES);
-    assert_eq!(put(&tier(proxy.port, "a"), &all, patient()), PAGES);
+    assert_eq!(put(&tier(proxy.port, "a"), &all, long_deadline()), PAGES);
     for fault in [
         ProxyFault::Status(500),
         ProxyFault::Status(503),
@@ -75,31 +75,35 @@ fn network_faults_cost_hits_and_little_time() {
         ProxyFault::Reset,
     ] {
         let reader = tier(proxy.port, "a");
-        assert_eq!(probe(&reader, &all, patient()).unwrap(), PAGES, "{fault:?}");
+        assert_eq!(probe(&reader, &all, long_deadline()).unwrap(), PAGES, "{fault:?}");
         proxy.set(fault);
         for _ in 0..4 {
             let began = Instant::now();
             // `get` compares every page that it reads.
-            let read = get(&reader, &all, 0..PAGES, in_a_moment(1_000));
+            let read = get(&reader, &all, 0..PAGES, deadline_in(1_000));
             assert!(read < PAGES, "{fault:?}");
             assert!(began.elapsed() < FAR_TOO_LONG, "{fault:?}: {:?}", began.elapsed());
         }
         // A put of another prompt stores nothing, unless the fault only changes bodies of answers.
         let others = keys(2, PAGES);
-        let dropped = put(&reader, &others, in_a_moment(300));
+        let dropped = put(&reader, &others, deadline_in(300));
         assert!(
             dropped == 0
                 || matches!(fault, ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped),
             "{fault:?}"
         );
         let fresh = tier(proxy.port, "a");
-        match (fault, probe(&fresh, &all, in_a_moment(500))) {
+        match (fault, probe(&fresh, &all, deadline_in(500))) {
             (ProxyFault::Status(403), Err(error)) => assert_eq!(error.kind(), ErrorKind::Fatal),
             (ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped, _) => {}
             (_, answer) => assert_eq!(answer.unwrap_err().kind(), ErrorKind::Retry, "{fault:?}"),
         }
         proxy.set(ProxyFault::Nothing);
-        assert_eq!(get(&tier(proxy.port, "a"), &all, 0..PAGES, patient()), PAGES, "{fault:?}");
+        assert_eq!(
+            get(&tier(proxy.port, "a"), &all, 0..PAGES, long_deadline()),
+            PAGES,
+            "{fault:?}"
+        );
     }
 }
 
@@ -113,7 +117,7 @@ fn server_restart_during_reads_costs_hits() {
 fn check_server_restart(server: &mut Server, address: &str) {
     let all = keys(1, PAGES);
     let reader = open(address).unwrap().tier();
-    assert_eq!(put(&reader, &all, patient()), PAGES);
+    assert_eq!(put(&reader, &all, long_deadline()), PAGES);
     let (stop, reads, pages) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     let wait_for = |more: usize| {
         let (until, target) =
@@ -127,7 +131,7 @@ fn check_server_restart(server: &mut Server, address: &str) {
         let _stops = Stops(&stop);
         scope.spawn(|| {
             while !stop.load(Relaxed) {
-                pages.fetch_add(get(&reader, &all, 0..PAGES, in_a_moment(5_000)), Relaxed);
+                pages.fetch_add(get(&reader, &all, 0..PAGES, deadline_in(5_000)), Relaxed);
                 reads.fetch_add(1, Relaxed);
             }
         });
@@ -166,15 +170,15 @@ fn server_down_at_start_is_used_later() {
     server.kill();
     let all = keys(1, 70);
     let early = tier(server.port, "a");
-    assert_eq!(probe(&early, &all, in_a_moment(500)).unwrap_err().kind(), ErrorKind::Retry);
-    assert_eq!(put(&early, &all, in_a_moment(500)), 0);
+    assert_eq!(probe(&early, &all, deadline_in(500)).unwrap_err().kind(), ErrorKind::Retry);
+    assert_eq!(put(&early, &all, deadline_in(500)), 0);
     server.resume();
     let until = Instant::now() + Duration::from_secs(200);
-    while put(&early, &all, in_a_moment(10_000)) < 70 {
+    while put(&early, &all, deadline_in(10_000)) < 70 {
         assert!(Instant::now() < until, "{:?}", early.stats());
         thread::sleep(Duration::from_millis(200));
     }
-    assert_eq!(get(&tier(server.port, "a"), &all, 0..70, patient()), 70);
+    assert_eq!(get(&tier(server.port, "a"), &all, 0..70, long_deadline()), 70);
 }
 
 #[test]
@@ -183,9 +187,9 @@ fn configuration_errors_come_with_advice() {
     let proxy = Proxy::start(server.port);
     let error_of = |address: &str| {
         let (tier, all) = (open(address).unwrap().tier(), keys(1, 3));
-        let error = probe(&tier, &all, patient()).unwrap_err();
+        let error = probe(&tier, &all, long_deadline()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Fatal, "{error}");
-        assert_eq!(put(&tier, &all, in_a_moment(1_000)), 0);
+        assert_eq!(put(&tier, &all, deadline_in(1_000)), 0);
         error.to_string()
     };
     let endpoint = |port: u16| format!("endpoint=http://127.0.0.1:{port}");
@@ -207,14 +211,14 @@ fn configuration_errors_come_with_advice() {
     // TLS is used unless the endpoint begins with http://.
     let tls =
         open(&format!("s3://{BUCKET}?profile=server&endpoint=https://127.0.0.1:{}", server.port));
-    assert!(probe(&tls.unwrap().tier(), &keys(1, 3), patient()).is_err());
+    assert!(probe(&tls.unwrap().tier(), &keys(1, 3), long_deadline()).is_err());
 }
 
 #[test]
 fn foreign_and_damaged_objects_are_reported() {
     let server = Server::start(Kind::VersityGw);
     let all = keys(1, PAGES);
-    assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
+    assert_eq!(put(&tier(server.port, ""), &all, long_deadline()), PAGES);
     let backend = open(&address(server.port, "")).unwrap().backend;
     backend.set("ritornello/5/some/thing", b"new").unwrap();
     let inventory = Inventory::take(backend.as_ref()).unwrap();
@@ -229,25 +233,25 @@ fn foreign_and_damaged_objects_are_reported() {
         std::fs::write(&file, value).unwrap();
     }
     // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
-    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), 128);
+    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, long_deadline()), 128);
     let found = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
-    assert_eq!(put(&tier(server.port, ""), &all, patient()), PAGES);
-    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, patient()), PAGES);
+    assert_eq!(put(&tier(server.port, ""), &all, long_deadline()), PAGES);
+    assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, long_deadline()), PAGES);
 }
 
 #[test]
-fn second_writer_writes_nothing_and_gc_removes_ends() {
+fn second_writer_writes_nothing_and_gc_removes_ends_of_prompts() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, 256);
-    assert_eq!(put(&tier(server.port, "a"), &all, patient()), 256);
+    assert_eq!(put(&tier(server.port, "a"), &all, long_deadline()), 256);
     let second = tier(server.port, "a");
-    assert_eq!(put(&second, &all, patient()), 256);
+    assert_eq!(put(&second, &all, long_deadline()), 256);
     assert_eq!((second.stats().pages_written, second.stats().pages_present), (0, 256));
 
     let before = proxy.requests();
-    assert_eq!(probe(&tier(proxy.port, "a"), &all, patient()).unwrap(), 256);
+    assert_eq!(probe(&tier(proxy.port, "a"), &all, long_deadline()).unwrap(), 256);
     let requests = proxy.requests() - before;
     assert!((1..=12).contains(&requests), "{requests} requests");
 
@@ -260,7 +264,11 @@ fn second_writer_writes_nothing_and_gc_removes_ends() {
     };
     let collected = collect(backend.as_ref(), &half, None, &mut |_| {}).unwrap();
     assert_eq!((collected.objects, collected.removed_objects), (4, 2));
-    assert_eq!(get(&tier(server.port, "a"), &all, 0..256, patient()), 128, "the ends were removed");
+    assert_eq!(
+        get(&tier(server.port, "a"), &all, 0..256, long_deadline()),
+        128,
+        "the ends were removed"
+    );
     let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
 }
@@ -288,8 +296,8 @@ fn forged_object_is_rejected_and_rewritten() {
     let address = address(server.port, "a");
     let keyed = || open(&format!("{address}&key={}", file.path().display())).unwrap();
     let all = keys(1, PAGES);
-    assert_eq!(put(&keyed().tier(), &all, patient()), PAGES);
-    assert_eq!(probe(&open(&address).unwrap().tier(), &all, patient()).unwrap(), 0);
+    assert_eq!(put(&keyed().tier(), &all, long_deadline()), PAGES);
+    assert_eq!(probe(&open(&address).unwrap().tier(), &all, long_deadline()).unwrap(), 0);
 
     // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
     let backend = open(&address).unwrap().backend;
@@ -302,9 +310,9 @@ fn forged_object_is_rejected_and_rewritten() {
     assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
 
     let reader = keyed().tier();
-    assert_eq!(get(&reader, &all, 0..PAGES, patient()), 128);
+    assert_eq!(get(&reader, &all, 0..PAGES, long_deadline()), 128);
     assert_eq!(reader.stats().rejected.wrong_tag, 1);
-    assert_eq!(put(&reader, &all, patient()), PAGES);
+    assert_eq!(put(&reader, &all, long_deadline()), PAGES);
     assert_eq!(backend.get(name, None).unwrap().unwrap(), good);
-    assert_eq!(get(&keyed().tier(), &all, 0..PAGES, patient()), PAGES);
+    assert_eq!(get(&keyed().tier(), &all, 0..PAGES, long_deadline()), PAGES);
 }

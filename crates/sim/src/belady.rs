@@ -5,7 +5,7 @@ use crate::replay::{ReplayCounts, Sizes};
 use ritornello_format::{Result, UNIT, units_of};
 use std::collections::BinaryHeap;
 
-/// Never used again.
+/// Next use of a block that is never used again.
 const NEVER: u32 = u32::MAX;
 
 /// Replays `trace` through the optimal policy. After each request the policy keeps the blocks that

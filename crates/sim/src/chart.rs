@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// Size of a panel in pixels.
 const WIDTH: f64 = 460.0;
 const HEIGHT: f64 = 320.0;
-/// Margins around a panel's axes.
+/// Margins around a panel's axes, in pixels.
 const LEFT: f64 = 52.0;
 const TOP: f64 = 34.0;
 const RIGHT: f64 = 14.0;

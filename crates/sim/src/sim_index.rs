@@ -6,7 +6,7 @@ use ritornello_format::{Error, Result};
 use ritornello_index::RunId;
 use ritornello_store::eviction::{EvictionContext, Used};
 
-/// No run.
+/// The run number that stands for no run.
 const NONE: u32 = u32::MAX;
 
 /// The stored blocks.
@@ -32,7 +32,7 @@ struct Run {
     pages: u32,
     /// Whether a block precedes the run.
     has_parent: bool,
-    /// The number (`round`) of the walk that last protected the run.
+    /// The number (`round`) of the call of [`SimIndex::walk`] that last protected the run.
     protected_in: u64,
 }
 
@@ -48,8 +48,8 @@ impl<'t> SimIndex<'t> {
         }
     }
 
-    /// Walks the leading stored blocks, protects exactly their runs, and fills `path` with these
-    /// runs. Returns the number of blocks.
+    /// Finds the leading blocks that are stored, protects exactly their runs, and fills `path` with
+    /// these runs. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
         self.round += 1;
         path.clear();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 pub const SCOPE: ScopeId = ScopeId([3; 16]);
 pub const PAGE: usize = 128 << 10;
 
-pub fn patient() -> Instant {
+pub fn long_deadline() -> Instant {
     Instant::now() + Duration::from_secs(120)
 }
 

@@ -43,9 +43,9 @@ impl Proxy {
         Self::with(server, false)
     }
 
-    /// A proxy in front of fake-gcs-server, which fills gaps of the server's XML interface: the
-    /// server accepts values only at signed URLs and returns no ETag for them, its errors do not
-    /// name the missing resource, and it accepts every token.
+    /// A proxy in front of fake-gcs-server, which fills gaps of the server's XML interface. The
+    /// server accepts values only at signed URLs, and returns no ETag for them. The server's errors
+    /// do not name the missing resource, and it accepts every token.
     pub fn before_gcs(server: u16) -> Self {
         Self::with(server, true)
     }

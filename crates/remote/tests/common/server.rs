@@ -28,8 +28,8 @@ const SIGNED: &str = "sv=2019-12-12&ss=b&srt=sco&sp=rwdlac&se=2100-01-01T00%3A00
 pub enum Kind {
     VersityGw,
     MinIo,
-    /// An emulator of Google Cloud Storage. Its XML API has gaps, which [`Proxy::before_gcs`]
-    /// fills.
+    /// An emulator of Google Cloud Storage. The emulator's XML API has gaps, which
+    /// [`Proxy::before_gcs`] fills.
     ///
     /// [`Proxy::before_gcs`]: super::proxy::Proxy::before_gcs
     FakeGcs,

@@ -4,7 +4,7 @@ use super::common::proxy::{Proxy, TOKEN};
 use super::common::server::{
     ACCOUNT, ACCOUNT_KEY, BUCKET, KEY, Kind, OTHER_ACCOUNT, SECRET, Server,
 };
-use super::common::{get, keys, patient, probe, put};
+use super::common::{get, keys, long_deadline, probe, put};
 use super::{PAGES, check_server_restart, conforms};
 use ritornello_remote::open;
 use std::env::{current_exe, var};
@@ -45,8 +45,8 @@ fn another_process() {
     let Ok(address) = var(LOOK_INTO) else { return };
     let look = || {
         let (tier, all) = (open(&address)?.tier(), keys(1, PAGES));
-        let found = probe(&tier, &all, patient())?;
-        Ok::<_, ritornello_format::Error>((found, get(&tier, &all, 0..PAGES, patient())))
+        let found = probe(&tier, &all, long_deadline())?;
+        Ok::<_, ritornello_format::Error>((found, get(&tier, &all, 0..PAGES, long_deadline())))
     };
     match look() {
         Ok((found, read)) => println!("result: {found} found, {read} read"),
@@ -82,7 +82,7 @@ fn gcs_restart_costs_hits() {
 fn azure_restart_costs_hits() {
     let mut server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
-    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
+    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);
     // Azurite saves its state a few seconds after a change. Write until both of its files are newer
     // than the put.
     let (put, backend) = (SystemTime::now(), open(&az(server.port, "b")).unwrap().backend);
@@ -100,7 +100,7 @@ fn azure_restart_costs_hits() {
 fn s3_is_found_by_address_or_environment() {
     let server = Server::start(Kind::VersityGw);
     let address = super::address(server.port, "a");
-    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
+    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);
 
     let address = address.replace("&profile=server", "");
     let bare = format!("s3://{BUCKET}/a");
@@ -121,7 +121,7 @@ fn gcs_is_found_or_advice_is_given() {
     let server = Server::start(Kind::FakeGcs);
     let proxy = Proxy::before_gcs(server.port);
     let address = gs(proxy.port, "a");
-    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
+    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);
 
     let endpoint = format!("http://127.0.0.1:{}", proxy.port);
     let bare = format!("gs://{BUCKET}/a");
@@ -146,7 +146,7 @@ fn gcs_is_found_or_advice_is_given() {
 fn azure_is_found_or_advice_is_given() {
     let server = Server::start(Kind::Azurite);
     let address = az(server.port, "a");
-    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), patient()), PAGES);
+    assert_eq!(put(&open(&address).unwrap().tier(), &keys(1, PAGES), long_deadline()), PAGES);
 
     let endpoint = format!("http://127.0.0.1:{}", server.port);
     let in_account = format!("{endpoint}/{ACCOUNT}");
