@@ -26,10 +26,10 @@ use std::time::Duration;
 
 /// Seconds of the budget that the bucket holds.
 const BURST_SECONDS: f64 = 3600.0;
-/// Initial fill of the bucket.
+/// Share of the write budget's bucket that is full at the start.
 const FIRST_FILL: f64 = 0.5;
-/// `auto` writes through above this fill of the bucket.
-const PLENTY: f64 = 0.25;
+/// Share of the write budget's bucket above which `auto` writes every page.
+const WRITE_THROUGH_LEVEL: f64 = 0.25;
 /// Maximum pages in a ghost list: 32 MiB of memory.
 pub const GHOST_PAGES_MAX: usize = 1 << 20;
 
@@ -131,7 +131,7 @@ pub struct AdmissionDecision {
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// Decides on admission. Its methods take `now`, the time since a fixed moment. The bucket does not
+/// Decides on admission. The methods take `now`, the time since a fixed moment. The bucket does not
 /// fill while `now` is earlier than before.
 #[derive(Debug)]
 pub struct Admission {
@@ -254,7 +254,9 @@ impl Admission {
     #[must_use]
     pub fn policy(&self) -> AdmissionMode {
         match (self.mode, &self.bucket) {
-            (AdmissionMode::Auto, Some(bucket)) if bucket.level <= bucket.size() * PLENTY => {
+            (AdmissionMode::Auto, Some(bucket))
+                if bucket.level <= bucket.size() * WRITE_THROUGH_LEVEL =>
+            {
                 AdmissionMode::SecondSight
             }
             (AdmissionMode::Auto, _) => AdmissionMode::WriteThrough,

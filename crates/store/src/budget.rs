@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn too_small_capacity_names_the_least() {
+    fn error_for_too_small_capacity_names_the_minimum() {
         for segment_bytes in [1 << 20, 256 << 20] {
             let error = Budget::divide(2 << 20, segment_bytes).unwrap_err();
             let least =

@@ -21,7 +21,7 @@ struct State {
 /// Lets one part commit after all earlier parts. If a `CommitTurn` is dropped before its commit,
 /// neither its part nor a later part is committed.
 pub(crate) struct CommitTurn<'a> {
-    turns: &'a CommitOrder,
+    order: &'a CommitOrder,
     number: usize,
 }
 
@@ -33,7 +33,7 @@ impl CommitOrder {
 
     /// Returns the [`CommitTurn`] of part `number`. Called once for each part.
     pub(crate) fn turn(&self, number: usize) -> CommitTurn<'_> {
-        CommitTurn { turns: self, number }
+        CommitTurn { order: self, number }
     }
 
     /// The result of all parts.
@@ -51,9 +51,9 @@ impl CommitTurn<'_> {
     /// the commit if an earlier part was not stored completely. Returns whether all pages of this
     /// part were stored.
     pub(crate) fn commit(self, count: usize, commit: impl FnOnce() -> Result<PutProgress>) -> bool {
-        let mut state = self.turns.state.lock();
+        let mut state = self.order.state.lock();
         while state.next < self.number && self.number < state.end {
-            self.turns.changed.wait(&mut state);
+            self.order.changed.wait(&mut state);
         }
         if self.number >= state.end {
             return false;
@@ -77,10 +77,10 @@ impl CommitTurn<'_> {
 
 impl Drop for CommitTurn<'_> {
     fn drop(&mut self) {
-        let mut state = self.turns.state.lock();
+        let mut state = self.order.state.lock();
         if state.next <= self.number {
             state.end = state.end.min(self.number);
         }
-        self.turns.changed.notify_all();
+        self.order.changed.notify_all();
     }
 }

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::{io, iter};
 
 /// Names that may exist in a store's directory.
-const OURS: [&str; 15] = [
+const STORE_NAMES: [&str; 15] = [
     MANIFEST,
     "MANIFEST.new",
     MANIFEST_COPY,
@@ -124,7 +124,7 @@ impl Directory {
         let foreign = names
             .iter()
             .map(|name| name.to_string_lossy())
-            .find(|name| !OURS.contains(&name.as_ref()) && !name.starts_with("owner.sock"));
+            .find(|name| !STORE_NAMES.contains(&name.as_ref()) && !name.starts_with("owner.sock"));
         match foreign {
             None => Ok(None),
             Some(name) => Err(Error::invalid(

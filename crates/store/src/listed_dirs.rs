@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn directories_on_the_root_disk_beside_mounted_ones_are_suspicious() {
+    fn root_disk_directories_beside_mounted_disks_count_as_unmounted() {
         let device = |path: &Path| Some(u64::from(path.starts_with("/nvme")));
         let found = |dirs: &[&str]| {
             let dirs: Vec<PathBuf> = dirs.iter().map(PathBuf::from).collect();

@@ -109,10 +109,10 @@ pub fn check_memory(room: &Room, bytes: u64) -> Result<()> {
     if room.kind != TMPFS {
         return Ok(());
     }
-    judge(&sources(room), bytes)
+    check_sources(&sources(room), bytes)
 }
 
-fn judge(sources: &[Source], bytes: u64) -> Result<()> {
+fn check_sources(sources: &[Source], bytes: u64) -> Result<()> {
     let Some(least) = sources.iter().min_by_key(|source| source.left) else { return Ok(()) };
     if bytes <= least.left {
         return Ok(());
@@ -136,11 +136,11 @@ mod tests {
     fn scarcest_source_decides_and_is_named() {
         let of = |left, what| Source { left, what, advice: "find more" };
         let sources = [of(100 << 20, "the machine"), of(50 << 20, "the group")];
-        assert!(judge(&sources, 50 << 20).is_ok());
-        let error = judge(&sources, 51 << 20).unwrap_err().to_string();
+        assert!(check_sources(&sources, 50 << 20).is_ok());
+        let error = check_sources(&sources, 51 << 20).unwrap_err().to_string();
         assert!(error.contains("the group leaves 50 MiB"), "{error}");
         assert!(error.contains("45MiB or less, or find more"), "{error}");
-        assert!(judge(&[], u64::MAX).is_ok());
+        assert!(check_sources(&[], u64::MAX).is_ok());
     }
 
     #[test]

@@ -22,8 +22,8 @@ const INDEX_MEMORY_MIN: u64 = 16 << 20;
 /// When a put counts as done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// When its pages are visible. They survive a crash of the owner's process and a power loss
-    /// once a sync has covered them: after about `sync_interval`, or when `flush` returns.
+    /// When its pages are visible. The pages survive a crash of the owner's process and a power
+    /// loss once a sync has covered them: after about `sync_interval`, or when `flush` returns.
     #[default]
     Cache,
     /// When its pages survive a power loss.

@@ -15,7 +15,7 @@ const FIRST_BYTES: u64 = 8 << 20;
 /// Payload of a later part. Each part becomes at least one run.
 const PART_BYTES: u64 = 16 << 20;
 /// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
-const STARVED: Duration = Duration::from_millis(100);
+const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// Consecutive pages of a put, encoded if they are missing and encoding shortens them.
 pub(crate) struct Part<'a> {
@@ -67,7 +67,7 @@ pub(crate) struct Parts<'a> {
 
 impl Parts<'_> {
     /// Whether a single part holds all missing pages.
-    pub(crate) fn is_one(&self) -> bool {
+    pub(crate) fn is_single(&self) -> bool {
         let missing = self.present.iter().filter(|present| !**present).count() as u64;
         missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES
     }
@@ -82,7 +82,7 @@ impl Parts<'_> {
         if self.starved {
             return Packing::NoMemory;
         }
-        let patience = Instant::now() + STARVED;
+        let patience = Instant::now() + STAGING_WAIT_MAX;
         let deadline = self.control.deadline.map_or(patience, |deadline| deadline.min(patience));
         let control = Control { deadline: Some(deadline), ..self.control.clone() };
         let packing = self.pack(page, Some(&control));

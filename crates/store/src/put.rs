@@ -133,13 +133,13 @@ impl Put<'_> {
             at: 0,
             starved: false,
         };
-        let in_parts = !parts.is_one();
+        let in_parts = !parts.is_single();
         let put = Put { in_parts, ..*self };
-        let (parts, turns) = (Mutex::new((0, parts)), CommitOrder::new());
+        let (parts, order) = (Mutex::new((0, parts)), CommitOrder::new());
         let threads = if in_parts { 2 } else { 1 };
-        let written = run_on_threads(threads, "ritornello-put", || put.write_parts(&parts, &turns));
+        let written = run_on_threads(threads, "ritornello-put", || put.write_parts(&parts, &order));
         written.into_iter().for_each(|part| part.unwrap_or_else(|panic| resume_unwind(panic)));
-        let mut all = turns.into_written()?;
+        let mut all = order.into_written()?;
         if all.unflushed {
             self.store.catalog.flush()?;
             // If the owner died before the flush, commits of earlier parts may be lost.
@@ -152,13 +152,13 @@ impl Put<'_> {
     }
 
     /// Encodes and writes the remaining parts, and commits them in order.
-    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, turns: &CommitOrder) {
+    fn write_parts(&self, parts: &Mutex<(usize, Parts<'_>)>, order: &CommitOrder) {
         loop {
             let (turn, part) = {
                 let mut parts = parts.lock();
                 let Some(part) = parts.1.next() else { return };
                 parts.0 += 1;
-                (turns.turn(parts.0 - 1), part)
+                (order.turn(parts.0 - 1), part)
             };
             let keys = part.keys.len();
             let prepared = self.prepare(part.keys.start, keys, &part.pages, Some(&part));
@@ -248,8 +248,8 @@ impl Put<'_> {
 /// longer writes to the reserved space.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// The reservation. It has no runs if no page was missing, or if the owner refused every
-    /// missing page.
+    /// The reservation. The reservation has no runs if no page was missing, or if the owner refused
+    /// every missing page.
     reserved: Reserved,
     /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,

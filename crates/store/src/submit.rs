@@ -33,9 +33,9 @@ impl Store {
 
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
     /// the first page without memory and all later pages are skipped. Leading pages that are
-    /// already stored are not copied. If the owner still has them when the put runs, the ticket
-    /// acknowledges them. Otherwise the put ends before the first page that was evicted, with
-    /// reason `not_found`.
+    /// already stored are not copied. If the owner still has these pages when the put runs, the
+    /// ticket acknowledges them. If some of them were evicted, the put ends before the first
+    /// evicted page, with reason `not_found`.
     ///
     /// # Errors
     /// Like `submit_put`.

@@ -248,8 +248,8 @@ impl Directory {
         self.replace_in(dir, VolumeMarker::FILE, &marker.encode())
     }
 
-    /// Whether `dir` carries a marker of this store. If so, and the manifest does not name the
-    /// directory, an addition or removal of the directory was interrupted.
+    /// Whether `dir` carries a marker of this store. If the directory carries the marker and the
+    /// manifest does not name it, an addition or removal of the directory was interrupted.
     pub(crate) fn is_marked_by(&self, dir: &Path, store: [u8; 16]) -> bool {
         let found = self.marker_in(dir).ok().flatten();
         found.is_some_and(|found| found.is_ok_and(|found| found.store == store))
@@ -319,10 +319,10 @@ impl Directory {
     }
 }
 
-/// Returns whether a volume is recognised by its marker only, and not by its segments. This holds
-/// for volumes that carried a marker, because a build without markers may have written segments
-/// into the mount point while no disk was mounted. A directory inside the main directory is not a
-/// mount point.
+/// Returns whether a volume is recognised by its marker only, and not by its segments. The marker
+/// alone counts for volumes that carried a marker, because a build without markers may have written
+/// segments into the mount point while no disk was mounted. A directory inside the main directory
+/// is not a mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }

@@ -30,8 +30,8 @@ fn second_put_is_admitted() {
     let first = put(&open.store, &scope, &keys[..6], None);
     assert_eq!((first.pages, first.reason), (0, "admission"));
     assert_eq!(stats(&open).admission.ghost_pages, 6);
-    // The put admits the six known pages. It refuses the last two, which are then known to the next
-    // put.
+    // The put admits the six known pages. The put refuses the last two, which are then known to the
+    // next put.
     let again = put(&open.store, &scope, &keys, None);
     assert_eq!((again.pages, again.reason), (6, "admission"));
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
@@ -72,7 +72,7 @@ fn zero_budget_writes_nothing_and_reads() {
 }
 
 #[test]
-fn low_budget_requires_second_sight() {
+fn low_budget_admits_pages_at_second_put() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     // The budget's bucket holds 4 MiB and begins half full; at 96 MiB per day it gains less than a

@@ -327,7 +327,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     let scope = numbers("starved", "bfloat16", 64);
     set(&open.store, &scope, Codec::Split);
     // Fills all staging memory with encoded pages, so that none is left for the put.
-    let encoder = Keeper;
+    let encoder = BarelyShorter;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();
     let segments = open.core.segments();
@@ -360,9 +360,9 @@ fn without_staging_memory_pages_are_stored_raw() {
 
 /// Encodes every slice just short enough that the store keeps the encoded page instead of the raw
 /// page.
-struct Keeper;
+struct BarelyShorter;
 
-impl ritornello_volume::Pack for Keeper {
+impl ritornello_volume::Pack for BarelyShorter {
     fn pack(&self, slice: &[u8], _: &mut [u8]) -> Option<(u8, usize)> {
         Some((Codec::Zstd.number(), slice.len() - 4096))
     }

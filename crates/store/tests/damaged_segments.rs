@@ -35,7 +35,7 @@ struct Located {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Harm {
+enum DamageKind {
     FlippedBit,
     /// The second half of a page is not written.
     TornPage,
@@ -50,15 +50,15 @@ enum Harm {
     RemovedFile,
 }
 
-const HARMS: [Harm; 8] = [
-    Harm::FlippedBit,
-    Harm::TornPage,
-    Harm::StalePage,
-    Harm::FlippedBitInHeader,
-    Harm::StaleSegment,
-    Harm::SwappedFiles,
-    Harm::TruncatedFile,
-    Harm::RemovedFile,
+const DAMAGE_KINDS: [DamageKind; 8] = [
+    DamageKind::FlippedBit,
+    DamageKind::TornPage,
+    DamageKind::StalePage,
+    DamageKind::FlippedBitInHeader,
+    DamageKind::StaleSegment,
+    DamageKind::SwappedFiles,
+    DamageKind::TruncatedFile,
+    DamageKind::RemovedFile,
 ];
 
 /// Sequences of short pages on all volumes, and long pages.
@@ -161,7 +161,7 @@ impl Located {
 
 /// Damages the segments of volume `victim` on `disk`, whose segments have the contents `before`.
 fn damage(
-    harm: Harm,
+    kind: DamageKind,
     disk: &SimDisk,
     victim: u8,
     located: &[Located],
@@ -170,8 +170,8 @@ fn damage(
 ) {
     let is_victim = |(id, range): &&Part| id.volume() == victim && range.len() > 1024;
     let segment = *before.keys().find(|id| id.volume() == victim).unwrap();
-    match harm {
-        Harm::FlippedBit | Harm::TornPage | Harm::StalePage => {
+    match kind {
+        DamageKind::FlippedBit | DamageKind::TornPage | DamageKind::StalePage => {
             // A short page and a long page.
             let (short, long) = located.split_at(located.len() - 2);
             for located in [short, long] {
@@ -179,22 +179,24 @@ fn damage(
                 let (id, range) = pieces.find(is_victim).unwrap();
                 let old = &before[id][range.clone()];
                 let middle = range.len() / 2 / 512 * 512;
-                match harm {
-                    Harm::FlippedBit => write(disk, *id, range.end - 1, &[old[old.len() - 1] ^ 8]),
-                    Harm::TornPage => {
+                match kind {
+                    DamageKind::FlippedBit => {
+                        write(disk, *id, range.end - 1, &[old[old.len() - 1] ^ 8])
+                    }
+                    DamageKind::TornPage => {
                         write(disk, *id, range.start + middle, &vec![0; range.len() - middle]);
                     }
                     _ => write(disk, *id, range.start, &stale[id][range.clone()]),
                 }
             }
         }
-        Harm::FlippedBitInHeader => {
+        DamageKind::FlippedBitInHeader => {
             let mut headers = located.iter().flat_map(|item| item.headers.iter().flatten());
             let (id, range) = headers.find(|(id, _)| id.volume() == victim).unwrap();
             write(disk, *id, range.start + 60, &[before[id][range.start + 60] ^ 1]);
         }
-        Harm::StaleSegment => write(disk, segment, 0, &stale[&segment]),
-        Harm::SwappedFiles => {
+        DamageKind::StaleSegment => write(disk, segment, 0, &stale[&segment]),
+        DamageKind::SwappedFiles => {
             let other = before.keys().find(|id| id.volume() != victim);
             let other = *other.or(before.keys().nth(1)).unwrap();
             let between = Path::new("/between");
@@ -202,12 +204,12 @@ fn damage(
             disk.rename(&path_of(other), &path_of(segment)).unwrap();
             disk.rename(between, &path_of(other)).unwrap();
         }
-        Harm::TruncatedFile => {
+        DamageKind::TruncatedFile => {
             let access = Access { write: true, ..Access::default() };
             let file = disk.open(&path_of(segment), access).unwrap();
             file.set_len(SEGMENT_BYTES / 3).unwrap();
         }
-        Harm::RemovedFile => disk.remove(&path_of(segment)).unwrap(),
+        DamageKind::RemovedFile => disk.remove(&path_of(segment)).unwrap(),
     }
 }
 
@@ -255,10 +257,10 @@ impl Fixture {
         Self { volumes, disk, items, located, before, stale }
     }
 
-    fn check(&self, harm: Harm, victim: u8, is_verified_first: bool) {
-        let what = format!("{harm:?} on volume {victim} of {}", self.volumes);
+    fn check(&self, kind: DamageKind, victim: u8, is_verified_first: bool) {
+        let what = format!("{kind:?} on volume {victim} of {}", self.volumes);
         let disk = self.disk.crash(1);
-        damage(harm, &disk, victim, &self.located, &self.before, &self.stale);
+        damage(kind, &disk, victim, &self.located, &self.before, &self.stale);
         let after = contents(&disk, self.before.keys().copied());
         let expected: Vec<Vec<bool>> = self
             .items
@@ -309,8 +311,8 @@ impl Fixture {
 fn damage_costs_only_the_damaged_pages() {
     for volumes in [1, 2, 4] {
         let fixture = Fixture::new(volumes);
-        for (turn, harm) in HARMS.into_iter().enumerate() {
-            fixture.check(harm, (turn % volumes) as u8, turn % 2 == volumes / 2 % 2);
+        for (turn, kind) in DAMAGE_KINDS.into_iter().enumerate() {
+            fixture.check(kind, (turn % volumes) as u8, turn % 2 == volumes / 2 % 2);
         }
     }
 }

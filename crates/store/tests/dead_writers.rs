@@ -118,8 +118,8 @@ fn undrainable_space_stays_withheld() {
     open.close();
 }
 
-/// The owner shortens a long log by writing a new file over it. It must neither open the new file
-/// by name nor sync the directory afterwards: if the open or the sync failed, the owner would
+/// The owner shortens a long log by writing a new file over it. The owner must neither open the new
+/// file by name nor sync the directory afterwards: if the open or the sync failed, the owner would
 /// append to a file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {

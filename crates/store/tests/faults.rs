@@ -244,7 +244,7 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
 }
 
 /// Injects one fault at every operation of the workload. The store delivers no wrong byte, does not
-/// hang, and loses no flushed page. It continues, or is poisoned and continues after it is
+/// hang, and loses no flushed page. The store continues, or is poisoned and continues after it is
 /// reopened.
 #[test]
 fn any_single_fault_is_survived() {

@@ -30,7 +30,7 @@ fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
 }
 
 /// Commits runs of one page each, whose bytes the test never reads.
-fn crowd(
+fn commit_single_page_runs(
     catalog: &LocalCatalog,
     scope: &Scope,
     names: std::ops::Range<u64>,
@@ -92,7 +92,7 @@ fn retentions_expire_in_steps() {
     let mut put = 0;
     compare("lapse", |runs| {
         let until = TIME.load(Ordering::Relaxed) + 10_000;
-        crowd(&catalog, &unchained(64), put..put + runs, until);
+        commit_single_page_runs(&catalog, &unchained(64), put..put + runs, until);
         TIME.fetch_add(20_000, Ordering::Relaxed);
         put += runs;
         let wait = longest_wait(&catalog, || open.core.run_once());
@@ -107,7 +107,7 @@ fn retention_share_shrinks_in_steps() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
     compare("trim", |runs| {
-        let scope = crowd(&catalog, &unchained(64), put..put + runs, 50_000);
+        let scope = commit_single_page_runs(&catalog, &unchained(64), put..put + runs, 50_000);
         put += runs;
         let none = ScopeSettings { retained_bytes: Some(0), ..Default::default() };
         let wait = longest_wait(&catalog, || catalog.configure(scope, &none).unwrap());
@@ -125,7 +125,7 @@ fn quota_is_applied_in_steps() {
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
     let mut tenant = None;
     compare("quota", |runs| {
-        let scope = crowd(&catalog, &unchained(64), put..put.max(runs), 0);
+        let scope = commit_single_page_runs(&catalog, &unchained(64), put..put.max(runs), 0);
         put = put.max(runs);
         tenant = Some(scope);
         let wait = longest_wait(&catalog, || {
@@ -149,7 +149,7 @@ fn quota_is_applied_in_steps() {
 fn scope_is_dropped_in_steps() {
     let (open, catalog) = open(|| 1000);
     compare("drop", |runs| {
-        let scope = crowd(&catalog, &unchained(64), 0..runs, 0);
+        let scope = commit_single_page_runs(&catalog, &unchained(64), 0..runs, 0);
         let wait = longest_wait(&catalog, || {
             catalog.drop_scope(scope).unwrap();
             catalog.flush().unwrap();
@@ -164,7 +164,7 @@ fn scope_is_dropped_in_steps() {
 #[test]
 fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);
-    let tenant = crowd(&catalog, &unchained(64), 0..8000, 0);
+    let tenant = commit_single_page_runs(&catalog, &unchained(64), 0..8000, 0);
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
     let hot: Vec<[u8; 8]> = (0..100).map(u64::to_le_bytes).collect();
     let hot: Vec<&[u8]> = hot.iter().map(|key| &key[..]).collect();
@@ -181,7 +181,12 @@ fn quota_set_under_traffic_holds() {
                 for key in &hot {
                     catalog.touch(tenant, &[key]).unwrap();
                 }
-                crowd(&catalog, &unchained(64), 1_000_000 + name..1_000_001 + name, 0);
+                commit_single_page_runs(
+                    &catalog,
+                    &unchained(64),
+                    1_000_000 + name..1_000_001 + name,
+                    0,
+                );
                 let deleted = (4000 + name % 4000).to_le_bytes();
                 catalog.delete(tenant, &[&deleted]).unwrap();
             }

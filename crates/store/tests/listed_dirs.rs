@@ -54,7 +54,7 @@ fn new_store_uses_all_listed_directories() {
 }
 
 #[test]
-fn opening_adds_directories_durably_and_keeps_unlisted_ones() {
+fn opening_adds_listed_directories_and_keeps_unlisted_directories() {
     for seed in 0..8 {
         let disk = SimDisk::new(64 * MIB);
         let open = open_sim(&disk, &listed(&["/a"]));

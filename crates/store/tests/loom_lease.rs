@@ -121,7 +121,7 @@ fn check_end(owner: &Owner, reused: bool) {
     assert_eq!(copies, 1, "space was lost, or handed out twice");
 }
 
-fn race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
+fn check_race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
     loom::model(move || {
         let owner = Owner::new();
         let reader = {
@@ -146,18 +146,18 @@ fn race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
 }
 
 #[test]
-fn match_races_eviction() {
-    race(Owner::lease, true);
+fn lookup_races_eviction() {
+    check_race(Owner::lease, true);
 }
 
 #[test]
-fn match_races_deletion() {
-    race(Owner::lease, false);
+fn lookup_races_deletion() {
+    check_race(Owner::lease, false);
 }
 
 #[test]
-fn match_with_recheck_races_deletion() {
-    race(Owner::lease_and_look_again, false);
+fn lookup_with_recheck_races_deletion() {
+    check_race(Owner::lease_and_look_again, false);
 }
 
 #[test]

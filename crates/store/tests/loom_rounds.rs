@@ -124,7 +124,7 @@ fn rounds_are_shared_and_durable() {
 }
 
 #[test]
-fn no_round_follows_a_fatal_one() {
+fn no_round_runs_after_a_fatal_round() {
     model(|| {
         let disk = Disk::new(First::Broken);
         let (results, rounds) = together(&disk, CALLERS);
@@ -150,7 +150,7 @@ fn refused_round_fails_its_leader_only() {
 }
 
 #[test]
-fn no_round_begins_after_the_end() {
+fn no_round_begins_once_rounds_are_ended() {
     static BEFORE: AtomicUsize = AtomicUsize::new(0);
     static AFTER: AtomicUsize = AtomicUsize::new(0);
     model(|| {

@@ -36,7 +36,7 @@ fn until(retain_until: u64) -> PutOptions {
 }
 
 /// Puts almost three times as many bytes as the store holds.
-fn press(open: &Open, scope: &Scope, first: u64) {
+fn overfill(open: &Open, scope: &Scope, first: u64) {
     for name in first..first + 60 {
         assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
     }
@@ -100,13 +100,13 @@ fn retained_pages_outlive_pressure_until_their_end() {
     let scope = chained(PAGE);
     put_until(&open.store, &scope, &sequence(1000, 8), until(50_000));
     put(&open.store, &scope, &sequence(1001, 8), None);
-    press(&open, &scope, 0);
+    overfill(&open, &scope, 0);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 0));
     assert!(retained(&open) >= 8 * PAGE);
     time.store(60_000, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
     assert_eq!(retained(&open), 0);
-    press(&open, &scope, 100);
+    overfill(&open, &scope, 100);
     assert_eq!(present_pages(&open, &scope, 1000), 0);
     // The end of this retention has passed: the put stores the pages without retention.
     assert_eq!(put_until(&open.store, &scope, &sequence(1002, 8), until(60_000)).pages, 8);
@@ -129,7 +129,7 @@ fn ancestors_are_retained_and_counted() {
     let options = PutOptions { parent: Some(other[3].clone().into()), retain_until: 9000 };
     put_until(&open.store, &scope, &other[4..], options);
     put(&open.store, &scope, &other[..4], None);
-    press(&open, &scope, 0);
+    overfill(&open, &scope, 0);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (6, 8));
     assert!(retained(&open) >= 14 * PAGE);
     open.close();
@@ -151,7 +151,7 @@ fn retention_end_never_moves_earlier() {
     put_until(&open.store, &scope, &sequence(1001, 8), until(80_010));
     time.store(80_020, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
-    press(&open, &scope, 0);
+    overfill(&open, &scope, 0);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 0));
     open.close();
 }
@@ -223,11 +223,11 @@ fn retention_survives_restart_with_a_reset_clock() {
     time.store(0, Ordering::Relaxed);
     let open = open_at(dir.path(), clock);
     assert_eq!(retained(&open), before);
-    press(&open, &scope, 0);
+    overfill(&open, &scope, 0);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (8, 8));
     time.store(60_000, Ordering::Relaxed);
     wait_for(|| counter(&open, "retentions_lapsed") == 1);
-    press(&open, &scope, 100);
+    overfill(&open, &scope, 100);
     assert_eq!((present_pages(&open, &scope, 1000), present_pages(&open, &scope, 1001)), (0, 8));
     open.close();
     // A retention ends at most a year after its put. An opening at a later time does not extend it.
@@ -255,7 +255,7 @@ fn flushed_retention_survives_power_loss() {
         open.forget();
         let open = open_on(Arc::new(after), &opts()).unwrap();
         assert!(retained(&open) >= 8 * PAGE, "seed {seed}");
-        press(&open, &scope, 0);
+        overfill(&open, &scope, 0);
         assert_eq!(present_pages(&open, &scope, 1000), 8, "seed {seed}");
         open.close();
     }

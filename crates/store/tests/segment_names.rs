@@ -64,7 +64,7 @@ fn segment_of_a_detached_volume_takes_no_put() {
 
 /// Another store's disk is mounted over the volume while one of its segments is created.
 #[test]
-fn failed_segment_costs_no_other_store_a_file() {
+fn failed_segment_creation_removes_no_file_of_another_store() {
     let disk = SimDisk::new(64 * MIB);
     open_on(Arc::new(disk.clone()), &two_volumes()).unwrap().close();
     let schedule = Schedule::new();

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const PAGE: u64 = 64 << 10;
 /// Number of gets that wait for the stalled disk: more than the threads that work on tickets, and
 /// than the I/O threads of one volume.
-const CAUGHT: usize = 24;
+const STALLED_GETS: usize = 24;
 const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
 
@@ -55,11 +55,16 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     }
     let (stalled, other): (Vec<_>, Vec<_>) =
         keys.into_iter().partition(|key| volume(&open, &scope, key) == 0);
-    assert!(stalled.len() > CAUGHT && other.len() > 4, "{} and {}", stalled.len(), other.len());
+    assert!(
+        stalled.len() > STALLED_GETS && other.len() > 4,
+        "{} and {}",
+        stalled.len(),
+        other.len()
+    );
 
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
     let caught: Vec<Ticket> =
-        stalled[..CAUGHT].iter().map(|key| start_get(&open, &scope, key, SHORT)).collect();
+        stalled[..STALLED_GETS].iter().map(|key| start_get(&open, &scope, key, SHORT)).collect();
     let began = Instant::now();
     for key in &other {
         let ticket = start_get(&open, &scope, key, LONG);
@@ -70,9 +75,9 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
 
     // After two seconds without a completion, calls submit no operations to the volume.
     std::thread::sleep(Duration::from_millis(2500).saturating_sub(began.elapsed()));
-    let outcome = get(&open.store, &scope, &stalled[CAUGHT..]);
+    let outcome = get(&open.store, &scope, &stalled[STALLED_GETS..]);
     assert_eq!((outcome.pages, outcome.reason), (0, "stalled"));
-    let both = [stalled[CAUGHT].clone(), other[0].clone()];
+    let both = [stalled[STALLED_GETS].clone(), other[0].clone()];
     assert_eq!(get(&open.store, &scope, &both).ok, [false, true]);
 
     schedule.heal();
@@ -99,13 +104,13 @@ fn stalled_volume_holds_up_only_puts_to_it() {
         let (keys, options) = (vec![key.as_slice().into()], PutOptions::default());
         open.store.submit_put(Arc::clone(&scope), keys, source, options, control).unwrap()
     };
-    let keys = sequence(2, CAUGHT);
+    let keys = sequence(2, STALLED_GETS);
     let tickets: Vec<Ticket> = keys.iter().map(start_put).collect();
     let began = Instant::now();
     let stored = |ticket: &&Ticket| {
         ticket.done() && ticket.wait(Some(LONG)).is_some_and(|outcome| outcome.pages == 1)
     };
-    while tickets.iter().filter(stored).count() < CAUGHT / 3 {
+    while tickets.iter().filter(stored).count() < STALLED_GETS / 3 {
         assert!(began.elapsed() < LONG, "the stalled puts hold up the others");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -114,7 +119,7 @@ fn stalled_volume_holds_up_only_puts_to_it() {
     for ticket in &tickets {
         assert!(ticket.wait(Some(LONG)).is_some());
     }
-    assert_eq!(put(&open.store, &scope, &keys, None).pages, CAUGHT);
+    assert_eq!(put(&open.store, &scope, &keys, None).pages, STALLED_GETS);
     open.close();
 }
 
@@ -153,7 +158,7 @@ fn ticket_that_waits_for_a_thread_ends_at_its_deadline() {
     put(&open.store, &scope, &keys, None);
     let (release, blocked) = mpsc::channel::<()>();
     let blocked = Arc::new(Mutex::new(blocked));
-    let reads: Vec<Ticket> = (0..CAUGHT)
+    let reads: Vec<Ticket> = (0..STALLED_GETS)
         .map(|_| {
             let blocked = Arc::clone(&blocked);
             let work = move |_: &[&[u8]], _: &Control| {

@@ -20,7 +20,7 @@ const KIB: u64 = 1 << 10;
 const RAW: (u64, u64) = (100, 100);
 const TURNOVERS: u64 = 4;
 /// Number of times that pages of each kind are used after each put.
-const GLANCES: u64 = 8;
+const USES_PER_PUT: u64 = 8;
 
 /// Sequences of the same shape.
 struct Kind {
@@ -107,10 +107,10 @@ impl Steady {
     }
 
     /// Uses some pages in the middle of sequences of the previous set.
-    fn glance(&self, set: u64, number: u64) {
+    fn use_middle_pages(&self, set: u64, number: u64) {
         for kind in self.kinds.iter().filter(|_| set > 0) {
-            for glance in 0..GLANCES {
-                let chance = mix(mix(set << 20 | number) ^ glance << 8);
+            for at in 0..USES_PER_PUT {
+                let chance = mix(mix(set << 20 | number) ^ at << 8);
                 let keys = Self::keys(kind, set - 1, chance % kind.sequences);
                 let count = 16.min(kind.pages) as usize;
                 let first = ((chance >> 32) % (kind.pages - count as u64 + 1)) as usize;
@@ -127,7 +127,7 @@ impl Steady {
             for kind in 0..self.kinds.len() {
                 for number in 0..self.kinds[kind].sequences {
                     self.put(kind, set, number);
-                    self.glance(set, number);
+                    self.use_middle_pages(set, number);
                 }
                 self.catalog.flush().unwrap();
                 for number in 0..self.kinds[kind].sequences {

@@ -70,8 +70,8 @@ fn upgraded_store_takes_no_other_stores_volume() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// This build opens a store of an earlier build that has no pages. It takes an unmarked directory
-/// only if the directory is empty and inside the store's main directory.
+/// This build opens a store of an earlier build that has no pages. The store takes an unmarked
+/// directory only if the directory is empty and inside the store's main directory.
 #[test]
 fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {

@@ -62,7 +62,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Calls `change` while threads put, get and delete `items`, in turn through each of `stores`.
+/// Calls `change` while threads put, get and delete `items`, alternately through each of `stores`.
 fn under_load(stores: &[&Store], items: &[Item], change: impl FnOnce()) {
     let (stop, calls) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     let wait_for_calls = || {

@@ -44,8 +44,8 @@ pub enum Reservation {
     /// Concerns no reservation.
     Unrelated,
     /// Begins a reservation. If the request is repeated, an earlier attempt may have reserved space
-    /// too. This space stays withheld until the client's lock file of the earlier connection is
-    /// unlocked.
+    /// too. The space of the earlier attempt stays withheld until the client's lock file of the
+    /// earlier connection is unlocked.
     Begins,
     /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
     /// died, the pages are not stored and may be put again.

@@ -71,9 +71,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Syncs the data of all runs in the index. At most one thread may call it at a time: it clears
-    /// the list of dirty segments before it syncs them, so a second thread would find the list
-    /// empty and report success before those segments are durable.
+    /// Syncs the data of all runs in the index. At most one thread may call this at a time. The
+    /// call clears the list of dirty segments before it syncs them: a second thread would find the
+    /// list empty, and report success before those segments are durable.
     fn sync_dirty(&self) -> Result<()> {
         let dirty = std::mem::take(&mut self.state.lock().unsynced.segments);
         let segments: Vec<_> = dirty.iter().copied().collect();

@@ -100,7 +100,7 @@ impl StoreCore {
         }
         let mut runs = Vec::with_capacity(steps.len());
         for step in steps {
-            // The run may have been deleted or truncated after the walk. In a chained scope the
+            // The run may have been deleted or truncated after the lookup. In a chained scope the
             // prefix then ends where the run ends now.
             let place = self.index.place(step.run);
             let pages = place.as_ref().map_or(0, |place| place.holds().saturating_sub(step.first));
@@ -143,10 +143,10 @@ impl StoreCore {
         state.release_lease(lease.0);
     }
 
-    /// Walks the leading pages (in an unchained scope, all pages present) and leases their runs.
-    /// Walks and leases under one lock, so that no run is evicted in between. The lease ends with
-    /// the call that it serves, so it does not count towards the client's share. Returns the null
-    /// lease if no page is present.
+    /// Looks up the leading pages (in an unchained scope, all pages present) and leases their runs,
+    /// under one lock, so that no run is evicted in between. The lease ends with the call that it
+    /// serves, so it does not count towards the client's share. Returns the null lease if no page
+    /// is present.
     fn lease_for_call(
         &self,
         client: ClientId,
@@ -171,7 +171,8 @@ impl StoreCore {
         Ok((LeaseNumber(lease), steps))
     }
 
-    /// Walks the pages of one scope, records the use, and adds their runs to `runs` in page order.
+    /// Looks up the pages of one scope, records the use, and adds their runs to `runs` in page
+    /// order.
     fn use_leading(
         &self,
         state: &mut State,
@@ -236,7 +237,8 @@ impl StoreCore {
         Ok(Leased { pages: within, lease: LeaseNumber(lease) })
     }
 
-    /// Walks `keys`: the leading pages, or, in an unchained scope, all pages present.
+    /// Looks up `keys`. Returns the runs of the leading pages or, in an unchained scope, of all
+    /// pages present.
     fn walk(&self, scope: ScopeRef, keys: &[&[u8]]) -> Vec<MatchedRun> {
         let walk = |from: usize| {
             let keys = &keys[from..];

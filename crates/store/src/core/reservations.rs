@@ -1,6 +1,6 @@
 //! Reservations: the space of puts in progress.
 //!
-//! A client's reservation is logged before its extents are granted: a new owner must not reuse the
+//! A client's reservation is logged before its extents are granted. A new owner must not reuse the
 //! space before the client's process is proven dead and the segment is drained, because writes of a
 //! dead client may still be in flight. The log needs no sync, because a power loss ends the clients
 //! too.
@@ -86,8 +86,8 @@ impl Reservations {
         self.clients.insert(client, name.to_owned());
     }
 
-    /// Removes a client. Its reservations are withheld until the process is proven dead or a client
-    /// with its name aborts them.
+    /// Removes a client. The client's reservations are withheld until the process is proven dead or
+    /// a client with its name aborts them.
     pub(super) fn disconnect(&mut self, client: ClientId) {
         let name = self.clients.remove(&client).unwrap_or_default();
         for (id, reservation) in self.open.extract_if(|_, open| open.client == client) {

@@ -329,7 +329,7 @@ impl<'a> PutBatch<'a> {
         missing.map(|page| u64::from(length_of(self.scope, self.request, page))).sum()
     }
 
-    /// Returns the next missing pages of `from..end` that make up a run: the run's header has room
+    /// Returns the next missing pages of `from..end` that make up a run. The run's header has room
     /// for their keys and slices, the payload has at most `most` units (a longer page is a run
     /// alone), and padding is small where pages differ in length on disk.
     fn next_run(&self, from: usize, end: usize, most: u64) -> Option<Range<usize>> {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_pages_share_no_run_with_encoded_ones() {
+    fn raw_and_encoded_pages_share_no_run() {
         assert_eq!(alike(&[100, 100, 99], 1000), 2);
         assert_eq!(alike(&[99, 100], 1000), 1);
     }

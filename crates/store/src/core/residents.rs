@@ -20,7 +20,7 @@ const WAITING_MAX: usize = 4096;
 /// Invariant: the store's eviction policy and the usage of scopes know the same runs; `retention`
 /// knows some of them.
 pub(crate) struct Residents {
-    /// Orders uses of pages.
+    /// Numbers the uses of pages in their order.
     pub(super) clock: RecencyClock,
     eviction: Box<dyn Eviction>,
     pub(super) usage: Usage,

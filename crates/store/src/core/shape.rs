@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A call takes the next upper half of unique numbers when fewer numbers than this are left.
+/// A call takes the next upper half of unique numbers from the manifest when fewer than `MARGIN`
+/// numbers of the current half are left.
 ///
 /// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
 /// counted. If a call cannot take the next upper half before its deadline, it fails only if less
@@ -176,7 +177,7 @@ mod tests {
         core.shape.next_number.store((upper << 32) + (1 << 32) - 10, Ordering::Relaxed);
         core.shape.ensure_numbers(Instant::now()).unwrap();
         assert_eq!(core.shape.unique_number(), first(upper as u32 + 1));
-        // The end is unclean, but the new upper half is in the manifest.
+        // The store is not closed cleanly, but its manifest has the new upper half.
         drop(core);
         let next = open(None);
         assert_eq!(next.shape.unique_number(), first(upper as u32 + 2));

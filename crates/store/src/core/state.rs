@@ -16,7 +16,7 @@ use ritornello_index::{Removed, RunId};
 use std::collections::BTreeSet;
 
 /// State that must change together: finding a run, pinning it and freeing its space exclude one
-/// another. Its lock is never held across I/O, and a probe does not take it.
+/// another. The state's lock is never held across I/O, and a probe does not take it.
 pub(crate) struct State {
     pub(super) space: StoreSpace,
     pub(super) residents: Residents,
@@ -41,7 +41,7 @@ pub(crate) struct PendingRemovals {
 /// Changes that the next sync round covers.
 #[derive(Debug, Default)]
 pub(super) struct Unsynced {
-    /// Segments with writes.
+    /// Segments that were written and not synced since.
     pub(super) segments: BTreeSet<SegmentId>,
     /// Whether uses of pages were recorded.
     pub(super) uses: bool,
@@ -56,7 +56,8 @@ impl Unsynced {
 impl State {
     /// Applies removals from the index. Extents go into limbo, or are deferred while their run is
     /// leased. Returns the number of removed pages, and the extents of `damaged_run`, whose bytes
-    /// failed verification. These extents are not freed: the caller quarantines them.
+    /// failed verification. The extents of `damaged_run` are not freed: the caller quarantines
+    /// them.
     pub(super) fn apply_removals(
         &mut self,
         removed: Vec<Removed>,

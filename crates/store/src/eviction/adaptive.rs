@@ -73,8 +73,8 @@ impl Adaptive {
         Self::with_chunk(CHUNK_UNITS)
     }
 
-    /// Creates the policy. It cuts runs in chunks of about `chunk_units` units, and evicts a
-    /// shorter remainder with the last chunk.
+    /// Creates the policy. The policy cuts runs in chunks of about `chunk_units` units, and evicts
+    /// a shorter remainder with the last chunk.
     pub(super) fn with_chunk(chunk_units: u32) -> Self {
         Self {
             tree: Tree::new(CANDIDATES[0](), chunk_units),
@@ -93,7 +93,7 @@ impl Adaptive {
         let pages = most / (CANDIDATES.len() as u64 * SHADOW_BYTES_PER_PAGE);
         while self.shadows.iter().any(|shadow| shadow.pages() > pages) {
             self.sample.halve();
-            self.shadows.iter_mut().for_each(|shadow| shadow.thin(&self.sample));
+            self.shadows.iter_mut().for_each(|shadow| shadow.remove_unsampled(&self.sample));
         }
     }
 

@@ -1,4 +1,4 @@
-//! The clock that orders uses of pages.
+//! The clock of eviction, which numbers the uses of pages in their order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

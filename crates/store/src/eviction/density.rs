@@ -54,8 +54,8 @@ const KIND_BITS: u32 = 3;
 /// For each kind, the prior probability of use in a step is this number divided by (4 + age): if
 /// the time scale is unknown, the probability of reuse falls as 1/age.
 const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
-/// Weight of the prior, as a fraction of the capacity. It is high because all pages of a sequence
-/// are used together, so that the uses of a sequence's pages are one observation.
+/// Weight of the prior, as a fraction of the capacity. The weight is high because all pages of a
+/// sequence are used together, so that the uses of a sequence's pages are one observation.
 const EXPECTED: f32 = 0.4;
 /// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
 const REMEMBERED: u64 = 2;
@@ -141,9 +141,9 @@ impl Kind {
     }
 }
 
-/// An interval of ages. For a page that is unused at its beginning: the mean hits and the mean
-/// steps until a use or the end of the interval, and the probability that the page is still unused
-/// at the end.
+/// An interval of ages, and three figures for a page that is unused when the interval begins: the
+/// mean hits and the mean steps until a use or the end of the interval, and the probability that
+/// the page is still unused at the end.
 #[derive(Clone, Copy, Default)]
 struct Wait {
     hits: f32,

@@ -21,8 +21,8 @@ pub(super) enum Arrival {
 }
 
 /// The part in which eviction policies differ: lists pieces and chooses the next victim. The tree,
-/// which calls the policy, decides which pieces may be evicted. It unlinks a victim that must stay,
-/// and lists it again later ([`EvictionPolicy::relist`]).
+/// which calls the policy, decides which pieces may be evicted. The tree unlinks a victim that must
+/// stay, and lists it again later ([`EvictionPolicy::relist`]).
 ///
 /// Every operation takes amortised constant time.
 pub(super) trait EvictionPolicy: Send + Debug {

@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 pub(super) type Folding = BuildHasherDefault<Fold>;
 
 /// Hashes a number by one multiplication: the two halves of the 128-bit product are combined. This
-/// is enough for run ids, which are consecutive, and for keys, which are hashes.
+/// hash is enough for run ids, which are consecutive, and for keys, which are hashes.
 #[derive(Debug, Default)]
 pub(super) struct Fold(u64);
 

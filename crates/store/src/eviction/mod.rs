@@ -1,4 +1,4 @@
-//! Eviction: the policies behind a trait, and the clock that orders uses.
+//! Eviction: the policies behind a trait, and the clock that numbers uses of runs.
 //!
 //! With every policy, pages are evicted **leaf first**: a run is cut from its tail, and never
 //! before the page that another run follows. The remaining pages are always a prefix, which can be
@@ -166,8 +166,8 @@ pub trait Eviction: Send + Debug {
     /// Chooses runs to cut until `units` units become free, or no run can be cut. Protected runs
     /// stay complete, as do the pages that they follow.
     ///
-    /// The work does not grow with the number of runs. It grows with the number of protected runs
-    /// that become victims and are skipped, but the next call does not skip them again.
+    /// The work does not grow with the number of runs. The work grows with the number of protected
+    /// runs that become victims and are skipped; the next call does not skip them again.
     ///
     /// The policy relies on the store to cut the victims in the given order, and does not choose a
     /// victim again. If the index does not know a victim, the store calls [`Eviction::remove`] for

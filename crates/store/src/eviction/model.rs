@@ -104,8 +104,8 @@ fn parent_is_evicted_after_its_last_child() {
 
 #[test]
 fn used_head_outlives_unused_tail() {
-    // The test omits 2Q, whose queue does not reorder used pages. It omits `density` too, which has
-    // to learn from more uses, and `adaptive`, which begins with `density`.
+    // The test omits 2Q, whose queue does not reorder used pages. The test omits `density` too,
+    // which has to learn from more uses, and `adaptive`, which begins with `density`.
     let those = ["lru", "arc", "s3fifo"];
     for mut policy in policies(4).into_iter().filter(|policy| those.contains(&policy.name())) {
         policy.admit(&resident(1, None, 40));
@@ -369,18 +369,18 @@ proptest! {
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
         let tree = Tree::new(Box::new(Lru::new()), 8);
-        run(&actions, &mut Restless { tree, switches: 0 }, false);
+        run(&actions, &mut SwitchingPolicies { tree, switches: 0 }, false);
     }
 }
 
 /// Switches to another policy whenever no switch is in progress.
 #[derive(Debug)]
-struct Restless {
+struct SwitchingPolicies {
     tree: Tree,
     switches: usize,
 }
 
-impl Restless {
+impl SwitchingPolicies {
     fn switch(&mut self) {
         if !self.tree.is_moving() {
             self.switches += 1;
@@ -390,7 +390,7 @@ impl Restless {
     }
 }
 
-impl Eviction for Restless {
+impl Eviction for SwitchingPolicies {
     fn name(&self) -> &'static str {
         "restless"
     }

@@ -141,7 +141,8 @@ impl Pieces {
         slot
     }
 
-    /// Removes an unlisted piece. Its slot is reused when no piece follows it any longer.
+    /// Removes an unlisted piece. The piece's slot is reused when no piece follows the removed
+    /// piece any longer.
     pub(super) fn remove(&mut self, slot: u32) {
         let vacant = self.vacant;
         let piece = &mut self[slot];

@@ -211,7 +211,7 @@ impl Shadow {
     }
 
     /// Removes pages that are no longer sampled.
-    pub(super) fn thin(&mut self, sample: &Sample) {
+    pub(super) fn remove_unsampled(&mut self, sample: &Sample) {
         let out: Vec<RunId> = self.tree.runs().filter(|run| !sample.has(run.0)).collect();
         out.into_iter().for_each(|run| self.tree.remove(run));
         if self.capacity != u64::MAX {

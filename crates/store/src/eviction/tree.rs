@@ -32,10 +32,10 @@ const MOVED_PER_CALL: usize = 32;
 
 /// Pieces of runs as a tree, with the policy that orders them.
 ///
-/// A run is one piece at first. It is split after a page that another run follows, so that children
-/// always follow the last page of a piece, and a piece without children may be evicted. It is also
-/// split near the end of a use that covers a part of it, so that later pages do not count as used.
-/// Pieces that are used together again are merged.
+/// A run is one piece at first. A run is split after a page that another run follows, so that
+/// children always follow the last page of a piece, and a piece without children may be evicted. A
+/// run is also split near the end of a use that covers a part of it, so that later pages do not
+/// count as used. Pieces that are used together again are merged.
 ///
 /// [`Tree::follow`] switches to a different policy. Each later admission, use and eviction moves a
 /// few pieces to it, so that no call takes long. The warmest pieces move first, and each becomes
@@ -50,8 +50,8 @@ const MOVED_PER_CALL: usize = 32;
 pub(super) struct Tree {
     pieces: Pieces,
     last: HashMap<RunId, u32, Folding>,
-    /// Runs that were admitted before their parents, by parent. This happens at opening, where runs
-    /// are admitted in the order of their last use.
+    /// Runs that were admitted before their parents, by parent. At opening, runs are admitted in
+    /// the order of their last use, and may precede their parents.
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
     previous_policy: Option<Box<dyn EvictionPolicy>>,

@@ -12,7 +12,7 @@ use super::pieces::{List, Piece, Pieces};
 /// from the queue are remembered up to half of the space.
 #[derive(Debug)]
 pub(super) struct TwoQ {
-    /// The queue, then the list.
+    /// The queue of new pages, then the list in order of last use.
     lists: [List; 2],
     left: Ghosts,
     capacity: u64,

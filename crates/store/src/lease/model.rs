@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Clone, Debug, Default)]
-struct Fake(Arc<AtomicU64>);
+struct FakeClock(Arc<AtomicU64>);
 
-impl Fake {
+impl FakeClock {
     fn pass(&self, seconds: u64) {
         self.0.fetch_add(seconds, Ordering::Relaxed);
     }
 }
 
-impl Clock for Fake {
+impl Clock for FakeClock {
     fn now(&self) -> Duration {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }
 }
 
-fn table() -> (LeaseTable, Fake) {
-    let clock = Fake::default();
+fn table() -> (LeaseTable, FakeClock) {
+    let clock = FakeClock::default();
     (LeaseTable::with_clock(Box::new(clock.clone())), clock)
 }
 
@@ -76,7 +76,7 @@ fn leases_expire() {
 }
 
 #[test]
-fn client_holds_at_most_what_is_left() {
+fn client_leases_at_most_its_share() {
     let (mut table, _) = table();
     let half = vec![RunId(7); PINS_MAX / 2];
     let all = table.grant(&half, SECOND, ME).unwrap();

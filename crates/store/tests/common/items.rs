@@ -53,7 +53,8 @@ impl Item {
     }
 }
 
-/// The page of `key`. Its period is not a multiple of a unit, so that all its units differ.
+/// The page of `key`. The period of the bytes is not a multiple of a unit, so that all units of the
+/// page differ.
 fn repeated(model: &str, key: &[u8], length: usize) -> Vec<u8> {
     let mut bytes = page(&Scope::opaque(model, length.min(65_537) as u64, true), key);
     let period = bytes.len();

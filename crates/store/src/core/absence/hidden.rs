@@ -16,8 +16,8 @@ pub(crate) enum Cause {
     Behind,
 }
 
-/// The runs hidden from lookups. The lock on `runs` is the last in the lock order. It is held only
-/// while this map is read or replaced.
+/// The runs hidden from lookups. The lock on `runs` is the last in the lock order. The lock is held
+/// only while this map is read or replaced.
 #[derive(Debug, Default)]
 pub(crate) struct Hidden {
     any: AtomicBool,
@@ -81,8 +81,9 @@ impl Hidden {
 }
 
 impl StoreCore {
-    /// Removes from the `steps` of a walk the parts in hidden runs and, in a chained scope, all
-    /// parts after the first of them, because a reader cannot use them.
+    /// Removes the hidden runs from the result of a lookup (`steps`, in the order of the keys). In
+    /// a chained scope also removes all runs after the first hidden run, because a reader cannot
+    /// use them.
     pub(crate) fn visible(&self, chained: bool, mut steps: Vec<MatchedRun>) -> Vec<MatchedRun> {
         if self.hidden.is_empty() {
             return steps;

@@ -26,8 +26,8 @@ pub(crate) struct Absence {
     volumes: BTreeMap<u8, String>,
     /// Absent segments of present volumes.
     segments: BTreeMap<SegmentId, String>,
-    /// Segments of absent volumes that hold runs of the index. They count towards the store's
-    /// capacity.
+    /// Segments of absent volumes that hold runs of the index. These segments count towards the
+    /// store's capacity.
     known: BTreeMap<u8, BTreeSet<SegmentId>>,
 }
 

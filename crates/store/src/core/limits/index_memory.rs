@@ -32,7 +32,7 @@ impl IndexMemory {
 }
 
 impl StoreCore {
-    /// Returns whether the index has memory for a run. If not, schedules an eviction.
+    /// Returns whether the index has memory for a run. Schedules an eviction if it has none.
     pub(crate) fn index_takes(&self, pages: &[PageHash]) -> bool {
         if self.index.has_memory_for(pages) {
             return true;

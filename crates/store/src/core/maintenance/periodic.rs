@@ -13,8 +13,8 @@ const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoreCore {
-    /// Starts the thread that syncs, ends expired leases and drains the space of dead clients. It
-    /// ends when the core is closed or dropped.
+    /// Starts the thread that syncs, ends expired leases and drains the space of dead clients. The
+    /// thread ends when the core is closed or dropped.
     pub(crate) fn start_periodic(self: &Arc<Self>) -> Result<()> {
         let core = Arc::downgrade(self);
         let thread = std::thread::Builder::new()

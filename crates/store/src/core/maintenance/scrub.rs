@@ -7,11 +7,11 @@ use ritornello_index::RunId;
 use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
-const YIELD: u32 = 8;
+const IN_USE_FACTOR: u32 = 8;
 /// Pause when no run can be scrubbed, scrubbing is off, or the store is poisoned.
-const NOTHING: Duration = Duration::from_secs(60);
+const IDLE_PAUSE: Duration = Duration::from_secs(60);
 /// Time after a use during which the store counts as in use.
-const QUIET: Duration = Duration::from_secs(1);
+const IN_USE_TIME: Duration = Duration::from_secs(1);
 
 /// Progress of scrubbing.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Scrub {
 impl Default for Scrub {
     fn default() -> Self {
         let now = Instant::now();
-        Self { left: Vec::new(), due: now + QUIET, seen: (0, now) }
+        Self { left: Vec::new(), due: now + IN_USE_TIME, seen: (0, now) }
     }
 }
 
@@ -38,7 +38,7 @@ impl StoreCore {
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {
-            return NOTHING;
+            return IDLE_PAUSE;
         }
         let last_use = self.state.lock().residents.clock.now();
         let uses = last_use.wrapping_add(self.shape.next_number());
@@ -50,14 +50,14 @@ impl StoreCore {
         if now < scrub.due {
             return scrub.due - now;
         }
-        let busy = now - scrub.seen.1 < QUIET;
+        let busy = now - scrub.seen.1 < IN_USE_TIME;
         let Some((run, view)) = self.next_to_scrub(&mut scrub) else {
-            scrub.due = now + NOTHING;
-            return NOTHING;
+            scrub.due = now + IDLE_PAUSE;
+            return IDLE_PAUSE;
         };
         let bytes = view.place.units() * UNIT;
         let wait = Duration::from_secs_f64(bytes as f64 / rate as f64);
-        scrub.due = now + if busy { wait * YIELD } else { wait };
+        scrub.due = now + if busy { wait * IN_USE_FACTOR } else { wait };
         drop(scrub);
         let mut report = Verification::default();
         self.verify_run(

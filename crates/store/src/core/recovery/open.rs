@@ -100,8 +100,8 @@ impl StoreCore {
         manifest.clean = false;
         manifest.owner = owner_line();
         directory.write_manifest(&manifest)?;
-        // Remove the files that an interrupted conversion left. This must not happen earlier: only
-        // now do both copies of the manifest name the index in use.
+        // Remove the files that an interrupted conversion left. The files must not be removed
+        // earlier: only now do both copies of the manifest name the index in use.
         if let Err(error) = remove_leftovers(medium.as_ref(), &directory, kind) {
             tracing::warn!(%error, "the files left by a conversion could not be removed");
         }

@@ -5,9 +5,9 @@ use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// There is no warning if at least this number of registered scopes differ from a new scope only in
-/// arrangement: the caller, such as LMCache with a serde, may use a different page size for every
-/// object.
+/// If this number of registered scopes or more differ from a new scope only in arrangement, no
+/// warning is logged: the caller, such as LMCache with a serde, may use a different page size for
+/// every object.
 const REARRANGED_MAX: usize = 8;
 /// Maximum log lines per owner, because requests choose salts, and each salt could cause a line.
 const LINES_MAX: u32 = 64;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_other_arrangement_is_named_unless_many() {
+    fn newest_differing_arrangement_is_named_unless_many() {
         let stored = registered((1..8).map(|bytes| sized("a", bytes)));
         let mut arrangements = noted(&stored);
         let (other, differences) = arrangements.newest(&stored, &sized("a", 99)).unwrap();

@@ -32,7 +32,7 @@ impl Limits {
 #[derive(Debug, Default)]
 struct ChosenScopes {
     slots: Vec<ScopeSlot>,
-    /// Bytes of their records.
+    /// Bytes of the scopes' records in the registry.
     bytes: u64,
 }
 

@@ -33,7 +33,8 @@ pub(crate) struct Scopes {
     codec: Codec,
     registry: Mutex<Registry>,
     live: RwLock<Live>,
-    /// Number of registrations by this owner: the clock that orders uses of scopes.
+    /// Number of registrations by this owner. Uses of scopes are stamped with this number, so that
+    /// the least recently used scope can be found.
     registrations: AtomicU64,
     /// Maximum bytes of the live scopes' records.
     bytes_max: AtomicU64,

@@ -76,7 +76,7 @@ impl StoreCore {
                 }
             }
             let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-            self.check_holds_what_stays(&budget)?;
+            self.check_protected_runs_fit(&budget)?;
             self.check_fits_into_memory(&manifest)?;
             shape.write(&manifest)?;
             if let Some(candidate) = candidate {
@@ -175,7 +175,7 @@ impl StoreCore {
     }
 
     /// Checks that all runs that cannot be evicted fit into the capacity of `budget`.
-    fn check_holds_what_stays(&self, budget: &Budget) -> Result<()> {
+    fn check_protected_runs_fit(&self, budget: &Budget) -> Result<()> {
         let segment_units = budget.segment_bytes / UNIT;
         let units = u64::from(budget.segments_max) * segment_units;
         if budget.capacity >= self.shape.budget().capacity {

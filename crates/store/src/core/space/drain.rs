@@ -139,7 +139,7 @@ impl StoreCore {
             .name("ritornello-drain".to_owned())
             .spawn(move || core.drain_all());
         if let Err(error) = started {
-            // The periodic thread retries.
+            // The periodic thread starts the drain again.
             tracing::warn!(%error, "no thread to wait for writes of a dead process");
             self.maintenance.drain.is_running.store(false, Ordering::Release);
         }

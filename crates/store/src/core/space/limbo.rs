@@ -24,8 +24,8 @@ impl Limbo {
         }
     }
 
-    /// Takes the extents that the next sync round covers. They count towards the units until
-    /// [`Limbo::remove`].
+    /// Takes the extents that the next sync round covers. These extents count towards the units
+    /// until [`Limbo::remove`].
     pub(super) fn take(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.waiting)
     }

@@ -95,7 +95,7 @@ impl StoreCore {
         };
         let mut place = Place { extents, ..view.place.clone() };
         // Eviction for the new place may have removed the run, or its tail.
-        if !self.is_still(run, &view) {
+        if !self.is_unchanged(run, &view) {
             self.state.lock().space.free(&place.extents);
             return self.copy(run, control);
         }
@@ -112,7 +112,11 @@ impl StoreCore {
                     ErrorKind::Miss => {
                         let mut report = Verification::default();
                         self.verify_run(run, &view, &mut report, Unreadable::Keep, control);
-                        if self.is_still(run, &view) { Err(error) } else { self.copy(run, control) }
+                        if self.is_unchanged(run, &view) {
+                            Err(error)
+                        } else {
+                            self.copy(run, control)
+                        }
                     }
                     ErrorKind::Invalid => Err(Error::miss("a run cannot be moved").because(error)),
                     _ => Err(error),
@@ -122,7 +126,7 @@ impl StoreCore {
     }
 
     /// Whether a run still holds the same pages in the same place as in `view`.
-    fn is_still(&self, run: RunId, view: &RunView) -> bool {
+    fn is_unchanged(&self, run: RunId, view: &RunView) -> bool {
         let now = self.index.run(run);
         now.is_some_and(|now| now.pages == view.pages && now.place == view.place)
     }
@@ -149,7 +153,7 @@ impl StoreCore {
 
     fn switch_to_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
         let Copied { run, view, place } = copied;
-        let same = self.is_still(*run, view);
+        let same = self.is_unchanged(*run, view);
         let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
             state.space.free(&place.extents);
             return false;

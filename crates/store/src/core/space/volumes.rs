@@ -46,11 +46,11 @@ impl StoreCore {
         if named.iter().any(|id| !names.contains(&Segments::file_name(*id).into())) {
             return refused("segments of the volume are not in this directory: mount its disk");
         }
-        let is_strange = |name: &&OsString| {
+        let is_foreign_file = |name: &&OsString| {
             let is_volumes = Segments::is_segment(name) || name.as_os_str() == VolumeMarker::FILE;
-            !is_volumes && self.is_strange(&dir, name)
+            !is_volumes && self.is_foreign_file(&dir, name)
         };
-        if let Some(found) = names.iter().find(is_strange).filter(|_| named.is_empty()) {
+        if let Some(found) = names.iter().find(is_foreign_file).filter(|_| named.is_empty()) {
             let found = found.to_string_lossy();
             return refused(&format!(
                 "it holds {found}: mount the volume's disk, or remove that file"
@@ -85,7 +85,7 @@ impl StoreCore {
         let names = directory.medium.list(&path).map_err(refused)?;
         let number = manifest.volumes.len() as u8;
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
-        if let Some(found) = names.iter().find(|name| self.is_strange(&path, name)) {
+        if let Some(found) = names.iter().find(|name| self.is_foreign_file(&path, name)) {
             return Err(Error::invalid(
                 "the directory is not empty: name an empty or new directory",
             )
@@ -113,7 +113,7 @@ impl StoreCore {
 
     /// Whether a file in `dir` belongs neither to the file system nor to an interrupted addition or
     /// marking of the directory.
-    fn is_strange(&self, dir: &Path, name: &OsStr) -> bool {
+    fn is_foreign_file(&self, dir: &Path, name: &OsStr) -> bool {
         let is_own_marker = name == VolumeMarker::FILE
             && self.shape.directory().is_marked_by(dir, self.shape.manifest().uuid);
         let is_new_marker = name == format!("{}.new", VolumeMarker::FILE).as_str();

@@ -3,8 +3,8 @@
 /// The contents of a full store: the recent maximum.
 ///
 /// Whenever an eviction is requested, the store is full, except for space that was evicted for a
-/// put and is not filled yet. This gap must not count: policies would underestimate the capacity by
-/// the length of a put.
+/// put and is not filled yet. The evicted space must not count as empty: policies would
+/// underestimate the capacity by the length of a put.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
     /// Maximum of the current and of the previous period.

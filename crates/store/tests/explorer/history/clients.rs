@@ -27,8 +27,8 @@ impl History {
         Client::new(self.recording.new_process(), &open.core, self.clients_started, &self.names)
     }
 
-    /// Records the death of the owner's process, if it was a client before. Its death ends the
-    /// reservations that it made as a client.
+    /// Records the death of the owner's process, if it was a client before. The death ends the
+    /// reservations that the process made as a client.
     pub(super) fn end_owner_process(&mut self) {
         if let Some(promoted_client) = self.promoted_client.take() {
             self.names.remove(&promoted_client.name);
@@ -134,7 +134,8 @@ impl History {
         unfinished.abort();
     }
 
-    /// Kills a client during its puts. Its connection ends immediately, its locks possibly later.
+    /// Kills a client during its puts. The client's connection ends immediately, its locks possibly
+    /// later.
     fn kill_client(
         &mut self,
         open: &Open,
