@@ -468,11 +468,12 @@ class Cache:
         out: Iterable[Page] | PoolPages,
         *,
         parent: bytes | None = None,
+        staged: bool = False,
         sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """Reads each page from the fastest tier of this machine that has it. `sections`: as in
-        `Store.submit_get`.
+        """Reads each page from the fastest tier of this machine that has it. `staged`, `sections`:
+        as in `Store.submit_get`.
         """
     def submit_put(
         self,
@@ -482,13 +483,15 @@ class Cache:
         *,
         first: int = 0,
         parent: bytes | None = None,
+        copy: bool = True,
         retain_until: Moment | None = None,
         timeout: float | None = None,
     ) -> Ticket:
         """`keys` are the keys of a prompt, starting at its first page; `pages` start at page
-        `first` and are copied before this returns. If only later keys are known, `parent` is the
-        key before them, and the pages are not written to a remote. The ticket reports the write to
-        the first tier.
+        `first`. With `copy` they are copied before this returns; without, their memory must not
+        change until the ticket is done. If only later keys are known, `parent` is the key before
+        them, and the pages are not written to a remote. The ticket reports the write to the first
+        tier.
         """
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
@@ -500,8 +503,14 @@ class Cache:
         """Records the duration of a load that the decision in `found` caused, for the regret in
         `stats`.
         """
-    def time_limit(self, nbytes: int, least: float) -> float:
-        """Returns the seconds to allow for a get of `nbytes`: see `Store.time_limit`."""
+    def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
+        """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first
+        tier: see `Store.time_limit`.
+        """
+    def touch(self, scope: Scope, keys: Sequence[bytes]) -> int:
+        """Marks the leading pages as used on each tier of this machine. Returns the largest number
+        of leading pages that one tier has.
+        """
     def stats(self) -> dict[str, Any]: ...
     def flush(self) -> None:
         """Waits until all tiers have received their pages, and makes the pages durable in the tiers

@@ -68,6 +68,48 @@ def test_put_pages_are_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None
         cache.lookup(scope, keys)
 
 
+def test_pool_rows_move_without_copies(tmp_path: Path, scope: rt.Scope) -> None:
+    """An engine's rows, in two buffers, are put and loaded in place: the disk is the first tier."""
+    keys = keys_of("a", 6)
+    rows, far = blank(8, PAGE), tmp_path / "far"
+    far.mkdir()
+    rows[2:] = pages_of(keys, PAGE)
+    halves = [rows[:, : PAGE // 2].copy(), rows[:, PAGE // 2 :].copy()]
+    pool = rt.PagePool(halves, [PAGE // 2, PAGE - PAGE // 2])
+    with rt.Cache.open([f"disk {tmp_path}/disk 64MiB", f"file://{far}"]) as cache:
+        assert cache.time_limit(PAGE, 7.0, put=True) >= 7.0
+        put = cache.submit_put(scope, keys, pool.pages(range(2, 8)), copy=False)
+        assert (stored := put.wait(WAIT)) is not None
+        assert stored.pages == 6
+        assert cache.stats()["tiers"][0]["queued_bytes"] == 0
+        assert cache.touch(scope, [*keys, *keys_of("b", 1)]) == 6
+        for staged in (False, True):
+            for half in halves:
+                half[:] = 0
+            # Rows in reverse order, so that each page is loaded to another place.
+            out = pool.pages(range(6, 0, -1))
+            got = cache.submit_get(scope, keys, out, staged=staged).wait(WAIT)
+            assert got is not None
+            assert got.pages == 6
+            loaded = np.hstack(halves)[6:0:-1]
+            assert np.array_equal(loaded, pages_of(keys, PAGE))
+        cache.flush()
+        assert cache.stats()["tiers"][1]["written_pages"] == 6
+
+
+def test_put_without_copy_spills_to_lower_tier(tmp_path: Path, scope: rt.Scope) -> None:
+    keys = keys_of("a", 200)
+    tiers = [f"host 4MiB {tmp_path}/host", f"disk {tmp_path}/disk 64MiB"]
+    with rt.Cache.open(tiers) as cache:
+        pages = pages_of(keys, PAGE)
+        put = cache.submit_put(scope, keys, pages, copy=False).wait(WAIT)
+        assert put is not None
+        assert put.pages < 200, "the first tier has no space for all pages"
+        cache.flush()
+    with rt.Store.open(tmp_path / "disk") as disk:
+        assert disk.probe(scope, keys) == 200
+
+
 def test_sections_from_two_tiers_arrive_complete(tmp_path: Path) -> None:
     page = 384 << 10
     scope = rt.Scope.opaque("sections", page, chained=True)

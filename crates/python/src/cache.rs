@@ -18,6 +18,7 @@ use ritornello_tiers::cache::{
     self, LookupOptions, PrefetchPolicy, Settings, TierLease, TierSpec, tier_name,
 };
 use ritornello_tiers::gate::LoadMode;
+use ritornello_volume::transfer::Control;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,10 +92,18 @@ impl Cache {
         ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
-    /// Seconds to allow for a get of `nbytes`.
-    fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64) -> PyResult<f64> {
+    /// Seconds to allow for a get, or with `put` a put, of `nbytes`.
+    #[pyo3(signature = (nbytes, least, *, put=false))]
+    fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
         let least = duration(py, "least", least)?;
-        Ok(self.cache(py)?.time_limit(nbytes, least).as_secs_f64())
+        Ok(self.cache(py)?.time_limit(nbytes, least, put).as_secs_f64())
+    }
+
+    /// Marks the leading pages as used on each tier of this machine. Returns the largest number of
+    /// leading pages that one tier has.
+    fn touch(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let cache = self.cache(py)?;
+        ask(keys, |keys| cache.touch(&scope.inner, keys))
     }
 
     /// Ends a lease of this process. A lease that is unknown, or of another process, is ignored.
@@ -123,8 +132,11 @@ impl Cache {
         ask(keys, |keys| cache.cancel(&scope.inner, keys))
     }
 
-    /// Starts to read pages. `out` belongs to the cache until the ticket is done.
-    #[pyo3(signature = (scope, keys, out, *, parent=None, sections=None, timeout=None))]
+    /// Starts to read pages. `out` belongs to the cache until the ticket is done. With `staged` the
+    /// bytes pass through staging.
+    #[pyo3(signature = (
+        scope, keys, out, *, parent=None, staged=false, sections=None, timeout=None
+    ))]
     // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
@@ -134,20 +146,23 @@ impl Cache {
         keys: &Bound<'_, PyAny>,
         out: &Bound<'_, PyAny>,
         parent: Option<&[u8]>,
+        staged: bool,
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let (cache, parent) = (self.cache(py)?, parent.map(Into::into));
         let get = Submission::get(scope, keys, out, sections, timeout)?;
         let target = Arc::clone(&get.memory.0);
-        let submit = || cache.submit_get(get.scope, get.keys, parent, target, get.control);
+        let control = Control { through_staging: staged, ..get.control };
+        let submit = || cache.submit_get(get.scope, get.keys, parent, target, control);
         Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.memory)))
     }
 
-    /// Starts to put the pages of a prompt, starting at page `first`. The bytes are copied before
-    /// the call returns.
+    /// Starts to put the pages of a prompt, starting at page `first`. With `copy` the bytes are
+    /// copied before the call returns. Without `copy` the memory must not change until the ticket
+    /// is done.
     #[pyo3(signature = (
-        scope, keys, pages, *, first=0, parent=None, retain_until=None, timeout=None
+        scope, keys, pages, *, first=0, parent=None, copy=true, retain_until=None, timeout=None
     ))]
     // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
@@ -159,15 +174,22 @@ impl Cache {
         pages: &Bound<'_, PyAny>,
         first: usize,
         parent: Option<&[u8]>,
+        copy: bool,
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let options = put_options(parent, retain_until.as_ref())?;
         let cache = self.cache(py)?;
         let put = Submission::put(scope, keys, pages, first, timeout)?;
-        let source = put.memory.0.as_ref();
-        let submit = || cache.submit_put(put.scope, put.keys, first, source, options, put.control);
-        Ok(Ticket::new(put.memory.finish(py, py.detach(submit))?, None))
+        let (scope, keys, control) = (put.scope, put.keys, put.control);
+        if copy {
+            let source = put.memory.0.as_ref();
+            let submit = || cache.submit_put_copy(scope, keys, first, source, options, control);
+            return Ok(Ticket::new(put.memory.finish(py, py.detach(submit))?, None));
+        }
+        let source = Arc::clone(&put.memory.0);
+        let ticket = py.detach(|| cache.submit_put(scope, keys, first, source, options, control));
+        Ok(Ticket::new(ticket.or_raise(py)?, Some(put.memory)))
     }
 
     /// Records that the engine computed `tokens` tokens in `seconds`, after `before` earlier

@@ -31,6 +31,32 @@ impl Store {
         })
     }
 
+    /// Like `submit_put`. If the put does not store all pages, it calls `left` before the ticket is
+    /// done. `left` gets the position of the first page that was not stored, and copies of this
+    /// page and of the pages after it, up to the first page that staging has no space for.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_put_or(
+        self: &Arc<Self>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        source: Arc<dyn PageSource>,
+        options: PutOptions,
+        control: Control,
+        left: impl FnOnce(usize, StagedPages) + Send + 'static,
+    ) -> Result<Ticket> {
+        let pages = source.len();
+        self.submit(JobKind::Put, keys, pages, control, move |store, keys, control| {
+            let outcome = store.put_batch(&scope, keys, source.as_ref(), &options, control);
+            let stored = stored_pages(&outcome);
+            if stored < pages {
+                left(stored, store.staging.copy_leading(source.as_ref(), stored..pages));
+            }
+            outcome
+        })
+    }
+
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
     /// the first page without memory and all later pages are skipped. Leading pages that are
     /// already stored are not copied. If the owner still has these pages when the put runs, the
@@ -83,8 +109,7 @@ impl Store {
         self.submit(JobKind::Put, keys, requested, control, move |store, keys, control| {
             let source = OffsetPages::new(&staged, first);
             let outcome = store.put_batch(&scope, &keys[..held], &source, &options, control);
-            let stored = |o: &Outcome| o.ok.iter().take_while(|ok| **ok).count();
-            let stored = outcome.as_ref().map_or(0, stored).max(first);
+            let stored = stored_pages(&outcome).max(first);
             if stored < held {
                 staged.release_before(stored - first);
                 left(stored, staged);
@@ -164,6 +189,11 @@ impl Store {
         self.io_threads.submit(kind, Job { deadline, work: Box::new(work) })?;
         Ok(ticket)
     }
+}
+
+/// Returns the number of leading pages that a put has stored.
+fn stored_pages(outcome: &Result<Outcome>) -> usize {
+    outcome.as_ref().map_or(0, |outcome| outcome.ok.iter().take_while(|ok| **ok).count())
 }
 
 /// Runs a ticket's work. The ticket completes even if the work panics, because a caller waits for

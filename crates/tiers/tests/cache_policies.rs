@@ -215,7 +215,7 @@ fn unchained_pages_are_not_merged_into_a_prompt() {
         let source = BorrowedPages::new(&refs(&pages));
         let keys = keys.iter().map(|key| name(*key).into()).collect();
         let (scope, options) = (std::sync::Arc::clone(&apart), PutOptions::default());
-        cache.submit_put(scope, keys, first, &source, options, Control::default()).unwrap()
+        cache.submit_put_copy(scope, keys, first, &source, options, Control::default()).unwrap()
     };
     for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
         assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "memory is full");
@@ -264,7 +264,7 @@ fn put_with_parent_reaches_disk_not_remote() {
     let options = PutOptions::after(Some(&prompt[4]));
     let control = Control::default();
     let rest = boxed(&prompt[5..]);
-    let ticket = cache.submit_put(scope(), rest, 0, &source, options, control).unwrap();
+    let ticket = cache.submit_put_copy(scope(), rest, 0, &source, options, control).unwrap();
     assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 5);
     cache.flush().unwrap();
     assert_eq!((written(&cache), tier(&cache, "remote").written_pages), (10, 5));

@@ -254,7 +254,7 @@ fn unchained_scope_is_read_page_by_page() {
     let keys = keys(1, 0, 6);
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
     let source = ritornello_volume::page_memory::BorrowedPages::new(&refs(&pages[3..]));
-    let ticket = cache.submit_put(
+    let ticket = cache.submit_put_copy(
         std::sync::Arc::clone(&scope),
         boxed(&keys[3..]),
         0,

@@ -36,7 +36,8 @@ fn fill(remote_dir: &Path, scopes: &[Arc<Scope>], prompts: &[Vec<Vec<u8>>]) {
         let pages: Vec<Vec<u8>> = prompt.iter().map(|key| page(key)).collect();
         let source = BorrowedPages::new(&refs(&pages));
         let (options, control) = (PutOptions::default(), Control::default());
-        let put = cache.submit_put(Arc::clone(scope), boxed(prompt), 0, &source, options, control);
+        let put =
+            cache.submit_put_copy(Arc::clone(scope), boxed(prompt), 0, &source, options, control);
         assert_eq!(put.unwrap().wait(Some(TTL)).unwrap().pages, prompt.len());
         cache.flush().unwrap();
     }

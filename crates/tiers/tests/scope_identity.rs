@@ -34,7 +34,7 @@ fn put_all(cache: &Cache, scope: &Arc<Scope>, keys: &[Vec<u8>]) {
     let pages: Vec<Vec<u8>> = keys.iter().map(|_| vec![0x5a; bytes]).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let control = Control::default();
-    let ticket = cache.submit_put(
+    let ticket = cache.submit_put_copy(
         Arc::clone(scope),
         boxed(keys),
         0,

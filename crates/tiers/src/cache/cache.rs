@@ -4,10 +4,8 @@ use super::local_tier::{self, LocalTier};
 use super::lookup::{Lookup, LookupOptions, TierLease};
 use super::lookups::Lookups;
 use super::lower_tiers::LowerTiers;
-use super::pending_put::Spilled;
 use super::prefetcher::Prefetcher;
 use super::promotion::Promotions;
-use super::prompt::PromptPages;
 use super::rate::RateLimiter;
 use super::read::Read;
 use super::spec::{TierLocation, TierSpec, host_dir};
@@ -18,8 +16,8 @@ use super::tier_writer::TierWriter;
 use crate::remote::RemoteTier;
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind, PageHash, Result, Scope, check_keys};
-use ritornello_store::{PutOptions, StorePolicy, Ticket, check_sections};
-use ritornello_volume::page_memory::{PageSource, PageTarget};
+use ritornello_store::{Ticket, check_sections};
+use ritornello_volume::page_memory::PageTarget;
 use ritornello_volume::process_id;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
@@ -51,7 +49,7 @@ impl Default for Settings {
 /// See the [module](super).
 #[derive(Debug)]
 pub struct Cache {
-    tiers: Arc<TierSet>,
+    pub(super) tiers: Arc<TierSet>,
     pub(super) lower: Arc<LowerTiers>,
     promotions: Arc<Promotions>,
     prefetcher: Arc<Prefetcher>,
@@ -117,16 +115,6 @@ impl Cache {
         Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
     }
 
-    /// Returns the policy of the lowest local tier, because this tier keeps pages longest.
-    ///
-    /// # Errors
-    /// `Closed` in a forked child, and once the cache is closed.
-    pub fn policy(&self) -> Result<StorePolicy> {
-        self.check()?;
-        let lowest = self.tiers.local.last();
-        Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
-    }
-
     /// Looks up a prompt, starting at its first page. Leases the pages to load for `ttl`. In a
     /// chained scope, if the list has a host and a disk tier, pages to load from disk are promoted
     /// to the host tier in the background. The call never waits for a remote: while the remote is
@@ -155,21 +143,6 @@ impl Cache {
     pub fn release(&self, lease: TierLease) -> Result<()> {
         self.check()?;
         self.tiers.release(lease)
-    }
-
-    /// Returns for each page whether it is on a local tier, also for pages after a missing page.
-    ///
-    /// # Errors
-    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
-    pub fn exists(&self, scope: &Scope, keys: &[&[u8]]) -> Result<Vec<bool>> {
-        self.check()?;
-        check_keys(keys)?;
-        let mut present = vec![false; keys.len()];
-        for tier in &self.tiers.local {
-            let found = tier.store().exists(scope, keys)?;
-            present.iter_mut().zip(found).for_each(|(present, found)| *present |= found);
-        }
-        Ok(present)
     }
 
     /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
@@ -220,59 +193,15 @@ impl Cache {
         })
     }
 
-    /// Starts to put pages `first..` of a prompt. The bytes are copied before this returns; pages
-    /// that staging has no space for are skipped. `keys` holds the keys of the prompt, starting at
-    /// its first page. A caller that lacks the earlier keys passes the key of the preceding page as
-    /// `parent`; these pages are not written to a remote. The first tier is written immediately,
-    /// and the ticket reports that write; lower tiers are written in the background according to
-    /// their policies. Pages that the first tier has no space for are written from staging to the
-    /// write-through tiers, and to the second tier if it is write-back; they are skipped if staging
-    /// is more than half full.
-    ///
-    /// # Errors
-    /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too
-    /// many tickets are pending; `Closed`.
-    pub fn submit_put(
-        &self,
-        scope: Arc<Scope>,
-        keys: Vec<Box<[u8]>>,
-        first: usize,
-        source: &dyn PageSource,
-        options: PutOptions,
-        control: Control,
-    ) -> Result<Ticket> {
-        self.check()?;
-        if first > keys.len() {
-            return Err(Error::invalid("the first page to put is after the end of the prompt")
-                .with("first", first)
-                .with("keys", keys.len()));
-        }
-        let first_tier = self.tiers.first();
-        let pages = PromptPages::new(Arc::clone(&scope), keys, options.parent)?;
-        let range = first..pages.len();
-        let options = PutOptions { parent: pages.before(first).map(Into::into), ..options };
-        let requested = pages.keys[range.clone()].to_vec();
-        let spilled = Arc::<Spilled>::default();
-        let keep = {
-            let (lower, pages, spilled) =
-                (Arc::clone(&self.lower), pages.clone(), Arc::clone(&spilled));
-            move |at, staged| lower.spill(&spilled, &pages, first + at, staged)
-        };
-        let ticket = first_tier
-            .store()
-            .submit_put_copy_or(scope, requested, source, options, control, keep)?;
-        first_tier.rate.reserve(pages.bytes(range.len()));
-        self.lower.put(&pages, range, &ticket, &spilled);
-        Ok(ticket)
-    }
-
-    /// The time to allow for a get of `bytes` from the tiers of this machine: see
+    /// The time to allow for a transfer of `bytes`: for a get from the tiers of this machine, or
+    /// with `is_put` for a put to the first tier. See
     /// [`Store::time_limit`](ritornello_store::Store::time_limit).
     #[must_use]
-    pub fn time_limit(&self, bytes: u64, least: Duration) -> Duration {
-        let of_tiers =
-            self.tiers.local.iter().map(|tier| tier.store().time_limit(bytes, least, false));
-        of_tiers.max().unwrap_or(least)
+    pub fn time_limit(&self, bytes: u64, least: Duration, is_put: bool) -> Duration {
+        // A put's ticket does not wait for the tiers below the first.
+        let tiers = if is_put { &self.tiers.local[..1] } else { &self.tiers.local };
+        let limits = tiers.iter().map(|tier| tier.store().time_limit(bytes, least, is_put));
+        limits.max().unwrap_or(least)
     }
 
     /// Records that computing `tokens` tokens after `before` earlier tokens took `took`: a sample
@@ -362,7 +291,7 @@ impl Cache {
 
     /// Fails if the cache is closed, was opened before a fork, or another store replaced one of its
     /// tiers.
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         let why = if process_id() != self.process {
             "this cache was opened before a fork: open it again in the child"
         } else if self.closing.load(Ordering::Acquire) {

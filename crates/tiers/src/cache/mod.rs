@@ -42,6 +42,7 @@
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;
+mod contents;
 mod dirty_pages;
 mod fetch;
 mod load_gate;
@@ -56,6 +57,7 @@ mod prefetch;
 mod prefetcher;
 mod promotion;
 mod prompt;
+mod puts;
 mod rate;
 mod read;
 mod spec;

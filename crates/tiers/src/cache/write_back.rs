@@ -131,7 +131,8 @@ mod tests {
             let bytes = vec![&[7_u8; 10][..]; end - first];
             let source = BorrowedPages::new(&bytes);
             let (scope, options) = (Arc::clone(&all.scope), PutOptions::default());
-            let put = cache.submit_put(scope, keys, first, &source, options, Control::default());
+            let put =
+                cache.submit_put_copy(scope, keys, first, &source, options, Control::default());
             assert_eq!(put.unwrap().wait(Some(ttl)).unwrap().pages, end - first);
         };
         let take = |end: usize| {

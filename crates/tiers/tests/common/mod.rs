@@ -95,7 +95,14 @@ pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
     let ticket = cache
-        .submit_put(scope(), boxed(keys), first, &source, PutOptions::default(), Control::default())
+        .submit_put_copy(
+            scope(),
+            boxed(keys),
+            first,
+            &source,
+            PutOptions::default(),
+            Control::default(),
+        )
         .unwrap();
     ticket.wait(Some(Duration::from_secs(60))).unwrap().pages
 }
