@@ -382,7 +382,9 @@ class Store:
 @final
 class Lookup:
     """Location of a prompt's pages. While `state` is "querying" or "loading", repeat the lookup:
-    the other fields are preliminary and no page is leased.
+    the other fields are preliminary and no page is leased. In a scope that is not chained, all
+    fields count pages anywhere in `keys` instead of leading pages; `Cache.exists` returns which
+    pages are on this machine.
     """
 
     @property
@@ -449,10 +451,11 @@ class Cache:
         computed: int = 0,
         tokens: int = 0,
     ) -> Lookup:
-        """`keys` are the keys of a prompt, starting at its first page. With `page_tokens` the gate
-        decides how many pages are worth loading, for an engine that has `computed` of the prompt's
-        `tokens` tokens; with "always" and "never" it only estimates the cost. `page_bytes`: total
-        bytes of a page, if other scopes hold further objects of the same page.
+        """`keys` are the keys of a prompt, starting at its first page; in a scope that is not
+        chained, of any pages. With `page_tokens` the gate decides how many pages are worth loading,
+        for an engine that has `computed` of the prompt's `tokens` tokens; with "always" and "never"
+        it only estimates the cost. `page_bytes`: total bytes of a page, if other scopes hold
+        further objects of the same page.
         """
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
@@ -490,8 +493,8 @@ class Cache:
         """`keys` are the keys of a prompt, starting at its first page; `pages` start at page
         `first`. With `copy` they are copied before this returns; without, their memory must not
         change until the ticket is done. If only later keys are known, `parent` is the key before
-        them, and the pages are not written to a remote. The ticket reports the write to the first
-        tier.
+        them, and the pages of a chained scope are not written to a remote. The ticket reports the
+        write to the first tier.
         """
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""

@@ -152,6 +152,31 @@ def test_other_machine_finds_pages_through_remote(tmp_path: Path, scope: rt.Scop
         assert cache.stats()["prefetch"]["pages"] == 50
 
 
+def test_other_machine_finds_unchained_pages(tmp_path: Path) -> None:
+    """LMCache's objects and windows of attention: each page is found separately."""
+    far, scope = tmp_path / "far", rt.Scope.opaque("objects", PAGE, chained=False)
+    far.mkdir()
+    keys = keys_of("a", 8)
+    with open_cache(tmp_path / "one", f"file://{far}") as cache:
+        assert put(cache, scope, [keys[1], keys[4]]) == 2
+        parent = cache.submit_put(scope, keys[6:7], pages_of(keys[6:7], PAGE), parent=keys[5])
+        assert (stored := parent.wait(WAIT)) is not None
+        assert stored.pages == 1
+        cache.flush()
+        assert cache.stats()["tiers"][1]["written_pages"] == 3
+    with rt.Cache.open([f"disk {tmp_path}/two 64MiB", f"file://{far}"]) as cache:
+        assert cache.lookup(scope, keys).state in ("querying", "loading")
+        found = find(cache, scope, keys)
+        assert (found.spans, found.local, found.load) == ([("disk", 3)], 3, 3)
+        assert cache.exists(scope, keys) == [page in (1, 4, 6) for page in range(8)]
+        out = blank(3, PAGE)
+        wanted = [keys[1], keys[4], keys[6]]
+        loaded = cache.submit_get(scope, wanted, out).wait(WAIT)
+        assert loaded is not None
+        assert loaded.ok == [True] * 3
+        assert np.array_equal(out, pages_of(wanted, PAGE))
+
+
 def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("a", 20)
     with open_cache(tmp_path) as cache:

@@ -268,5 +268,5 @@ fn unchained_scope_is_read_page_by_page() {
     let found = cache.lookup(&scope, &refs(&keys[3..]), TTL, &LookupOptions::default()).unwrap();
     assert_eq!((found.readiness, found.local), (Readiness::Ready, 3));
     cache.flush().unwrap();
-    assert_eq!(tier(&cache, "remote").written_pages, 0);
+    assert_eq!(tier(&cache, "remote").written_pages, 3);
 }

@@ -54,7 +54,7 @@ fn writer_does_not_follow_planted_links() {
     }
     let backend = Arc::new(DirectoryBackend::new(dir.path(), "host-77"));
     let (key, page) = ([7_u8; 32], [1_u8; PAGE]);
-    let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
+    let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, chained: true, keys: &[&key] };
     let put = sealed_tier(backend).put(&prompt, 0..1, |_| &page, after(20_000));
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
     assert_eq!(put.unwrap(), 1, "leftovers do not block later writes");
@@ -112,7 +112,7 @@ fn reader_keeps_its_threads_when_objects_become_pipes() {
     let page = [1_u8; PAGE];
     let all: Vec<(ScopeId, [u8; 32])> = (0..9).map(|n| (ScopeId([n; 16]), [n; 32])).collect();
     for (scope, key) in &all {
-        let prompt = Prompt { scope, page_bytes: PAGE as u64, keys: &[key] };
+        let prompt = Prompt { scope, page_bytes: PAGE as u64, chained: true, keys: &[key] };
         assert_eq!(tier.put(&prompt, 0..1, |_| &page, after(20_000)).unwrap(), 1);
     }
     for object in Inventory::take(backend.as_ref()).unwrap().objects.iter().take(8) {
@@ -122,7 +122,7 @@ fn reader_keeps_its_threads_when_objects_become_pipes() {
     }
     let read = |at: usize, until| {
         let (scope, key) = &all[at];
-        let prompt = Prompt { scope, page_bytes: PAGE as u64, keys: &[key] };
+        let prompt = Prompt { scope, page_bytes: PAGE as u64, chained: true, keys: &[key] };
         tier.get(&prompt, 0..1, &mut [0; PAGE], until).unwrap()
     };
     for at in 0..8 {

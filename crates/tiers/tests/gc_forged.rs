@@ -92,7 +92,8 @@ fn forged_header_does_not_choose_what_gc_removes() {
     let mut names = Vec::new();
     for (n, written) in [(1_u8, 1000), (2, 2000)] {
         let (scope, key) = (ScopeId([n; 16]), [n; 32]);
-        let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, keys: &[&key] };
+        let prompt =
+            Prompt { scope: &scope, page_bytes: PAGE as u64, chained: true, keys: &[&key] };
         let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(tier.put(&prompt, 0..1, |_| &page, until).unwrap(), 1);
         let objects = Inventory::take(backend.as_ref()).unwrap().objects;

@@ -43,14 +43,14 @@ fn faulty() -> Arc<FaultyBackend> {
 
 fn put(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, have: Range<usize>) -> usize {
     let (refs, pages) = (refs(keys), pages(keys, bytes));
-    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, chained: true, keys: &refs };
     tier.put(&prompt, have, |at| &pages[at], soon()).unwrap()
 }
 
 /// Reads pages and checks their bytes. Returns how many were read.
 fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -> usize {
     let refs = refs(keys);
-    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, chained: true, keys: &refs };
     let mut out = vec![0; range.len() * bytes];
     let read = tier.get(&prompt, range.clone(), &mut out, soon()).unwrap();
     for (at, page_out) in range.zip(out.chunks(bytes)).take(read) {
@@ -61,7 +61,7 @@ fn get(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize, range: Range<usize>) -
 
 fn probe(tier: &RemoteTier, keys: &[Vec<u8>], bytes: usize) -> usize {
     let refs = refs(keys);
-    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: bytes as u64, chained: true, keys: &refs };
     tier.probe(&prompt, soon()).unwrap()
 }
 
@@ -150,7 +150,7 @@ fn faults_cost_hits_and_no_wrong_byte() {
         assert_eq!(probe(&tier, &all, 64 << 10), 100);
         backend.fail(fault);
         let refs = refs(&all);
-        let prompt = Prompt { scope: &SCOPE, page_bytes: 64 << 10, keys: &refs };
+        let prompt = Prompt { scope: &SCOPE, page_bytes: 64 << 10, chained: true, keys: &refs };
         for _ in 0..20 {
             let mut out = vec![0; 100 * (64 << 10)];
             let deadline = Instant::now() + Duration::from_millis(20);
@@ -506,7 +506,8 @@ fn highly_compressed_pages_are_readable() {
     let tier = RemoteTier::with_options(Arc::clone(&backend) as Arc<dyn Backend>, zstd);
     let (all, zeros) = (keys(1, 0, 1), vec![0; 8 << 20]);
     let refs = refs(&all);
-    let prompt = Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, keys: &refs };
+    let prompt =
+        Prompt { scope: &SCOPE, page_bytes: zeros.len() as u64, chained: true, keys: &refs };
     assert_eq!(tier.put(&prompt, 0..1, |_| &zeros, soon()).unwrap(), 1);
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let checked = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();

@@ -32,13 +32,15 @@ fn copy(from: &Path, to: &Path) {
 
 fn probe(tier: &RemoteTier, keys: &[Vec<u8>]) -> usize {
     let refs = refs(keys);
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, keys: &refs };
+    let prompt =
+        Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, chained: true, keys: &refs };
     tier.probe(&prompt, soon()).unwrap()
 }
 
 fn get(tier: &RemoteTier, keys: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let refs = refs(keys);
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, keys: &refs };
+    let prompt =
+        Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, chained: true, keys: &refs };
     let mut out = vec![0; keys.len() * PAGE_BYTES];
     let read = tier.get(&prompt, 0..keys.len(), &mut out, soon()).unwrap();
     out.chunks(PAGE_BYTES).take(read).map(<[u8]>::to_vec).collect()

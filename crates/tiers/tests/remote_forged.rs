@@ -69,7 +69,7 @@ impl TestRemote {
 fn with_prompt<T>(scope: &ScopeId, run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
     let keys = keys();
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let prompt = Prompt { scope, page_bytes: PAGE as u64, keys: &refs };
+    let prompt = Prompt { scope, page_bytes: PAGE as u64, chained: true, keys: &refs };
     run(&prompt, Instant::now() + Duration::from_secs(60))
 }
 

@@ -54,7 +54,7 @@ fn keys() -> Vec<Vec<u8>> {
 fn with_prompt<T>(run: impl FnOnce(&Prompt<'_>, Instant) -> T) -> T {
     let keys = keys();
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &refs };
     run(&prompt, Instant::now() + Duration::from_secs(60))
 }
 

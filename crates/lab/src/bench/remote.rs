@@ -122,7 +122,12 @@ fn measure<'a>(
     for round in 0..args.runs {
         let side = Round::new(round, objects);
         let refs: Vec<&[u8]> = side.keys.iter().map(Vec::as_slice).collect();
-        let prompt = Prompt { scope: &side.scope, page_bytes: PAGE_BYTES as u64, keys: &refs };
+        let prompt = Prompt {
+            scope: &side.scope,
+            page_bytes: PAGE_BYTES as u64,
+            chained: true,
+            keys: &refs,
+        };
         let names: Vec<String> = (0..objects).map(|at| format!("plain/{round}/{at}")).collect();
         let values: Vec<(String, Bytes)> =
             names.iter().enumerate().map(|(at, name)| (name.clone(), side.object(at))).collect();
@@ -226,7 +231,12 @@ fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
     for fork in [0, 1, 31, 100, 128, 200, 255, PROBE_PAGES] {
         let keys = there.keys[..fork].iter().chain(&other.keys[fork..PROBE_PAGES]);
         let keys: Vec<&[u8]> = keys.map(Vec::as_slice).collect();
-        let prompt = Prompt { scope: &there.scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
+        let prompt = Prompt {
+            scope: &there.scope,
+            page_bytes: PAGE_BYTES as u64,
+            chained: true,
+            keys: &keys,
+        };
         let counting = Arc::new(FaultyBackend::new(Arc::clone(&remote.backend)));
         let backend = Arc::clone(&counting) as Arc<dyn Backend>;
         let tier = RemoteTier::with_options(backend, remote.options.clone());

@@ -31,14 +31,14 @@ pub fn page(key: &[u8]) -> Vec<u8> {
 pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let pages: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &refs };
     tier.put(&prompt, 0..keys.len(), |at| &pages[at], deadline).unwrap()
 }
 
 /// Reads a prompt and checks every page. Returns the number of pages read.
 pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs };
+    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &refs };
     let mut out = vec![0; range.len() * PAGE];
     let read = tier.get(&prompt, range.clone(), &mut out, deadline).unwrap();
     for (at, out) in range.zip(out.chunks(PAGE)).take(read) {
@@ -54,5 +54,8 @@ pub fn probe(
     deadline: Instant,
 ) -> ritornello_format::Result<usize> {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    tier.probe(&Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &refs }, deadline)
+    tier.probe(
+        &Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &refs },
+        deadline,
+    )
 }

@@ -6,6 +6,7 @@ use super::lookups::Lookups;
 use super::lower_tiers::LowerTiers;
 use super::prefetcher::Prefetcher;
 use super::promotion::Promotions;
+use super::prompt::name_of;
 use super::rate::RateLimiter;
 use super::read::Read;
 use super::spec::{TierLocation, TierSpec, host_dir};
@@ -115,8 +116,8 @@ impl Cache {
         Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
     }
 
-    /// Looks up a prompt, starting at its first page. Leases the pages to load for `ttl`. In a
-    /// chained scope, if the list has a host and a disk tier, pages to load from disk are promoted
+    /// Looks up a prompt, starting at its first page; in an unchained scope, any pages, and the
+    /// result counts all pages found. Leases the pages to load for `ttl`. In a chained scope, if the list has a host and a disk tier, pages to load from disk are promoted
     /// to the host tier in the background. The call never waits for a remote: while the remote is
     /// queried or pages are fetched, the result is [`Querying`](super::Readiness::Querying) or
     /// [`Loading`](super::Readiness::Loading), for as long as the prefetch policy allows, and the
@@ -153,8 +154,7 @@ impl Cache {
     pub fn cancel(&self, scope: &Scope, keys: &[&[u8]]) -> Result<bool> {
         self.check()?;
         check_keys(keys)?;
-        let Some(last) = keys.last() else { return Ok(false) };
-        let name = PageHash::of(&scope.id(), last);
+        let Some(name) = name_of(scope, keys) else { return Ok(false) };
         let promotions_cancelled = self.promotions.cancel_prompt(name);
         Ok(self.prefetcher.cancel(name) || promotions_cancelled)
     }

@@ -2,6 +2,7 @@
 
 use super::lower_tiers::LowerTiers;
 use super::prefetch::{Prefetch, Stage};
+use super::prompt::PromptPages;
 use super::stats::PrefetchCounters;
 use super::tier_policies::MAX_LOOKUP_WAIT;
 use super::tier_set::{RemoteHandle, TierSet};
@@ -73,11 +74,77 @@ impl Fetch<'_> {
         at - range.start
     }
 
+    /// Fetches the pages `wanted` of an unchained scope, and skips pages that fail. Returns the
+    /// number of these pages that are now on the first tier.
+    pub(super) fn run_each(&self, wanted: &[usize]) -> usize {
+        let Self { tiers, job, .. } = *self;
+        let (all, first_tier) = (&job.pages, tiers.first());
+        // In the page table each page is a separate prompt.
+        let hash = |page: usize| &all.hashes[page..=page];
+        for page in wanted {
+            tiers.table.forget(first_tier.kind, hash(*page), 0..1);
+        }
+        let (mut left, mut failed) = (wanted.to_vec(), 0);
+        let mut until = Instant::now() + READ_TIMEOUT;
+        while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {
+            // Another prefetch may have fetched some of the pages, or may be fetching them.
+            let keys = all.select(&left);
+            let keys = keys.refs(0..keys.len());
+            let present = first_tier.store().exists(&all.scope, &keys).unwrap_or_default();
+            let mut present = present.into_iter();
+            left.retain(|_| present.next() != Some(true));
+            let claim = |page: &usize| {
+                let (how, page) = (Residence::Loading, hash(*page));
+                !tiers.table.claim(first_tier.kind, how, page, 0..1).is_empty()
+            };
+            let step = step_pages(all.page_bytes);
+            let claimed: Vec<usize> = left.iter().copied().filter(claim).take(step).collect();
+            if claimed.is_empty() {
+                thread::sleep(POLL_INTERVAL);
+                continue;
+            }
+            let pages = all.select(&claimed);
+            let (arrived, stored) = self.transfer(&pages, 0..pages.len());
+            for (at, page) in claimed.iter().enumerate() {
+                match at < stored {
+                    true => drop(tiers.table.mark_present(first_tier.kind, hash(*page), 0..1, &[])),
+                    false => tiers.table.abandon(first_tier.kind, hash(*page), 0..1),
+                }
+            }
+            left.retain(|page| !claimed[..stored].contains(page));
+            if stored < arrived {
+                break;
+            }
+            if let Some(page) = claimed.get(arrived) {
+                left.retain(|left| left != page);
+                failed += 1;
+            }
+            if stored > 0 {
+                until = Instant::now() + READ_TIMEOUT;
+            }
+            let fetched = wanted.len() - left.len() - failed;
+            job.set_stage(Stage::Fetching { fetched, of: wanted.len() });
+        }
+        wanted.len() - left.len() - failed
+    }
+
     /// Fetches pages claimed by this prefetch. Returns the end of the pages that were stored on the
     /// first tier.
     fn fetch_claimed(&self, range: Range<usize>) -> usize {
+        let (tiers, pages) = (self.tiers, &self.job.pages);
+        let first_tier = tiers.first().kind;
+        let (_, stored) = self.transfer(pages, range.clone());
+        let stored = range.start + stored;
+        tiers.table.mark_present(first_tier, &pages.hashes, range.start..stored, &[]);
+        tiers.table.abandon(first_tier, &pages.hashes, stored..range.end);
+        stored
+    }
+
+    /// Fetches pages and puts them to the first tier. Returns two numbers of leading pages: those
+    /// fetched, and those on the first tier.
+    fn transfer(&self, pages: &PromptPages, range: Range<usize>) -> (usize, usize) {
         let Self { tiers, remote, job, .. } = *self;
-        let (pages, first_tier) = (&job.pages, tiers.first());
+        let first_tier = tiers.first();
         let bytes = pages.bytes(range.len());
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
@@ -123,10 +190,8 @@ impl Fetch<'_> {
         first_tier.rate.reserve(pages.bytes(stored - range.start));
         self.counts.pages.add((stored - range.start) as u64);
         self.counts.bytes.add(pages.bytes(stored - range.start));
-        tiers.table.mark_present(first_tier.kind, &pages.hashes, range.start..stored, &[]);
-        tiers.table.abandon(first_tier.kind, &pages.hashes, stored..range.end);
         self.lower.fetched(pages, &(range.start..stored));
-        stored
+        (fetched, stored - range.start)
     }
 
     /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch

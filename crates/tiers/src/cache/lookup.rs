@@ -60,7 +60,8 @@ pub struct TierLease {
     pub lease: LeaseNumber,
 }
 
-/// The result of a lookup.
+/// The result of a lookup. In an unchained scope all fields count pages anywhere in the keys instead
+/// of leading pages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lookup {
     /// Whether this is the final answer.

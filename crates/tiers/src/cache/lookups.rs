@@ -7,13 +7,13 @@ use super::lower_tiers::LowerTiers;
 use super::prefetch::{Prefetch, Stage};
 use super::prefetcher::Prefetcher;
 use super::promotion::Promotions;
-use super::prompt::PromptPages;
+use super::prompt::{PromptPages, name_of};
 use super::stats::Counter;
 use super::tier_policies::PrefetchPolicy;
 use super::tier_set::TierSet;
 use crate::gate::{LoadMode, TierSpan};
 use ritornello_format::residency::Tier;
-use ritornello_format::{PageHash, Result, Scope};
+use ritornello_format::{Result, Scope};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,10 +41,10 @@ impl Lookups {
         ttl: Duration,
         options: &LookupOptions,
     ) -> Result<Lookup> {
-        // Callers repeat a pending lookup often. The hash of the last key alone therefore finds the
+        // Callers repeat a pending lookup often. The name of the keys alone therefore finds the
         // answer to a pending lookup.
-        let waits = keys.last().and_then(|last| {
-            let job = self.prefetcher.get(PageHash::of(&scope.id(), last))?;
+        let waits = name_of(scope, keys).and_then(|name| {
+            let job = self.prefetcher.get(name)?;
             self.pending_answer(keys.len(), options, &job)
         });
         if let Some(found) = waits.filter(|_| options.mode != LoadMode::Never) {
@@ -58,14 +58,14 @@ impl Lookups {
     fn find(&self, pages: &PromptPages, ttl: Duration, options: &LookupOptions) -> Result<Lookup> {
         let (tiers, prefetcher) = (&*self.tiers, &self.prefetcher);
         let loads = options.mode != LoadMode::Never;
-        let ahead = tiers.remote.is_some() && pages.scope.chained && loads;
+        let ahead = tiers.remote.is_some() && loads;
         let name = pages.name().filter(|_| ahead);
         let mut known = name.and_then(|name| prefetcher.get(name));
         let prefix = LocalPrefix::lease(tiers, pages, ttl)?;
         let local = prefix.pages();
         let stale = known.as_ref().is_none_or(|job| job.is_stale());
         if name.is_some() && local < pages.len() && stale {
-            known = prefetcher.start(pages, *options, prefix.spans.clone());
+            known = prefetcher.start(pages, *options, &prefix);
             let waiting =
                 known.as_ref().and_then(|job| self.pending_answer(pages.len(), options, job));
             if let Some(found) = waiting {
@@ -103,8 +103,8 @@ impl Lookups {
             _ => {}
         }
         self.promotions.promote(pages, &found.spans, options.computed_pages()..found.load);
+        self.record(pages, &found.spans, &prefix);
         found.leases = prefix.keep_leases(tiers, found.load);
-        self.record(pages, &found.spans);
         Ok(found)
     }
 
@@ -147,7 +147,7 @@ impl Lookups {
 
     /// Counts the lookup, and queues writes of pages that were found often enough for a tier with a
     /// selective write policy.
-    fn record(&self, pages: &PromptPages, spans: &[TierSpan]) {
+    fn record(&self, pages: &PromptPages, spans: &[TierSpan], prefix: &LocalPrefix) {
         self.probed.add(pages.len() as u64);
         let mut at = 0;
         for span in spans {
@@ -155,6 +155,14 @@ impl Lookups {
             at += span.pages;
         }
         self.missed.add((pages.len() - at.min(pages.len())) as u64);
-        self.lower.found(pages, spans);
+        if pages.scope.chained {
+            self.lower.found(pages, spans);
+            return;
+        }
+        for (page, tier) in prefix.tiers.iter().enumerate() {
+            if let Some(tier) = *tier {
+                self.lower.found(&pages.select(&[page]), &[TierSpan { tier, pages: 1 }]);
+            }
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! The host and disk tiers are stores that all processes of this machine share; the remote tier is
 //! shared by several machines. A **lookup** leases the leading pages on local tiers. If these pages
 //! end before the prompt does, the prefetcher asks the remote for the further pages in the
-//! background (only in a chained scope, and only if the lookup permits loads). A **read** takes
+//! background, if the lookup permits loads. In an unchained scope a lookup takes any pages, and does
+//! the same for each page that is on no local tier. A **read** takes
 //! each page from the fastest local tier that has it; a **put** writes to the first tier, and each
 //! lower tier receives the pages according to its write policy. The load gate decides how many of
 //! the found pages are worth loading.
@@ -31,8 +32,7 @@
 //! └─ TierSet       the stores, the remote, the page table, the load gate, the counters
 //! ```
 //!
-//! **A read from a remote** begins in `Lookups`: if the local pages of a chained scope end before
-//! the prompt does, it hands the prompt to `Prefetcher`, and asks the caller to repeat the lookup
+//! **A read from a remote** begins in `Lookups`: if the local pages end before the prompt does, it hands the prompt to `Prefetcher`, and asks the caller to repeat the lookup
 //! for as long as the prefetch policy waits. A thread of the prefetcher asks the remote which pages
 //! exist, and the gate which of these are worth loading, and fetches the latter (`Fetch`):
 //! `RemoteTier` reads objects, each verified by `ObjectRead`, with calls that have a deadline,

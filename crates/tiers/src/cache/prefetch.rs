@@ -1,5 +1,6 @@
 //! The prefetch of one prompt: its progress and its outcome.
 
+use super::local_prefix::LocalPrefix;
 use super::lookup::LookupOptions;
 use super::prompt::PromptPages;
 use crate::gate::TierSpan;
@@ -23,6 +24,8 @@ pub(super) struct Prefetch {
     pub(super) options: LookupOptions,
     /// Local spans when the prefetch started.
     pub(super) local: Vec<TierSpan>,
+    /// In an unchained scope, the pages that were on no local tier when the prefetch started.
+    pub(super) missing: Vec<usize>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
     /// The gate's estimate of the duration of the fetch.
@@ -42,17 +45,19 @@ pub(super) enum Stage {
     Querying,
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
-    /// Complete since `at`. The remote has the first `known` pages of the prompt. `fetched` is the
+    /// Complete since `at`. The first `known` pages of the prompt are on local tiers or the remote;
+    /// in an unchained scope, `known` pages are. `fetched` is the
     /// number of pages fetched, or zero after a lookup has taken it.
     Done { at: Instant, known: usize, fetched: usize },
 }
 
 impl Prefetch {
-    pub(super) fn new(pages: PromptPages, options: LookupOptions, local: Vec<TierSpan>) -> Self {
+    pub(super) fn new(pages: PromptPages, options: LookupOptions, found: &LocalPrefix) -> Self {
         Self {
             pages,
             options,
-            local,
+            local: found.spans.clone(),
+            missing: found.missing.clone(),
             since: Instant::now(),
             stage: Mutex::new(Stage::Querying),
             expected: Mutex::default(),

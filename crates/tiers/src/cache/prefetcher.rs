@@ -2,10 +2,12 @@
 //!
 //! A few threads run prefetches, each thread one prompt at a time. A thread asks the remote how
 //! many leading pages it has, and the gate how many of these are worth fetching. It fetches these
-//! pages in order, until a page fails or the prefetch is cancelled. No caller waits: repeated
-//! lookups report the progress.
+//! pages in order, until a page fails or the prefetch is cancelled. In an unchained scope a thread
+//! asks for every missing page, and skips pages that fail. No caller waits: repeated lookups report
+//! the progress.
 
 use super::fetch::Fetch;
+use super::local_prefix::LocalPrefix;
 use super::lookup::LookupOptions;
 use super::lower_tiers::LowerTiers;
 use super::prefetch::{Prefetch, Stage};
@@ -14,8 +16,8 @@ use super::stats::{PrefetchCounters, PrefetchStats};
 use super::tier_set::{RemoteHandle, TierSet};
 use crate::gate::TierSpan;
 use parking_lot::Mutex;
-use ritornello_format::PageHash;
 use ritornello_format::residency::Tier;
+use ritornello_format::{PageHash, Result};
 use ritornello_volume::{Job, ThreadPool};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,7 +81,7 @@ impl Prefetcher {
         self: &Arc<Self>,
         pages: &PromptPages,
         options: LookupOptions,
-        local: Vec<TierSpan>,
+        local: &LocalPrefix,
     ) -> Option<Arc<Prefetch>> {
         let name = pages.name()?;
         for stale in self.sweep_stale() {
@@ -171,26 +173,43 @@ impl Prefetcher {
     fn run(&self, remote: &RemoteHandle, job: &Prefetch) {
         let (tiers, counts) = (&*self.tiers, &self.counts);
         let (pages, local) = (&job.pages, job.local_pages());
-        let answer = pages
-            .lend(pages.len(), |prompt| remote.tier.probe(prompt, Instant::now() + PROBE_TIMEOUT));
-        let known = *answer.as_ref().unwrap_or(&0);
+        let deadline = Instant::now() + PROBE_TIMEOUT;
+        // The pages on the remote that this machine lacks.
+        let answer: Result<Vec<usize>> = if pages.scope.chained {
+            let known = pages.lend(pages.len(), |prompt| remote.tier.probe(prompt, deadline));
+            known.map(|known| (local..known).collect())
+        } else {
+            let asked = pages.select(&job.missing);
+            let present = asked.lend(asked.len(), |prompt| remote.tier.present(prompt, deadline));
+            present.map(|present| {
+                let found = job.missing.iter().zip(present).filter(|(_, present)| *present);
+                found.map(|(page, _)| *page).collect()
+            })
+        };
+        let found = answer.as_deref().unwrap_or_default();
+        let known = local + found.len();
         let worthwhile = {
             let _alone = self.deciding.lock();
-            let worthwhile = self.pages_worth_fetching(job, known);
-            if worthwhile > local {
-                job.set_stage(Stage::Fetching { fetched: 0, of: worthwhile - local });
+            let worthwhile = self.pages_worth_fetching(job, known) - local;
+            if worthwhile > 0 {
+                job.set_stage(Stage::Fetching { fetched: 0, of: worthwhile });
             }
             worthwhile
         };
         let (fetched, count) = if answer.is_err() {
             (0, &counts.failed)
-        } else if worthwhile <= local {
+        } else if worthwhile == 0 {
             (0, &counts.not_worthwhile)
         } else {
-            tiers.mark_present(Tier::Remote, pages, 0..known);
             let fetch = Fetch { tiers, lower: &self.lower, remote, job, counts };
-            match fetch.run(local..worthwhile) {
-                fetched if fetched == worthwhile - local => (fetched, &counts.completed),
+            let fetched = if pages.scope.chained {
+                tiers.mark_present(Tier::Remote, pages, 0..known);
+                fetch.run(local..local + worthwhile)
+            } else {
+                fetch.run_each(&found[..worthwhile])
+            };
+            match fetched {
+                fetched if fetched == worthwhile => (fetched, &counts.completed),
                 fetched if job.is_cancelled() => (fetched, &counts.cancelled),
                 fetched => (fetched, &counts.failed),
             }
@@ -204,7 +223,9 @@ impl Prefetcher {
         tiers.trim_table();
     }
 
-    /// Returns how many leading pages are worth having on this machine, according to the gate.
+    /// Returns how many leading pages are worth having on this machine, according to the gate: at
+    /// least the local pages. In an unchained scope the gate counts `known` pages as the leading
+    /// ones, local pages first.
     /// Prefetched pages of all prompts may fill three quarters of the first tier. If the pages to
     /// fetch do not fit, returns the number of local pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
@@ -232,6 +253,6 @@ impl Prefetcher {
         // of them is loaded.
         let room = (self.tiers.first().capacity / 4 * 3).saturating_sub(others);
         let needs = (worthwhile.saturating_sub(local) as u64).saturating_mul(job.page_bytes());
-        if needs > room { local } else { worthwhile }
+        if needs > room { local } else { worthwhile.max(local) }
     }
 }

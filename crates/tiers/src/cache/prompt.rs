@@ -5,7 +5,8 @@ use ritornello_format::{PageHash, Scope, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Consecutive pages of a prompt in one scope, starting at its first page unless `parent` is set.
+/// Pages in one scope. If the scope is chained, the pages are consecutive pages of a prompt, starting
+/// at its first page unless `parent` is set. In an unchained scope they may be any pages.
 #[derive(Clone, Debug)]
 pub(super) struct PromptPages {
     pub(super) scope: Arc<Scope>,
@@ -29,6 +30,17 @@ impl PromptPages {
         Ok(Self { scope, id, page_bytes, keys: keys.into(), hashes, parent })
     }
 
+    /// The pages with these indices, in a scope that is not chained.
+    pub(super) fn select(&self, pages: &[usize]) -> Self {
+        Self {
+            keys: pages.iter().map(|page| self.keys[*page].clone()).collect(),
+            hashes: pages.iter().map(|page| self.hashes[*page]).collect(),
+            parent: None,
+            scope: Arc::clone(&self.scope),
+            ..*self
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }
@@ -40,7 +52,12 @@ impl PromptPages {
     /// Lends the first `end` pages as a prompt of the remote tier.
     pub(super) fn lend<T>(&self, end: usize, run: impl FnOnce(&Prompt<'_>) -> T) -> T {
         let keys = self.refs(0..end);
-        run(&Prompt { scope: &self.id, page_bytes: self.page_bytes, keys: &keys })
+        run(&Prompt {
+            scope: &self.id,
+            page_bytes: self.page_bytes,
+            chained: self.scope.chained,
+            keys: &keys,
+        })
     }
 
     /// The key of the page before `page`.
@@ -55,8 +72,26 @@ impl PromptPages {
         pages as u64 * self.page_bytes
     }
 
-    /// The hash of the last page, which identifies the prompt.
+    /// Identifies the pages: see [`name_of`].
     pub(super) fn name(&self) -> Option<PageHash> {
-        self.hashes.last().copied()
+        if self.scope.chained {
+            return self.hashes.last().copied();
+        }
+        name_of(&self.scope, &self.refs(0..self.len()))
     }
+}
+
+/// Identifies the pages of a lookup: by the hash of the last page, which commits to all pages before
+/// it, or in an unchained scope by the hash of all keys. `None` without keys.
+pub(super) fn name_of(scope: &Scope, keys: &[&[u8]]) -> Option<PageHash> {
+    let last = keys.last()?;
+    if scope.chained {
+        return Some(PageHash::of(&scope.id(), last));
+    }
+    // A key has at most 64 bytes, so one byte holds its length.
+    let all: Vec<u8> = keys
+        .iter()
+        .flat_map(|key| std::iter::once(key.len() as u8).chain(key.iter().copied()))
+        .collect();
+    Some(PageHash::of(&scope.id(), &all))
 }

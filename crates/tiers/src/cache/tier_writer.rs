@@ -44,6 +44,13 @@ pub(super) struct TierWriter {
     below: Option<Arc<TierWriter>>,
 }
 
+/// The leading pages of a job, up to page `end` of the prompt, were written, or given up. `whole`:
+/// all of them are on the tier.
+struct FinishedPart {
+    end: usize,
+    whole: bool,
+}
+
 impl TierWriter {
     pub(super) fn new(
         tiers: &Arc<TierSet>,
@@ -60,11 +67,6 @@ impl TierWriter {
             tiers: Arc::clone(tiers),
             below,
         })
-    }
-
-    /// Whether the tier accepts these pages: a remote accepts only chained scopes.
-    fn accepts(&self, pages: &PromptPages) -> bool {
-        pages.scope.chained || self.to != Tier::Remote
     }
 
     /// Removes pages from the page table's record of the tier, which may have evicted them, so that
@@ -87,9 +89,6 @@ impl TierWriter {
 
     fn enqueue(self: &Arc<Self>, job: &WriteJob) {
         let (table, pages) = (&self.tiers.table, &job.pages);
-        if !self.accepts(pages) {
-            return;
-        }
         // The page table's claims identify a page by its hash and need chained keys: otherwise an
         // equal last page does not prove that the pages before it are equal.
         let claimed = if pages.scope.chained {
@@ -110,10 +109,13 @@ impl TierWriter {
     /// `WriteBack`.
     pub(super) fn arrived_above(self: &Arc<Self>, pages: &PromptPages, range: Range<usize>) {
         if let Some(write_back) = &self.write_back
-            && self.accepts(pages)
             && !range.is_empty()
         {
-            write_back.add(pages, range);
+            match pages.scope.chained {
+                true => write_back.add(pages, range),
+                // Each page is written and evicted separately.
+                false => range.for_each(|page| write_back.add(&pages.select(&[page]), 0..1)),
+            }
             // The worker must run even without a queued job, because it checks how full the tier
             // above is.
             self.start_worker();
@@ -177,31 +179,46 @@ impl TierWriter {
             let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
         }
         self.tiers.loads.wait(YIELD_TO_LOADS);
+        let (mut at, mut whole) = (job.range.start, true);
+        while at < job.range.end {
+            let done = self.run_part(&WriteJob { range: at..job.range.end, ..job.clone() });
+            whole &= done.whole;
+            at = done.end;
+        }
+        self.tiers.trim_table();
+        whole
+    }
+
+    /// Runs a job, in an unchained scope up to the first page that no other tier has.
+    fn run_part(&self, job: &WriteJob) -> FinishedPart {
         let (pages, range) = (&job.pages, job.range.clone());
-        let (written, lost) = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
+        let (written, mut lost) = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
             (Some(tier), _) => self.write_local(tier, job),
             (None, Some(remote)) => self.write_remote(remote, job),
             (None, None) => (0, 0),
         };
+        let mut end = range.end;
+        if !pages.scope.chained && lost > 0 && written + lost == range.len() {
+            (end, lost) = (range.start + written + 1, 1);
+        }
         let counts = self.tiers.counts(self.to);
         counts.lost.add(lost as u64);
         // Pages of a cancelled job are not counted as dropped: neither a limit nor a failure ended
         // the job.
         if self.queue.is_job_current() {
-            counts.dropped.add((range.len() - written - lost) as u64);
+            counts.dropped.add((end - range.start - written - lost) as u64);
         }
         let arrived = range.start..range.start + written;
         let table = &self.tiers.table;
         table.mark_present(self.to, &pages.hashes, arrived.clone(), &[]);
-        table.abandon(self.to, &pages.hashes, arrived.end..range.end);
+        table.abandon(self.to, &pages.hashes, arrived.end..end);
         if let Some(below) = &self.below {
             below.arrived_above(pages, arrived.clone());
         }
         if let Some(write_back) = self.write_back.as_ref().filter(|_| job.evict_source) {
-            write_back.evict_source(pages, arrived);
+            write_back.evict_source(pages, arrived.clone());
         }
-        self.tiers.trim_table();
-        written == range.len()
+        FinishedPart { end, whole: arrived.end == end }
     }
 
     /// Copies pages to `buffer`: from the tiers that `copy_for` reads, or from the spilled pages.
@@ -306,19 +323,20 @@ impl TierWriter {
         (at - range.start, lost)
     }
 
-    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects hold groups
-    /// of pages counted from the start of the prompt, so missing pages before the range are written
-    /// too: without these pages no lookup reaches the range.
+    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects of a chained
+    /// scope hold groups of pages counted from the start of the prompt, so missing pages before the
+    /// range are written too: without these pages no lookup reaches the range.
     fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(Tier::Remote);
-        if pages.parent.is_some() {
+        let chained = pages.scope.chained;
+        if chained && pages.parent.is_some() {
             // The object of a page depends on the page's position in the prompt, and the position
             // is unknown.
             return (0, 0);
         }
         let step = step_pages(pages.page_bytes);
-        let (mut at, mut lost, mut buffer) = (0, 0, Vec::new());
+        let (mut at, mut lost, mut buffer) = (if chained { 0 } else { range.start }, 0, Vec::new());
         while at < range.end && !self.queue.is_closing() {
             let missing = pages.lend(range.end, |prompt| {
                 remote.tier.missing(prompt, at, deadline_in(WRITE_TIMEOUT))

@@ -93,7 +93,8 @@ fn check_fault(backend: Arc<dyn Backend>, fault: BackendFault, number: u8) -> Ou
     let keys: Vec<Vec<u8>> = (0..PAGES as u8).map(|at| [[number, at]; 16].concat()).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let pages: Vec<Vec<u8>> = (0..PAGES).map(|at| page(number, at)).collect();
-    let prompt = Prompt { scope: &scope, page_bytes: PAGE_BYTES as u64, keys: &keys };
+    let prompt =
+        Prompt { scope: &scope, page_bytes: PAGE_BYTES as u64, chained: true, keys: &keys };
     let between = Arc::new(FaultyBackend::new(backend));
     let tier = || RemoteTier::new(Arc::clone(&between) as Arc<dyn Backend>);
     let patient = || Instant::now() + TRANSFER_TIMEOUT;

@@ -6,9 +6,9 @@ use super::packing::{self, Form, Prompt};
 use ritornello_format::Result;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Maximum names per existence query of a writer.
+/// Maximum names per existence query of a writer, or of a reader in an unchained scope.
 const NAMES_PER_QUERY: usize = 16;
 
 /// See the [module](self). Calls fail with `Retry` if the remote does not answer until their
@@ -35,6 +35,11 @@ impl ObjectFinder {
         groups_before_hole: usize,
         deadline: Instant,
     ) -> Result<Vec<Range<usize>>> {
+        if !prompt.chained {
+            let present = self.present(prompt, deadline)?;
+            let leading = present.into_iter().take_while(|present| *present).count();
+            return Ok((0..leading).map(|page| page..page + 1).collect());
+        }
         let group = prompt.group();
         let pages = prompt.keys.len();
         let name = |end: usize| prompt.object_name(self.form, &((end - 1) * group..end * group));
@@ -72,6 +77,32 @@ impl ObjectFinder {
             size /= 2;
         }
         Ok(found)
+    }
+
+    /// Returns for each page of an unchained scope whether its object exists. Pages that the remote
+    /// has not been asked about before `deadline` count as missing.
+    ///
+    /// # Errors
+    /// `Retry` if the remote does not answer about the first pages.
+    pub(super) fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
+        let name = |page: usize| prompt.object_name(self.form, &(page..page + 1));
+        let names: Vec<_> = (0..prompt.keys.len()).map(name).collect();
+        let (mut present, mut slowest) = (Vec::with_capacity(names.len()), Duration::ZERO);
+        for queried in names.chunks(NAMES_PER_QUERY) {
+            let begun = Instant::now();
+            // A query that the deadline ends would count as a failure of the remote.
+            if !present.is_empty() && begun + 2 * slowest > deadline {
+                break;
+            }
+            match self.query_existence(queried, deadline) {
+                Ok(answers) => present.extend(answers),
+                Err(error) if present.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+            slowest = slowest.max(begun.elapsed());
+        }
+        present.resize(names.len(), false);
+        Ok(present)
     }
 
     /// Returns the number of full groups before the first known hole. A hole is a group that is

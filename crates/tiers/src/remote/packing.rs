@@ -6,6 +6,9 @@
 //! group, quarters and so on, largest first. When a prompt grows and a group becomes full, the
 //! object of this group repeats the pages that the smaller objects hold.
 //!
+//! In a scope whose keys do not chain, a page's position says nothing about the pages before it:
+//! each page is one object.
+//!
 //! The name of an object consists of its scope, the hash of its *last* page, which commits to all
 //! pages before it, and its number of pages: writers of the same pages, and only they, write the
 //! same name.
@@ -47,13 +50,16 @@ impl Form {
     }
 }
 
-/// Leading pages of a prompt in one scope, by their keys.
+/// Pages in one scope, by their keys: the leading pages of a prompt if the scope is chained.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
     /// The scope.
     pub scope: &'a ScopeId,
     /// Bytes per page.
     pub page_bytes: u64,
+    /// Whether each key commits to all pages before it. Otherwise `keys` may be any pages of the
+    /// scope.
+    pub chained: bool,
     /// The key of each page.
     pub keys: &'a [&'a [u8]],
 }
@@ -61,7 +67,7 @@ pub struct Prompt<'a> {
 impl Prompt<'_> {
     /// Pages of a full object with pages of this prompt.
     pub(super) fn group(&self) -> usize {
-        group_pages(self.page_bytes)
+        if self.chained { group_pages(self.page_bytes) } else { 1 }
     }
 
     /// The name of the object that holds the pages of `span`.

@@ -81,6 +81,17 @@ impl RemoteTier {
         Ok(self.finder.find(prompt, groups, deadline)?.last().map_or(0, |span| span.end))
     }
 
+    /// Returns for each page of an unchained scope whether the remote has it. This is a hint, as for
+    /// [`probe`](Self::probe). Sends at most one query for each page. Pages that the remote has not
+    /// been asked about before `deadline` count as missing.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer.
+    pub fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
+        check_keys(prompt.keys)?;
+        self.finder.present(prompt, deadline)
+    }
+
     /// Copies pages `range` of a prompt that was probed before to `out`, one after another. Returns
     /// the number of leading pages that were read and verified; all further pages are misses.
     ///
@@ -158,7 +169,8 @@ impl RemoteTier {
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
     /// object is skipped. Objects that are not written until `deadline` are dropped and counted.
-    /// Later objects whose write has not begun are dropped too, because no lookup would reach them.
+    /// In a chained scope, later objects whose write has not begun are dropped too, because no
+    /// lookup would reach them.
     /// Returns the number of pages of `have` that the remote now has, up to the first missing
     /// object.
     ///
@@ -200,13 +212,14 @@ impl RemoteTier {
                 }
             }
             let Some((span, name)) = next else { continue };
-            if span.start > first_missing {
+            if prompt.chained && span.start > first_missing {
                 self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
                 continue;
             }
             let pages: Vec<&[u8]> = span.clone().map(&page).collect();
             let keys = &prompt.keys[span.clone()];
-            let parent = span.start.checked_sub(1).map(|at| prompt.keys[at]);
+            let before = span.start.checked_sub(1).filter(|_| prompt.chained);
+            let parent = before.map(|at| prompt.keys[at]);
             let packed = object::pack(prompt.scope, parent, keys, &pages, &self.options)?;
             let (to, packed) = (name.clone(), Arc::new(packed));
             let answer =
@@ -287,7 +300,8 @@ mod tests {
 
         fn with<T>(&self, run: impl FnOnce(&Prompt<'_>, Instant) -> Result<T>) -> T {
             let keys: Vec<&[u8]> = self.keys.iter().map(Vec::as_slice).collect();
-            let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, keys: &keys };
+            let prompt =
+                Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &keys };
             run(&prompt, Instant::now() + Duration::from_secs(60)).unwrap()
         }
 

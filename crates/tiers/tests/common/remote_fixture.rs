@@ -56,7 +56,8 @@ pub fn soon() -> Instant {
 /// Puts the pages of `keys` that the remote does not have. Returns the number of leading pages.
 pub fn put(tier: &RemoteTier, keys: &[Vec<u8>]) -> usize {
     let (refs, pages) = (refs(keys), keys.iter().map(|key| content(key)).collect::<Vec<_>>());
-    let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, keys: &refs };
+    let prompt =
+        Prompt { scope: &SCOPE, page_bytes: PAGE_BYTES as u64, chained: true, keys: &refs };
     tier.put(&prompt, 0..keys.len(), |at| &pages[at], soon()).unwrap()
 }
 
