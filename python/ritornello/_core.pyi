@@ -460,6 +460,23 @@ class Cache:
     def release(self, lease: tuple[str, int]) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]:
         """Returns for each page whether a tier of this machine has it."""
+    def probe(self, scope: Scope, keys: Sequence[bytes]) -> int:
+        """Returns the number of leading pages on tiers of this machine, without a lease and without
+        a prefetch.
+        """
+    def delete(self, scope: Scope, keys: Sequence[bytes]) -> int:
+        """Removes pages from the tiers of this machine, in chained scopes with all pages after
+        them. Returns how many of `keys` were on one. Pages on a remote stay there, and later
+        lookups fetch them again.
+        """
+    def drop_scope(self, scope: Scope) -> None:
+        """Drops a scope from the tiers of this machine, durably on return. Pages on a remote stay
+        there, and later lookups fetch them again.
+        """
+    def scopes(self) -> list[tuple[Scope, int, int]]:
+        """Returns the scopes of the lowest tier of this machine: see `Store.scopes`."""
+    def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
+        """Returns keys on the lowest tier of this machine: see `Store.keys`."""
     def cancel(self, scope: Scope, keys: Sequence[bytes]) -> bool:
         """Cancels the prefetch and promotions that `lookup` started for this prompt. Returns
         whether any were queued or running.
@@ -528,6 +545,15 @@ class Cache:
     @property
     def policy(self) -> StorePolicy:
         """Permissions of the lowest tier of this machine when the cache was opened."""
+    @property
+    def capacity_bytes(self) -> int:
+        """Capacity of the lowest tier of this machine."""
+    @property
+    def role(self) -> str:
+        """Current role: "owner" if this process owns all tiers of this machine, else "client"."""
+    @property
+    def problem(self) -> str:
+        """The problem that limits the use of a tier of this machine; "" if none is limited."""
     @property
     def tiers(self) -> list[str]:
         """The tiers as given; a remote's address without its options."""

@@ -202,6 +202,29 @@ def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None
         assert cache.take_loads() == []
 
 
+def test_contents_are_those_of_this_machine(tmp_path: Path, scope: rt.Scope) -> None:
+    far, keys = tmp_path / "far", keys_of("a", 20)
+    far.mkdir()
+    other = rt.Scope.opaque("other", PAGE, chained=True)
+    with open_cache(tmp_path, f"disk {tmp_path}/disk 64MiB", f"file://{far}") as cache:
+        assert (cache.role, cache.problem, cache.capacity_bytes) == ("owner", "", 64 << 20)
+        put(cache, scope, keys)
+        put(cache, other, keys[:3])
+        cache.flush()
+        assert cache.probe(scope, [*keys, *keys_of("b", 1)]) == 20
+        listed = [(listed.id, pages) for listed, pages, _ in cache.scopes()]
+        assert listed == [(scope.id, 20), (other.id, 3)]
+        first, after = cache.keys(scope, limit=1)
+        rest, end = cache.keys(scope, after=after) if after else ([], 0)
+        assert (sorted([*first, *rest]), end) == (sorted(keys), 0)
+        assert cache.delete(scope, [*keys[18:], *keys_of("b", 1)]) == 2
+        assert cache.probe(scope, keys) == 18
+        cache.drop_scope(scope)
+        assert cache.probe(scope, keys) == 0
+        assert cache.probe(other, keys) == 3
+        assert find(cache, scope, keys).local == 20, "a remote keeps the pages"
+
+
 def test_disk_tier_has_several_directories(tmp_path: Path, scope: rt.Scope) -> None:
     keys = keys_of("spread", 20)
     with rt.Cache.open([f"disk {tmp_path}/a {tmp_path}/b {tmp_path}/c 64MiB"]) as cache:

@@ -4,13 +4,14 @@ use crate::arguments::{bytes_of, duration, put_options};
 use crate::batch::{Submission, ask};
 use crate::error::{OrRaise, as_setting, invalid, raise};
 use crate::log;
+use crate::lookup::Lookup;
 use crate::open::close_cache_at_exit;
-use crate::outcome::{Ticket, stats_of};
+use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
 use parking_lot::RwLock;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::residency::Tier;
 use ritornello_format::{Error, ErrorKind};
 use ritornello_store::LeaseNumber;
@@ -20,7 +21,6 @@ use ritornello_tiers::cache::{
 use ritornello_tiers::gate::LoadMode;
 use ritornello_volume::transfer::Control;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A cache over several tiers: pages are looked up, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
@@ -123,6 +123,48 @@ impl Cache {
     ) -> PyResult<Vec<bool>> {
         let cache = self.cache(py)?;
         ask(keys, |keys| cache.exists(&scope.inner, keys))
+    }
+
+    /// Returns the number of leading pages on tiers of this machine. No page is leased, and no
+    /// remote is asked.
+    fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let cache = self.cache(py)?;
+        ask(keys, |keys| cache.probe(&scope.inner, keys))
+    }
+
+    /// Removes pages from the tiers of this machine, in chained scopes with all pages after them;
+    /// returns how many of `keys` were on one. Pages on a remote stay.
+    fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let cache = self.cache(py)?;
+        ask(keys, |keys| cache.delete(&scope.inner, keys))
+    }
+
+    /// Drops a scope and its pages from the tiers of this machine, durably on return. Pages on a
+    /// remote stay.
+    fn drop_scope(&self, py: Python<'_>, scope: &Scope) -> PyResult<()> {
+        let cache = self.cache(py)?;
+        py.detach(|| cache.drop_scope(&scope.inner)).or_raise(py)
+    }
+
+    /// Returns the scopes of the lowest tier of this machine in order of registration: each with
+    /// its number of pages and their bytes on disk.
+    fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
+        let cache = self.cache(py)?;
+        listed_scopes(py, py.detach(|| cache.scopes()).or_raise(py)?)
+    }
+
+    /// Returns keys of a scope on the lowest tier of this machine, as `Store.keys` does.
+    #[pyo3(signature = (scope, *, after=0, limit=1000))]
+    fn keys<'py>(
+        &self,
+        py: Python<'py>,
+        scope: &Scope,
+        after: u64,
+        limit: u32,
+    ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u64)> {
+        let cache = self.cache(py)?;
+        let keys = py.detach(|| cache.keys(&scope.inner, after, limit)).or_raise(py)?;
+        Ok(listed_keys(py, &keys))
     }
 
     /// Cancels prefetches and promotions of a prompt whose request has ended. Returns whether any
@@ -267,6 +309,27 @@ impl Cache {
         Ok(StorePolicy(self.cache(py)?.policy().or_raise(py)?))
     }
 
+    /// Capacity of the lowest tier of this machine, in bytes.
+    #[getter]
+    fn capacity_bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        let cache = self.cache(py)?;
+        py.detach(|| cache.capacity_bytes()).or_raise(py)
+    }
+
+    /// "owner" if this process owns all tiers of this machine at present, else "client".
+    #[getter]
+    fn role(&self, py: Python<'_>) -> PyResult<&'static str> {
+        let cache = self.cache(py)?;
+        Ok(py.detach(|| cache.role()).or_raise(py)?.word())
+    }
+
+    /// The problem that limits the use of a tier of this machine; "" if none is limited.
+    #[getter]
+    fn problem(&self, py: Python<'_>) -> PyResult<String> {
+        let cache = self.cache(py)?;
+        Ok(py.detach(|| cache.problem()).or_raise(py)?.unwrap_or_default())
+    }
+
     /// The list of tiers as given.
     #[getter]
     fn tiers(&self) -> Vec<String> {
@@ -305,64 +368,6 @@ impl Drop for Cache {
     fn drop(&mut self) {
         // Attaching fails while the interpreter ends; the kernel then releases files and locks.
         let _ = Python::try_attach(|py| self.close(py));
-    }
-}
-
-/// The result of a lookup.
-#[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct Lookup(cache::Lookup);
-
-#[pymethods]
-impl Lookup {
-    /// "ready", "querying" or "loading". Unless it is "ready", the caller repeats the lookup later.
-    #[getter]
-    fn state(&self) -> &'static str {
-        self.0.readiness.word()
-    }
-    /// Tiers and numbers of the leading pages, in order.
-    #[getter]
-    fn spans(&self) -> Vec<(&'static str, usize)> {
-        self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
-    }
-    /// Number of leading pages on this machine.
-    #[getter]
-    fn local(&self) -> usize {
-        self.0.local
-    }
-    /// Number of leading pages that the engine should have after the load; it loads the pages that
-    /// it lacks.
-    #[getter]
-    fn load(&self) -> usize {
-        self.0.load
-    }
-    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
-    /// next lookup reports them.
-    #[getter]
-    fn fetched(&self) -> usize {
-        self.0.fetched
-    }
-    /// While the state is "loading": pages that have arrived from the remote, and pages to fetch in
-    /// all.
-    #[getter]
-    fn progress(&self) -> (usize, usize) {
-        self.0.progress
-    }
-    /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-    /// computing the whole prompt; `None` if the lookup skipped the gate, the gate has no
-    /// measurements, or the engine already holds all found pages.
-    #[getter]
-    fn estimate(&self) -> Option<(f64, f64, f64)> {
-        let seconds = |took: Duration| took.as_secs_f64();
-        let decision = self.0.decision.as_ref()?;
-        Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
-    }
-    /// Leases on the pages to load. `Cache.release` ends each, in the process that took the lease.
-    #[getter]
-    fn leases(&self) -> Vec<(&'static str, u64)> {
-        self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()
-    }
-    fn __repr__(&self) -> String {
-        format!("Lookup({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
     }
 }
 

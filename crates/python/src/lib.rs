@@ -19,6 +19,7 @@ mod completions;
 mod error;
 mod lease;
 mod log;
+mod lookup;
 mod memory;
 mod open;
 mod outcome;
@@ -38,13 +39,15 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::cache::{Cache, Lookup};
+    use super::cache::Cache;
     #[pymodule_export]
     use super::completions::Completions;
     #[pymodule_export]
     use super::destroy;
     #[pymodule_export]
     use super::lease::LeasedPrefix;
+    #[pymodule_export]
+    use super::lookup::Lookup;
     #[pymodule_export]
     use super::outcome::{Outcome, Ticket};
     #[pymodule_export]

@@ -1,11 +1,13 @@
-//! The results of calls: tickets, outcomes, and statistics.
+//! The results of calls: tickets, outcomes, lists, and statistics.
 
 use crate::arguments::deadline;
 use crate::batch::BatchMemory;
 use crate::error::{OrRaise, raise};
+use crate::scope::Scope;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 use ritornello_format::{Error, ErrorKind};
+use ritornello_store::{KeyListing, ScopeListing};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -153,6 +155,23 @@ impl Ticket {
     fn __repr__(&self) -> &'static str {
         if self.ticket.done() { "Ticket(done)" } else { "Ticket(not done)" }
     }
+}
+
+/// Converts a list of scopes: each with its number of pages and their bytes on disk.
+pub(crate) fn listed_scopes(
+    py: Python<'_>,
+    scopes: Vec<ScopeListing>,
+) -> PyResult<Vec<(Scope, u64, u64)>> {
+    let each = scopes.into_iter();
+    each.map(|listed| Ok((Scope::of(py, listed.scope)?, listed.pages, listed.bytes))).collect()
+}
+
+/// Converts a list of keys, and the `after` of the next call.
+pub(crate) fn listed_keys<'py>(
+    py: Python<'py>,
+    listed: &KeyListing,
+) -> (Vec<Bound<'py, PyBytes>>, u64) {
+    (listed.keys.iter().map(|key| PyBytes::new(py, key)).collect(), listed.last)
 }
 
 /// Converts figures to a dictionary.

@@ -8,7 +8,7 @@ use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
 use crate::log;
 use crate::open::NodeHandle;
-use crate::outcome::{Ticket, stats_of};
+use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
 use crate::policy::StorePolicy;
 use crate::scope::Scope;
 use pyo3::prelude::*;
@@ -285,9 +285,7 @@ impl Store {
     /// Returns the scopes of the store in order of registration: each with its number of pages and
     /// their bytes on disk.
     fn scopes(&self, py: Python<'_>) -> PyResult<Vec<(Scope, u64, u64)>> {
-        let held = self.node.call(py, |store| store.scopes())?;
-        let each = held.into_iter();
-        each.map(|held| Ok((Scope::of(py, held.scope)?, held.pages, held.bytes))).collect()
+        listed_scopes(py, self.node.call(py, |store| store.scopes())?)
     }
 
     /// Returns keys of a scope, earlier puts first, and the `after` of the next call, or zero at
@@ -301,8 +299,8 @@ impl Store {
         after: u64,
         limit: u32,
     ) -> PyResult<(Vec<Bound<'py, PyBytes>>, u64)> {
-        let held = self.node.call(py, |store| store.keys(&scope.inner, after, limit))?;
-        Ok((held.keys.iter().map(|key| PyBytes::new(py, key)).collect(), held.last))
+        let keys = self.node.call(py, |store| store.keys(&scope.inner, after, limit))?;
+        Ok(listed_keys(py, &keys))
     }
 
     /// Seconds to allow for a get, or with `put` a put, of `nbytes`.

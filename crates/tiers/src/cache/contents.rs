@@ -1,8 +1,11 @@
-//! The contents of the local tiers: calls about stored pages that move no bytes.
+//! The contents and the state of the local tiers: calls that move no pages. Lists of scopes and keys
+//! come from the lowest local tier, because this tier keeps pages longest.
 
 use super::cache::Cache;
+use super::local_tier::LocalTier;
 use ritornello_format::{Result, Scope, check_keys};
-use ritornello_store::StorePolicy;
+use ritornello_node::Role;
+use ritornello_store::{KeyListing, ScopeListing, StorePolicy};
 
 impl Cache {
     /// Returns the policy of the lowest local tier, because this tier keeps pages longest.
@@ -11,8 +14,7 @@ impl Cache {
     /// `Closed` in a forked child, and once the cache is closed.
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
-        let lowest = self.tiers.local.last();
-        Ok(lowest.map(|tier| tier.node.policy().clone()).unwrap_or_default())
+        Ok(self.tiers.lowest().node.policy().clone())
     }
 
     /// Returns for each page whether it is on a local tier, also for pages after a missing page.
@@ -42,5 +44,103 @@ impl Cache {
             most = most.max(tier.store().touch(scope, keys)?);
         }
         Ok(most)
+    }
+
+    /// Returns the number of leading pages on local tiers. Unlike a lookup, the call leases no page,
+    /// and asks no remote.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
+    pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
+        self.check()?;
+        let mut at = 0;
+        loop {
+            let before = at;
+            // Pages of a prompt may alternate between the tiers.
+            for tier in &self.tiers.local {
+                at += tier.store().probe(scope, &keys[at..])?;
+            }
+            if at == before || at == keys.len() {
+                return Ok(at);
+            }
+        }
+    }
+
+    /// Removes pages from the local tiers; in chained scopes with all pages after them. Pages on a
+    /// remote stay, and later lookups fetch them again. A write to a lower tier that runs at the
+    /// same time may store a page again. Returns how many of `keys` were on a local tier.
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. The call removes pages from
+    /// the other tiers even if one fails.
+    pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
+        let present = self.exists(scope, keys)?.into_iter().filter(|present| *present).count();
+        self.on_each(|tier| tier.store().delete(scope, keys).map(drop))?;
+        Ok(present)
+    }
+
+    /// Drops a scope and its pages from the local tiers, durably. Pages on a remote stay, and later
+    /// lookups fetch them again.
+    ///
+    /// # Errors
+    /// `Closed`; errors of a tier's store. The call drops the scope from the other tiers even if one
+    /// fails.
+    pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
+        self.check()?;
+        self.on_each(|tier| tier.store().drop_scope(scope))
+    }
+
+    /// Lists the scopes of the lowest local tier in order of registration, with their contents.
+    ///
+    /// # Errors
+    /// `Closed`; errors of the tier's store.
+    pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
+        self.check()?;
+        self.tiers.lowest().store().scopes()
+    }
+
+    /// Lists keys of a scope on the lowest local tier: see
+    /// [`Store::keys`](ritornello_store::Store::keys).
+    ///
+    /// # Errors
+    /// `Closed`; errors of the tier's store.
+    pub fn keys(&self, scope: &Scope, after: u64, limit: u32) -> Result<KeyListing> {
+        self.check()?;
+        self.tiers.lowest().store().keys(scope, after, limit)
+    }
+
+    /// Capacity of the lowest local tier in bytes.
+    ///
+    /// # Errors
+    /// `Closed`; errors of the connection to the tier's owner.
+    pub fn capacity_bytes(&self) -> Result<u64> {
+        self.check()?;
+        Ok(self.tiers.lowest().store().stats()?.catalog.capacity_bytes)
+    }
+
+    /// Returns `Owner` if this process owns all local tiers, so that no call waits for another
+    /// process.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn role(&self) -> Result<Role> {
+        self.check()?;
+        let owns = |tier: &LocalTier| tier.node.role() == Role::Owner;
+        Ok(if self.tiers.local.iter().all(owns) { Role::Owner } else { Role::Client })
+    }
+
+    /// Returns the problem that limits the use of a local tier; the lowest tier is checked first.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub fn problem(&self) -> Result<Option<String>> {
+        self.check()?;
+        Ok(self.tiers.local.iter().rev().find_map(|tier| tier.node.problem()))
+    }
+
+    /// Calls every local tier, fastest first, and returns the first error.
+    fn on_each(&self, call: impl Fn(&LocalTier) -> Result<()>) -> Result<()> {
+        let answers: Vec<Result<()>> = self.tiers.local.iter().map(call).collect();
+        answers.into_iter().collect()
     }
 }

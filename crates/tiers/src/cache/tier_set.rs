@@ -60,6 +60,10 @@ impl TierSet {
         &self.local[0]
     }
 
+    pub(super) fn lowest(&self) -> &LocalTier {
+        &self.local[self.local.len() - 1]
+    }
+
     pub(super) fn local_tier(&self, kind: Tier) -> Option<&LocalTier> {
         self.local.iter().find(|tier| tier.kind == kind)
     }

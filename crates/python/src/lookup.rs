@@ -1,0 +1,63 @@
+//! The Python class of a lookup's result.
+
+use pyo3::prelude::*;
+use ritornello_tiers::cache::{self, tier_name};
+use std::time::Duration;
+
+/// The result of a lookup.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Lookup(pub(crate) cache::Lookup);
+
+#[pymethods]
+impl Lookup {
+    /// "ready", "querying" or "loading". Unless it is "ready", the caller repeats the lookup later.
+    #[getter]
+    fn state(&self) -> &'static str {
+        self.0.readiness.word()
+    }
+    /// Tiers and numbers of the leading pages, in order.
+    #[getter]
+    fn spans(&self) -> Vec<(&'static str, usize)> {
+        self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
+    }
+    /// Number of leading pages on this machine.
+    #[getter]
+    fn local(&self) -> usize {
+        self.0.local
+    }
+    /// Number of leading pages that the engine should have after the load; it loads the pages that
+    /// it lacks.
+    #[getter]
+    fn load(&self) -> usize {
+        self.0.load
+    }
+    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
+    /// next lookup reports them.
+    #[getter]
+    fn fetched(&self) -> usize {
+        self.0.fetched
+    }
+    /// While the state is "loading": pages that have arrived from the remote, and pages to fetch in
+    /// all.
+    #[getter]
+    fn progress(&self) -> (usize, usize) {
+        self.0.progress
+    }
+    /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
+    /// computing the whole prompt; `None` if the lookup skipped the gate, the gate has no
+    /// measurements, or the engine already holds all found pages.
+    #[getter]
+    fn estimate(&self) -> Option<(f64, f64, f64)> {
+        let seconds = |took: Duration| took.as_secs_f64();
+        let decision = self.0.decision.as_ref()?;
+        Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
+    }
+    /// Leases on the pages to load. `Cache.release` ends each, in the process that took the lease.
+    #[getter]
+    fn leases(&self) -> Vec<(&'static str, u64)> {
+        self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()
+    }
+    fn __repr__(&self) -> String {
+        format!("Lookup({}, {:?}, load={})", self.state(), self.spans(), self.0.load)
+    }
+}
