@@ -2,14 +2,19 @@
 computing, and the tiers of loaded tokens.
 """
 
+from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from scheduler_support import Blocks, keep, request, run, side_of, step
-from vllm_shapes import TOKENS, FakeStore, identity
+from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
+from ritornello.vllm.cache_groups import ObjectId, trailing
+from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.scheduler import SchedulerSide
+from ritornello.vllm.store import StoreHit
 
 
 @pytest.fixture
@@ -46,6 +51,38 @@ def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: Fake
     side.matched_tokens(asked, 0)
     side.request_finished("r")
     assert store.cancelled == [tuple(asked.block_hashes)]
+
+
+def test_pending_window_is_repeated_and_cancelled(blocks: Blocks) -> None:
+    """Full attention is on this machine, and pages of the window are fetched from a remote."""
+
+    class WindowPending(FakeStore):
+        hides_windows = False
+
+        def lookup(self, identity: Identity, object_ids: Sequence[ObjectId], *rest: Any) -> Any:
+            hit = super().lookup(identity, object_ids, *rest)
+            if hit is None or not object_ids[0].group or not self.hides_windows:
+                return hit
+            self.leases.discard(hit.lease)
+            return StoreHit(0, 0, pending=True)
+
+    store = WindowPending()
+    groups = (cache_group(), cache_group(trailing(2 * TOKENS), stages=(("l.2",),)))
+    side = side_of(store, blocks, identity(*groups))
+    asked = request(6 * TOKENS)
+    store.keep(asked.block_hashes[:5], ObjectId(0, 0, 0))
+    store.keep(asked.block_hashes[3:5], ObjectId(1, 0, 0))
+    store.hides_windows = True
+    assert side.matched_tokens(asked, 0) == (None, False)
+    assert not store.leases
+    store.hides_windows = False
+    assert side.matched_tokens(asked, 0)[0] == 5 * TOKENS
+    store.hides_windows = True
+    other = request(6 * TOKENS, "other")
+    store.keep(other.block_hashes[:5], ObjectId(0, 0, 0))
+    assert side.matched_tokens(other, 0) == (None, False)
+    side.request_finished("other")
+    assert store.cancelled[-1] == (*other.block_hashes[3:5],)
 
 
 def test_pending_lookup_times_out(

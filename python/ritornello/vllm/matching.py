@@ -5,6 +5,7 @@ Objects with the same keys are looked up together. Full attention comes first: t
 of its objects bounds the result. Groups with a window come next: to resume after a prefix, the
 engine needs their pages in the window before its end. If some of these pages are missing, the
 result is the longest shorter prefix whose windows are complete. All pages of the result are leased.
+While pages of a window are fetched from a remote, the result is pending.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,11 @@ class PrefixMatch:
     decision: Any = None
 
 
+# Maximum number of requests with pending windows that are remembered, to cancel their fetches.
+# Beyond it all are forgotten.
+PENDING_LOOKUPS_MAX = 1024
+
+
 class Matcher:
     """Looks up requests of one model in one store. `has_remote`: one of the store's tiers is a
     remote, which finds a page only by the keys of all pages up to it.
@@ -49,6 +55,8 @@ class Matcher:
         together = bundles(self._groups)
         self._whole = [bundle for bundle in together if bundle.reach.tokens is None]
         self._windows = together[len(self._whole) :]
+        # Tokens of prefixes whose windows are pending, by the last hash of the request.
+        self._pending_windows: dict[bytes, int] = {}
 
     def keys(self, group: int, hashes: Sequence[bytes], pages: range) -> tuple[bytes, ...]:
         """Returns the keys of a group's pages. The key of a page is the last block hash in it."""
@@ -85,7 +93,14 @@ class Matcher:
                 match.decision = hit.decision
             most = self._floor(hit.pages * bundle.page_tokens)
         if most and self._windows:
-            most = self._with_windows(leases, hashes, most, prompt)
+            resumable = self._with_windows(leases, hashes, most, prompt)
+            if resumable is None:
+                self._release(leases)
+                if len(self._pending_windows) >= PENDING_LOOKUPS_MAX:
+                    self._pending_windows.clear()
+                self._pending_windows[hashes[-1]] = most
+                return PrefixMatch(0, stored, pending=True)
+            most = resumable
         for bundle in self._windows:
             for group in bundle.groups:
                 stored[group] = most // bundle.page_tokens
@@ -100,15 +115,21 @@ class Matcher:
             pages = range(self._floor(tokens) // bundle.page_tokens)
             keys = self.keys(bundle.groups[0], hashes, pages)
             self._store.cancel_lookup(self._epoch.identity, bundle.object_ids, keys)
+        most = self._pending_windows.pop(hashes[-1], 0) if hashes else 0
+        for bundle in self._windows if most else ():
+            needed = bundle.rule.needed(most // bundle.page_tokens, bundle.page_tokens)
+            keys = self.keys(bundle.groups[0], hashes, needed)
+            self._store.cancel_lookup(self._epoch.identity, bundle.object_ids, keys)
 
     def _with_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], most: int, prompt: PromptLength
-    ) -> int:
-        """Leases the windows of the longest possible length up to `most`, and returns that
-        length.
+    ) -> int | None:
+        """Leases the windows of the longest possible length up to `most`, and returns that length;
+        None while pages are pending.
         """
-        if self._lease_windows(leases, hashes, most, prompt):
-            return most
+        complete = self._lease_windows(leases, hashes, most, prompt)
+        if complete or complete is None:
+            return most if complete else None
         present, identity = {}, self._epoch.identity
         for bundle in self._windows:
             pages = range(most // bundle.page_tokens)
@@ -121,14 +142,24 @@ class Matcher:
 
     def _lease_windows(
         self, leases: list[Lease], hashes: Sequence[bytes], tokens: int, prompt: PromptLength
-    ) -> bool:
+    ) -> bool | None:
+        """Leases the windows of a prefix of `tokens`. Returns whether they are complete; None while
+        pages are pending.
+        """
         window_leases: list[Lease] = []
+        pending = False
         for bundle in self._windows:
             needed = bundle.reach.pages_needed(tokens // bundle.page_tokens, bundle.page_tokens)
             hit = self._lease(window_leases, bundle, hashes, needed, prompt)
-            if hit is None or hit.pages < len(needed):
+            if hit is not None and hit.pending:
+                # The fetches of all windows begin together.
+                pending = True
+            elif hit is None or hit.pages < len(needed):
                 self._release(window_leases)
                 return False
+        if pending:
+            self._release(window_leases)
+            return None
         leases += window_leases
         return True
 
