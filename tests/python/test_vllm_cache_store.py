@@ -64,7 +64,7 @@ def test_written_pages_are_counted_once(elsewhere: CacheStore) -> None:
     elsewhere.call("put", put, None)
     told: dict[str, float] = {}
     for _ in range(3):
-        elsewhere._reported_at = 0.0
+        elsewhere._counts._taken_at = 0.0
         elsewhere.report_stats()
         for name, amount in (meter.take() or {}).items():
             told[name] = told.get(name, 0) + amount

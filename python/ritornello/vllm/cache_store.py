@@ -1,10 +1,10 @@
 """The connector's calls to a cache over tiers, behind the interface of `VllmStore`."""
 
-from collections.abc import Mapping, Sequence
-from time import perf_counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ritornello.connector.meter import Counts, Meter
+from ritornello.connector.cache_counts import CacheCounts
+from ritornello.connector.meter import Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
@@ -23,9 +23,6 @@ T = TypeVar("T")
 # prompts look up all objects again.
 PENDING_LOOKUPS_MAX = 1024
 
-# Outcomes of prefetches from the remote.
-PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
-
 
 class CacheStore(VllmStore):
     """The tiers of one connector process. Each object of a page is looked up separately. The prefix
@@ -37,8 +34,7 @@ class CacheStore(VllmStore):
     def __init__(self, settings: Settings, meter: Meter) -> None:
         super().__init__(settings, meter)
         self._meter = meter
-        self._reported_counts: Counts = {}
-        self._reported_at = 0.0
+        self._counts = CacheCounts(REPORT_SECONDS)
         # For each prompt whose lookup is pending, by `_lookup_key`: the pending object, and the
         # leases of the lookups so far.
         self._pending_lookups: dict[
@@ -152,15 +148,10 @@ class CacheStore(VllmStore):
 
     def report_stats(self) -> None:
         """Adds the growth of the cache's counters since the last report to the meter."""
-        if perf_counter() - self._reported_at < REPORT_SECONDS:
-            return
-        self._reported_at = perf_counter()
-        now = self._on_cache("stats", lambda cache: counts_of(cache.stats()))
-        for name, amount in (now or {}).items():
-            last = self._reported_counts.get(name, 0.0)
-            # The counters of tiers that were reopened begin at zero.
-            self._meter.add(name, amount - last if amount >= last else amount)
-        self._reported_counts = now or self._reported_counts
+        if self._counts.is_due():
+            growth = self._on_cache("stats", lambda cache: self._counts.growth(cache.stats()))
+            for name, amount in (growth or {}).items():
+                self._meter.add(name, amount)
 
     def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
         return {"parent": pages.parent}
@@ -177,28 +168,6 @@ class CacheStore(VllmStore):
 def _lookup_key(object_ids: Sequence[ObjectId], keys: Sequence[bytes]) -> tuple[ObjectId, bytes]:
     """Identifies a lookup of several objects."""
     return object_ids[0], keys[-1] if keys else b""
-
-
-def counts_of(stats: Mapping[str, Any]) -> Counts:
-    """Returns the cache's counters by the names of `/metrics`."""
-    gate, prefetch = stats["gate"], stats["prefetch"]
-    return {
-        **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
-        **{f"prefetches:{what}": prefetch[what] for what in PREFETCHES},
-        **{
-            f"tier_{what}_pages:{tier['tier']}": tier[f"{what}_pages"]
-            for tier in stats["tiers"]
-            for what in ("written", "dropped", "lost")
-        },
-        **{
-            f"remote_calls:{what}": tier["remote"][what]
-            for tier in stats["tiers"]
-            if tier["remote"]
-            for what in ("calls", "failures", "spared")
-        },
-        "gate_load_seconds": gate["load_seconds"],
-        "gate_regret_seconds": gate["regret_seconds"],
-    }
 
 
 def _tiers(found: "Lookup", fetched: int) -> list[tuple[str, int]]:

@@ -1,0 +1,57 @@
+"""The counters of a cache over tiers, by the names of the engines' metrics."""
+
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any
+
+from ritornello.connector.meter import Counts
+
+# Outcomes of prefetches from the remote.
+PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full")
+
+
+class CacheCounts:
+    """Takes the growth of a cache's counters at most once per `interval` seconds. A single thread
+    at a time may call it.
+    """
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._taken: Counts = {}
+        self._taken_at = 0.0
+
+    def is_due(self) -> bool:
+        return perf_counter() - self._taken_at >= self._interval
+
+    def growth(self, stats: Mapping[str, Any]) -> Counts:
+        """Returns the amounts that were added since the last call."""
+        self._taken_at = perf_counter()
+        before, self._taken = self._taken, counts_of(stats)
+        amounts = {}
+        for name, amount in self._taken.items():
+            last = before.get(name, 0.0)
+            # The counters of tiers that were reopened begin at zero.
+            amounts[name] = amount - last if amount >= last else amount
+        return amounts
+
+
+def counts_of(stats: Mapping[str, Any]) -> Counts:
+    """Returns the cache's counters by the names of the engines' metrics."""
+    gate, prefetch = stats["gate"], stats["prefetch"]
+    return {
+        **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},
+        **{f"prefetches:{what}": prefetch[what] for what in PREFETCHES},
+        **{
+            f"tier_{what}_pages:{tier['tier']}": tier[f"{what}_pages"]
+            for tier in stats["tiers"]
+            for what in ("written", "dropped", "lost")
+        },
+        **{
+            f"remote_calls:{what}": tier["remote"][what]
+            for tier in stats["tiers"]
+            if tier["remote"]
+            for what in ("calls", "failures", "spared")
+        },
+        "gate_load_seconds": gate["load_seconds"],
+        "gate_regret_seconds": gate["regret_seconds"],
+    }
