@@ -43,8 +43,22 @@ class StoreSettings:
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """The directories of `path`."""
+        """The directories of `path`, or of the disks in `tiers`."""
+        if self.tiers:
+            return tuple(
+                word
+                for kind, *words in map(str.split, self.tiers)
+                for word in words
+                if kind == "disk" and "/" in word and "=" not in word.partition("/")[0]
+            )
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
+
+    @property
+    def shown_tiers(self) -> tuple[str, ...]:
+        """`tiers` without the options of addresses, which may be secrets."""
+        return tuple(
+            " ".join(word.partition("?")[0] for word in tier.split()) for tier in self.tiers
+        )
 
     @property
     def has_remote(self) -> bool:
