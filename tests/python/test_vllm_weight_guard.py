@@ -42,6 +42,7 @@ def cores(worker: Worker) -> Any:
             self.scheduler = SimpleNamespace(
                 connector="connector",
                 schedule=lambda: "scheduled",
+                update_from_output=lambda step, output: f"{step}: {output}",
                 has_unfinished_requests=lambda: self.in_use,
             )
 
@@ -251,3 +252,28 @@ def test_change_during_reset_is_not_covered() -> None:
     side.on_caches_reset()
     assert not guard.changed()
     assert side._epoch.identity.model.epoch
+
+
+class Observer:
+    def __init__(self, fails: bool = False) -> None:
+        self.seen: list[tuple[str, Any]] = []
+        self.fails = fails
+
+    def scheduled(self, step: Any) -> None:
+        self.seen.append(("scheduled", step))
+        if self.fails:
+            raise RuntimeError("made by the test")
+
+    def completed(self, step: Any) -> None:
+        self.seen.append(("completed", step))
+
+
+def test_observers_see_every_step(hooks: EngineHooks, core: Any) -> None:
+    guard, observer, failing = hooks.guard(type(core)), Observer(), Observer(fails=True)
+    for one in (observer, failing):
+        hooks.observe_steps(one)
+    core.add_request("request")
+    assert core.scheduler.schedule() == "scheduled"
+    assert core.scheduler.update_from_output("scheduled", "output") == "scheduled: output"
+    assert observer.seen == failing.seen == [("scheduled", "scheduled"), ("completed", "scheduled")]
+    assert guard is not None

@@ -8,7 +8,8 @@ the changes that they find.
 
 import functools
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from ritornello.vllm.weights import watch
@@ -26,6 +27,15 @@ CONNECTOR = "KVConnectorBase_V1"
 ADMIT_METHOD = "add_request"
 
 
+class StepObserver(Protocol):
+    """`scheduled` and `completed` are called with vLLM's `SchedulerOutput` of a step, when the step
+    was scheduled, and when its output arrived.
+    """
+
+    def scheduled(self, step: Any, /) -> object: ...
+    def completed(self, step: Any, /) -> object: ...
+
+
 class EngineHooks:
     """Hooks of one process. A guard belongs to the engine core whose hooked method is called first
     after the guard was made: vLLM runs one engine core in a process at a time.
@@ -37,6 +47,15 @@ class EngineHooks:
         # None if the workers cannot be watched.
         self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
         self._hooked: set[type] = set()
+        # Observers of steps: of the engine core whose hooked method is called next, and of others.
+        self._new_observers: WeakSet[StepObserver] = WeakSet()
+        self._observers: WeakKeyDictionary[Any, WeakSet[StepObserver]] = WeakKeyDictionary()
+
+    def observe_steps(self, observer: "StepObserver") -> None:
+        """Tells `observer` about the steps of the engine core that is being constructed, as long as
+        the observer lives. A guard must have been made for the same engine core.
+        """
+        self._new_observers.add(observer)
 
     def guard(self, engine_core: type) -> WeightGuard:
         """Returns a guard for the engine core of this class that is being constructed."""
@@ -105,20 +124,32 @@ class EngineHooks:
             guards.add(guard)
             if counters is not None:
                 guard.set_counters(counters)
+        observers = self._observers.setdefault(core, WeakSet())
+        while self._new_observers:
+            observers.add(self._new_observers.pop())
 
     def _hook_schedule(self, core: Any) -> None:
-        """Tells guards about every step that computes or loads."""
+        """Tells guards about every step that computes or loads, and observers about all steps."""
         scheduler = core.scheduler
-        method = scheduler.schedule
+        method, update = scheduler.schedule, scheduler.update_from_output
 
         @functools.wraps(method)
         def schedule(*args: Any, **named: Any) -> Any:
             if scheduler.has_unfinished_requests():
                 for guard in self._guards.get(core, ()):
                     guard.mark_used()
-            return method(*args, **named)
+            step = method(*args, **named)
+            for observer in self._observers.get(core, ()):
+                _attempt(observer.scheduled, step)
+            return step
 
-        scheduler.schedule = schedule
+        @functools.wraps(update)
+        def update_from_output(step: Any, *args: Any, **named: Any) -> Any:
+            for observer in self._observers.get(core, ()):
+                _attempt(observer.completed, step)
+            return update(step, *args, **named)
+
+        scheduler.schedule, scheduler.update_from_output = schedule, update_from_output
 
     def _watch_workers(self, core: Any) -> ChangeCounters | None:
         slots = core.vllm_config.parallel_config.world_size + 1
@@ -162,6 +193,14 @@ def _unresettable(connector: Any) -> list[str]:
     return [kind.__name__] if maker is not None and maker.__name__ == CONNECTOR else []
 
 
+def _attempt(action: Callable[[Any], object], step: Any) -> None:
+    """A failure of an observer must not fail a step."""
+    try:
+        action(step)
+    except Exception as error:
+        logger.debug("ritornello: a step could not be observed (%s)", error)
+
+
 _hooks = EngineHooks()
 
 
@@ -170,3 +209,8 @@ def guard_of_engine() -> WeightGuard:
     from vllm.v1.engine.core import EngineCore
 
     return _hooks.guard(EngineCore)
+
+
+def observe_steps(observer: StepObserver) -> None:
+    """See `EngineHooks.observe_steps`. Called after `guard_of_engine`."""
+    _hooks.observe_steps(observer)

@@ -1,0 +1,111 @@
+"""How long prefill takes, from the steps that a scheduler sees."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ritornello.vllm import prefill_times
+from ritornello.vllm.prefill_times import PrefillTimes, prefill_of
+
+
+def step(
+    new: dict[str, tuple[int, int]] | None = None,
+    cached: dict[str, tuple[int, int]] | None = None,
+    drafts: dict[str, int] | None = None,
+) -> Any:
+    """Returns a step. `new`, `cached`: computed and scheduled tokens by request."""
+    new, cached = new or {}, cached or {}
+    return SimpleNamespace(
+        num_scheduled_tokens={name: count for name, (_, count) in (new | cached).items()},
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=name, num_computed_tokens=before)
+            for name, (before, _) in new.items()
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(cached), num_computed_tokens=[before for before, _ in cached.values()]
+        ),
+        scheduled_spec_decode_tokens={name: [0] * count for name, count in (drafts or {}).items()},
+    )
+
+
+PREFILL = step({"a": (512, 256)})
+DECODE = step(cached={"b": (100, 1)})
+
+
+def test_prefill_of_one_prompt_is_itself() -> None:
+    assert prefill_of(PREFILL) == (512, 256)
+    assert prefill_of(step(cached={"a": (1024, 512)})) == (1024, 512)
+
+
+def test_prompts_of_one_step_count_by_their_pairs() -> None:
+    # Two prompts of 200 tokens have half the pairs of one prompt of 400 tokens.
+    assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
+    assert prefill_of(step({"a": (300, 200)}, {"b": (700, 200)})) == (400, 400)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DECODE,
+        step({"a": (0, 100)}),
+        step({"a": (0, 200)}, {f"d{place}": (50, 1) for place in range(40)}),
+        step(
+            cached={f"d{place}": (50, 5) for place in range(40)},
+            drafts={f"d{p}": 4 for p in range(40)},
+        ),
+    ],
+)
+def test_other_steps_are_not_prefill(other: Any) -> None:
+    assert prefill_of(other) is None
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(prefill_times, "perf_counter", lambda: self.now)
+
+
+def test_steps_one_at_a_time_last_from_schedule_to_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), []
+    times = PrefillTimes(lambda *measured: told.append(measured))
+    for seconds in (9.0, 2.0, 3.0):
+        clock.now += 5.0  # the engine is idle
+        one = step({"a": (512, 256)})
+        times.scheduled(one)
+        clock.now += seconds
+        times.completed(one)
+    assert told == [(512, 256, 2.0), (512, 256, 3.0)], "the first prefill is skipped"
+
+
+def test_steps_scheduled_ahead_last_from_output_to_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), []
+    times = PrefillTimes(lambda *measured: told.append(measured))
+    steps = [step({"a": (256 * place, 256)}) for place in range(4)]
+    times.scheduled(steps[0])
+    for place, seconds in enumerate((9.0, 2.0, 3.0, 4.0)):
+        if place + 1 < len(steps):
+            times.scheduled(steps[place + 1])
+        clock.now += seconds
+        times.completed(steps[place])
+    assert told == [(256, 256, 2.0), (512, 256, 3.0), (768, 256, 4.0)]
+
+
+def test_decoding_between_prefills_is_not_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told = Clock(monkeypatch), []
+    times = PrefillTimes(lambda *measured: told.append(measured))
+    for one in (step({"a": (0, 256)}), step(cached={"a": (256, 1)}), step({"b": (0, 256)})):
+        times.scheduled(one)
+        clock.now += 1.0
+        times.completed(one)
+    assert told == [(0, 256, 1.0)]
+
+
+def test_steps_without_output_are_forgotten() -> None:
+    told: list[Any] = []
+    times = PrefillTimes(lambda *measured: told.append(measured))
+    for _ in range(3 * prefill_times.STEPS_MAX):
+        times.scheduled(step())
+    assert len(times._scheduled) <= prefill_times.STEPS_MAX
+    times.completed(step({"a": (0, 256)}))
+    assert told == []
