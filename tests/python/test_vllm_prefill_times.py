@@ -1,4 +1,4 @@
-"""How long prefill takes, from the steps that a scheduler sees."""
+"""The duration of prefill, from the steps that a scheduler sees."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,19 @@ from typing import Any
 import numpy as np
 from support import Bytes, pages_of
 
+import ritornello as rt
 from benches import tier_stand_ins
 from ritornello.connector.identity import ModelIdentity
 from ritornello.connector.meter import Meter
+from ritornello.vllm.tier.cache import TierCache
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.namespace import Namespace
+from ritornello.vllm.tier.requests import LookupAnswer
 from ritornello.vllm.tier.sequence import Group
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import LookupAnswer, Tier
+from ritornello.vllm.tier.tier import Tier
 
 ROW = 8192
 TOKENS = 32
@@ -90,9 +94,13 @@ class TierHarness:
         self.memory = mmap.mmap(-1, rows * row_bytes)
         self.host: Bytes = np.frombuffer(self.memory, np.uint8).reshape(rows, row_bytes)
         self.host[:] = 0xA5
-        parsed = TierSettings.parse({"path": str(path), "capacity": "1GiB"} | settings)
+        if "tiers" not in settings:
+            settings = {"path": str(path), "capacity": "1GiB"} | settings
+        parsed = TierSettings.parse(settings)
         self.counts = Meter()
-        self.store = TierStore(parsed.store, self.counts)
+        self.path = path
+        kind = TierCache if parsed.store.tiers else TierStore
+        self.store: Any = kind(parsed.store, self.counts)
         host_rows = HostRows(self.host.data, row_bytes, [str(path)])
         spaces = spaces or namespace(row_bytes=row_bytes)
         self.tier = Tier(self.store, spaces, host_rows, parsed, self.counts)
@@ -112,12 +120,24 @@ class TierHarness:
 
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that are hits. Looks up keys until the first miss, as
-        vLLM does.
+        vLLM does; in further steps, while lookups are pending.
         """
-        for place, key in enumerate(keys):
-            if self.tier.lookup(key, request) is not LookupAnswer.HIT:
-                return place
-        return len(keys)
+        deadline = time.monotonic() + 60
+        while LookupAnswer.PENDING in (answers := self.answers(request, keys)):
+            assert self.tier.has_tiers
+            assert time.monotonic() < deadline
+            self.tier.end_step()
+            time.sleep(0.001)
+        return answers.count(LookupAnswer.HIT)
+
+    def answers(self, request: Request, keys: Sequence[bytes]) -> list[LookupAnswer]:
+        """Looks up keys until the first miss, and returns the answers before it."""
+        answers: list[LookupAnswer] = []
+        for key in keys:
+            if (answer := self.tier.lookup(key, request)) is LookupAnswer.MISS:
+                break
+            answers.append(answer)
+        return answers
 
     def start_load(self, request: Request, keys: Sequence[bytes], first: int = 32) -> None:
         rows = range(first, first + len(keys))
@@ -143,8 +163,19 @@ class TierHarness:
         return done
 
     def leases(self) -> int:
+        """Returns the leases of the store or, with several tiers, of the disk."""
         assert self.store._store is not None
-        return int(self.store._store.stats()["leases"])
+        if not self.tier.has_tiers:
+            return int(self.store._store.stats()["leases"])
+        self.settle()
+        with rt.Store.open(self.path) as disk:
+            return int(disk.stats()["leases"])
+
+    def settle(self) -> None:
+        """Waits until the background thread has run the calls that were queued."""
+        call = self.store._calls.submit(lambda: None)
+        assert call is not None
+        assert call.wait(60)
 
     def _transfer(self, request: Request, keys: Sequence[bytes], rows: range) -> Transfer:
         self._job += 1

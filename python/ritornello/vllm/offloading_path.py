@@ -83,8 +83,6 @@ class OffloadingPath(OffloadingConnector):
         config, summary = _sized(vllm_config, kv_cache_config, settings, [] if reason else [tier])
         if is_scheduler:
             logger.info("ritornello: %s", summary)
-            for note in settings.notes:
-                logger.warning("ritornello: %s", note)
             if reason:
                 logger.warning("ritornello: %s; neither hits nor stores", reason)
         super().__init__(config, role, kv_cache_config)
@@ -172,7 +170,7 @@ def _sized(
     summary = (
         f"vLLM offloads chunks of {blocks * block_tokens} tokens ({row_bytes} bytes) to "
         f"{host_bytes // MIB} MiB of host memory ({rows} chunks), and from there to "
-        f"{settings.tier['path']}"
+        f"{settings.places}"
     )
     if host_bytes < HOST_BYTES_SMALL:
         summary += f'; this is little: write "host 8GiB" in "tiers", or enlarge {SHM}'

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ritornello.vllm.settings import PLACE, Settings
+from ritornello.vllm.tier.settings import check_tiers, refused
 
 MIB, GIB = 1 << 20, 1 << 30
 # A chunk has at least CHUNK_BYTES, which keep a disk busy, unless it reaches CHUNK_TOKENS: a prompt
@@ -25,7 +26,6 @@ HOST_SHARE, SHM_SHARE, HOST_BYTES_MAX = 0.25, 0.9, 64 * GIB
 HOST_BYTES_SMALL = GIB
 # vLLM's folder for the host memory.
 SHM = "/dev/shm"
-DEVICE_WORDS = ("device", "gpu", "cuda", "hbm", "vram")
 UNITS = {
     "": 1,
     "b": 1,
@@ -39,12 +39,17 @@ NO_LIMIT = 1 << 60
 @dataclass(frozen=True, slots=True)
 class OffloadingSettings:
     """`host_bytes`: the size of vLLM's host memory, None for the default. `tier`: the settings of
-    `RitornelloTier`. `notes`: lines for the log.
+    `RitornelloTier`.
     """
 
     host_bytes: int | None
     tier: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> str:
+        """The tiers or directories of `RitornelloTier`, for the log."""
+        store = Settings.parse(self.tier)
+        return ", ".join(store.shown_tiers or store.directories)
 
     @classmethod
     def parse(cls, extra: dict[str, Any]) -> "OffloadingSettings":
@@ -54,65 +59,36 @@ class OffloadingSettings:
         settings = Settings.parse(extra)
         if not settings.tiers:
             return cls(None, dict(extra))
-        host, tier = _places(settings.tiers)
-        notes = tuple(
-            f'{PLACE}: "{name}" has no effect on this device: vLLM loads what is found; for one '
-            'request, {"ritornello.no_load": true} in kv_transfer_params excludes the store'
-            for name in ("gate", "prefetch")
-            if name in extra
-        )
-        return cls(host, tier | {"read_only": settings.read_only}, notes)
+        host, below = _split(settings.tiers)
+        return cls(host, {**extra, "tiers": below})
 
 
-def _places(tiers: Sequence[str]) -> tuple[int | None, dict[str, Any]]:
-    """Returns the size of the host tier, and directories and capacity of the disk tier."""
-    host: int | None = None
-    disk: dict[str, Any] = {}
-    for text in tiers:
-        kind, *words = text.split()
-        option = next((word for word in words if "=" in word.partition("/")[0]), None)
-        if kind in DEVICE_WORDS:
-            raise _refused(
-                text,
-                "vLLM sizes its device memory itself: --gpu-memory-utilization or "
-                "--kv-cache-memory-bytes",
+def _split(tiers: Sequence[str]) -> tuple[int | None, list[str]]:
+    """Returns the size of vLLM's host memory, None for the default, and the tiers below it."""
+    host, below = None, list(tiers)
+    kind, *words = tiers[0].split()
+    if kind == "host":
+        below = below[1:]
+        if len(words) != 1:
+            raise _one_host(tiers[0])
+        host = bytes_of(words[0])
+        if not below:
+            raise ValueError(
+                f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB"; host memory alone is '
+                "vLLM's own --kv-offloading-size, without a connector"
             )
-        if kind not in ("host", "disk"):
-            raise _refused(
-                kind.partition("?")[0],
-                'on this device vLLM reaches remotes itself: {"type": "obj"} or {"type": "fs"} in '
-                '"secondary_tiers" of its OffloadingConnector, beside RitornelloTier '
-                "(docs/engines/vllm-tier.md)",
-            )
-        if option:
-            raise _refused(
-                text,
-                f'"{option}" has no effect here: vLLM writes every chunk to the tiers below its '
-                'host memory; "backpressure" of its OffloadingConnector limits the rate '
-                "(docs/engines/vllm-tier.md)",
-            )
-        if kind == "host":
-            if host is not None or disk or len(words) != 1:
-                raise _refused(
-                    text, f'vLLM has one host tier, in {SHM}: first in the list, as "host 8GiB"'
-                )
-            host = bytes_of(words[0])
-        else:
-            if disk or not words:
-                raise _refused(text, 'one disk tier is used, as "disk /nvme/kv 200GiB"')
-            *places, last = words
-            sized = bool(places) and "/" not in last
-            disk = {"path": places if sized else words} | ({"capacity": last} if sized else {})
-    if not disk:
-        raise ValueError(
-            f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB"; host memory alone is '
-            "vLLM's own --kv-offloading-size, without a connector"
-        )
-    return host, disk
+    other = next((tier for tier in below if tier.split()[0] == "host"), None)
+    if other is not None:
+        raise _one_host(other)
+    check_tiers(below)
+    return host, below
 
 
-def _refused(tier: str, instead: str) -> ValueError:
-    return ValueError(f'{PLACE}: "tiers": {tier!r}: {instead}')
+def _one_host(tier: str) -> ValueError:
+    return refused(
+        tier,
+        f'vLLM has one host tier, in {SHM}: first in the list, as "host 8GiB", without options',
+    )
 
 
 def bytes_of(text: str) -> int:

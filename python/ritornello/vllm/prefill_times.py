@@ -1,4 +1,4 @@
-"""How long an engine's prefill takes, measured in the scheduler's process.
+"""The duration of an engine's prefill, measured in the scheduler's process.
 
 A step is timed from the moment when its workers could begin, to the moment when the scheduler takes
 its output. Workers run steps in order, so a step begins when it is scheduled or, if an earlier step
@@ -74,7 +74,7 @@ class PrefillTimes:
 def prefill_of(step: Step) -> tuple[int, int] | None:
     """Returns the tokens of prompts that a step computes, and the tokens before them; None if the
     step is not mostly prefill. For several prompts, returns the number of earlier tokens at which
-    one prompt of the same total has as many pairs of a token and a token before it.
+    one prompt of the same total has an equal number of pairs of a token and a token before it.
     """
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))

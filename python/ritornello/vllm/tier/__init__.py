@@ -8,14 +8,19 @@ store.
 A *chunk* is vLLM's word for a page of the host tier: some consecutive blocks of one KV cache group.
 Only `manager` imports vLLM.
 
-    manager      vLLM's interface, in vLLM's types
-    tier         requests, lookups and jobs
-    sequence     which keys are consecutive in a request
-    jobs         loads and stores in progress
-    host_rows    the host tier's rows, as pages
-    store        the store as a scheduler may use it: its calls neither raise nor block
-    namespace    properties besides tokens that decide whether a chunk may be reused
-    settings     the user's settings
-    counts       counters in addition to vLLM's counters of every tier
-    interface    checks that the installed vLLM has the tested interface
+    manager        vLLM's interface, in vLLM's types
+    tier           requests and jobs
+    requests       state of a request
+    store_lookups  lookups in one store
+    cache_lookups  lookups in a cache over several tiers
+    sequence       which keys are consecutive in a request
+    jobs           loads and stores in progress
+    host_rows      the host tier's rows, as pages
+    store          the store as a scheduler may use it: its calls neither raise nor block
+    cache          the same for a cache over several tiers
+    call_thread    calls that may wait for the process that owns the store
+    namespace      properties besides tokens that decide whether a chunk may be reused
+    settings       the user's settings
+    counts         counters in addition to vLLM's counters of every tier
+    interface      checks that the installed vLLM has the tested interface
 """

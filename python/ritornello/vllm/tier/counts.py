@@ -12,4 +12,16 @@ COUNTERS = {
         False,
     ),
     "errors": ("Calls to the store that failed, by call.", True),
+    # With several tiers.
+    "gate_decisions": ("Gate decisions (all, some, none), by group and prompt.", True),
+    "gate_load_seconds": ("Time of loads that the gate had estimated, in seconds.", False),
+    "gate_regret_seconds": (
+        "Seconds by which loads exceeded the estimated time of computing.",
+        False,
+    ),
+    "prefetches": ("Prefetches from the remote, by outcome.", True),
+    "tier_written_pages": ("Chunks written to a tier from the tier above, by tier.", True),
+    "tier_dropped_pages": ("Chunks that a tier had no time or room to take, by tier.", True),
+    "tier_lost_pages": ("Chunks that left the tier above unwritten, by tier.", True),
+    "remote_calls": ("Remote calls, by result: calls, failures, and calls skipped.", True),
 }

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ritornello._core import Outcome, Ticket
+    from ritornello._core import Lookup, Outcome, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -34,12 +34,18 @@ class TicketPart:
 
 @dataclass(slots=True)
 class Job:
+    """`started`: a time of `monotonic`. `decision`: the lookup with which the gate decided to
+    load.
+    """
+
     number: int
     request: str
     keys: Sequence[bytes]
     load: bool
     parts: list[TicketPart]
-    leases: Sequence[int] = ()
+    leases: Sequence[Any] = ()
+    started: float = 0.0
+    decision: "Lookup | None" = None
 
     def is_done(self) -> bool:
         return all(piece.ticket is None or piece.ticket.done() for piece in self.parts)

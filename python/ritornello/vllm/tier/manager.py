@@ -24,15 +24,18 @@ from ritornello.connector.interface import accept_defaults, override_difference
 from ritornello.connector.meter import Meter
 from ritornello.vllm import engine_config, kernels
 from ritornello.vllm.engine_config import EngineConfig
+from ritornello.vllm.prefill_times import PrefillTimes
+from ritornello.vllm.tier.cache import TierCache
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.interface import INTERFACE, interface_difference
 from ritornello.vllm.tier.jobs import FinishedJob
 from ritornello.vllm.tier.namespace import KernelPlatform, namespace_of, unsupported_reason
+from ritornello.vllm.tier.requests import LookupAnswer
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
-from ritornello.vllm.tier.tier import REFUSAL_REASONS, LookupAnswer, Tier
-from ritornello.vllm.weights.engine import guard_of_engine
+from ritornello.vllm.tier.tier import REFUSAL_REASONS, Tier
+from ritornello.vllm.weights.engine import guard_of_engine, observe_steps
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -127,10 +130,14 @@ class RitornelloTier(SecondaryTierManager):
         if namespace.model.epoch:
             logger.warning(f"ritornello: {EPOCH_WARNING}", "stored")
         rows = HostRows(primary_kv_view, row_bytes, settings.store.directories)
-        store = TierStore(settings.store, self._meter, namespace.model.hash_algorithm)
+        kind = TierCache if settings.store.tiers else TierStore
+        store = kind(settings.store, self._meter, namespace.model.hash_algorithm)
         guard = engine.guard or guard_of_engine()
-        self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
-        guard.begin_epoch = self._tier.on_caches_reset
+        tier = self._tier = Tier(store, namespace, rows, settings, self._meter, guard)
+        guard.begin_epoch = tier.on_caches_reset
+        if settings.store.tiers:
+            self._prefill_times = PrefillTimes(tier.record_prefill)
+            observe_steps(self._prefill_times)
 
     # Requests.
 
@@ -153,7 +160,7 @@ class RitornelloTier(SecondaryTierManager):
             return LookupResult.MISS
         try:
             answer = tier.lookup(key, req_context)
-            if answer is LookupAnswer.PENDING:
+            if answer is LookupAnswer.PENDING and not tier.has_tiers:
                 if self._async_lookups is None:
                     self._async_lookups = AsyncLookups(tier, self.tier_type)
                 found = self._async_lookups.lookup(key, req_context)
@@ -202,7 +209,7 @@ class RitornelloTier(SecondaryTierManager):
 
     def on_schedule_end(self, context: "ScheduleEndContext") -> None:
         def action(tier: Tier) -> None:
-            tier.end_step()
+            tier.end_step((context.preempted_req_ids or ()) if context else ())
             if self._async_lookups is not None:
                 self._async_lookups.flush()
 
@@ -337,6 +344,13 @@ class AsyncLookups(AsyncLookupManager):
 def config_info_of(settings: TierSettings) -> dict[str, str]:
     """Returns the labels of `vllm:kv_offload_config_info`."""
     store = settings.store
+    if store.tiers:
+        return {
+            "ritornello_tiers": ", ".join(store.shown_tiers),
+            "ritornello_prefetch": store.prefetch,
+            "ritornello_gate": store.gate,
+            "ritornello_read_only": str(store.read_only),
+        }
     return {
         "ritornello_path": ",".join(store.directories),
         "ritornello_capacity": str(store.capacity or "default"),

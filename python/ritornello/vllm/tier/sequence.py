@@ -1,8 +1,8 @@
 """Which chunks are consecutive in a request.
 
 vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. From
-these positions follow the next keys, so that one call looks up many keys, and the previous key,
-which is the parent of a put.
+these positions follow the next keys, so that one call looks up many keys, and the previous keys,
+which a put names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,6 +55,8 @@ class KeySequence:
         self._group = group
         self._known_count = -1
         self._keys: dict[int, bytes] = {}
+        self._leading: list[bytes] = []
+        self._all: list[bytes] = []
 
     def following(self, context: Context, key: bytes) -> list[bytes]:
         """Returns `key` and the keys that follow it without a gap."""
@@ -67,10 +69,35 @@ class KeySequence:
             found.append(successor)
         return found
 
-    def predecessor(self, context: Context, key: bytes) -> bytes | None:
-        """Returns the key of the preceding chunk, or None if it is unknown."""
-        number = chunk_number(context, key, self._group)
-        return self._keys_by_number(context).get(number - 1) if number else None
+    def leading(self, context: Context) -> Sequence[bytes]:
+        """Returns the keys from the first chunk up to the first unknown chunk; the same object
+        until vLLM names further keys.
+        """
+        keys = self._keys_by_number(context)
+        if not self._leading:
+            while (key := keys.get(len(self._leading))) is not None:
+                self._leading.append(key)
+        return self._leading
+
+    def all_keys(self, context: Context) -> Sequence[bytes]:
+        """Returns the keys of all known chunks in order; the same object until vLLM names further
+        keys.
+        """
+        keys = self._keys_by_number(context)
+        if not self._all:
+            self._all = [keys[number] for number in sorted(keys)]
+        return self._all
+
+    def before(self, context: Context, key: bytes) -> Sequence[bytes]:
+        """Returns the keys of all chunks before `key`; if one is unknown, the key of the preceding
+        chunk, if this is known.
+        """
+        number = chunk_number(context, key, self._group) or 0
+        leading = self.leading(context)
+        if len(leading) >= number:
+            return leading[:number]
+        predecessor = self._keys_by_number(context).get(number - 1)
+        return [] if predecessor is None else [predecessor]
 
     def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
         # If vLLM's context lacks this private attribute, each key is looked up alone, and puts have
@@ -79,6 +106,7 @@ class KeySequence:
         if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
             self._known_count = len(positions)
+            self._leading, self._all = [], []
             self._keys = {
                 end // step - 1: key
                 for key, end in positions.items()

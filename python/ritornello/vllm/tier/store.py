@@ -2,43 +2,112 @@
 
 A store that this process owns answers from memory. If another process owns the store, calls go over
 a socket to that process, which may be stopped. Lookups then run on vLLM's lookup thread, and calls
-without a result (`release`, `touch`) on a background thread.
+without a result (`release`, `touch`) on a background thread. Loads and stores run on the threads of
+the store.
 """
 
-import contextlib
 import logging
-import queue
-import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import Settings
+from ritornello.vllm.tier.call_thread import CallThread
 
 if TYPE_CHECKING:
-    from ritornello._core import Scope, Store
+    from ritornello._core import PoolPages, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum number of queued calls while the owner does not answer. Further calls are dropped: a lease
-# that is not released expires, and a page that is not touched is evicted earlier.
-DEFERRED_CALLS_MAX = 4096
+# Maximum duration of a lease, which lasts from a lookup to the end of its load.
+LEASE_SECONDS = 60.0
+# Deadline of a load. A load that takes longer is assumed to be slower than computing.
+LOAD_SECONDS = 10.0
+# Deadline of a store. Until a store ends, vLLM pins its chunks in the host tier.
+STORE_SECONDS = 30.0
 
 
-class TierStore(FailSafeStore):
+class ChunkStore(FailSafeStore):
     """The store of a tier, opened at construction. A store that refuses keys of `hash_algorithm` is
-    not used.
+    not used. Derived classes know whether it is a store or a cache over several tiers.
     """
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
         super().__init__(settings, logger, lambda operation: meter.add(f"errors:{operation}"))
         self._meter = meter
-        self._is_owner: bool | None = None
-        self._role_of: Store | None = None
-        self._deferred_calls: queue.Queue[Callable[[], object] | None] | None = None
+        self._calls = CallThread("ritornello-calls")
         self.expect_hash(hash_algorithm)
         self.open()
+
+    def submit_get(
+        self, scope: "Scope", keys: Sequence[bytes], pages: "PoolPages", *, staged: bool
+    ) -> "Ticket | None":
+        """Starts to fill rows. None if the load could not be started."""
+
+        def action(store: "Store") -> "Ticket":
+            limit = store.time_limit(len(keys) * scope.page_bytes, LOAD_SECONDS)
+            return store.submit_get(scope, keys, pages, staged=staged, timeout=limit)
+
+        return self.call("get", action, None)
+
+    def submit_put(
+        self,
+        scope: "Scope",
+        before: Sequence[bytes],
+        first: int,
+        keys: Sequence[bytes],
+        pages: "PoolPages",
+        retain_until: float | None,
+    ) -> "Ticket | None":
+        """Starts to store rows, which must not change until the ticket is done. None if the store
+        could not be started. `first`: the chunk number of `keys[0]`, 0 if unknown. `before`: the
+        keys before `keys[0]`, all of them from the first chunk, or only the last.
+        """
+
+        def action(store: "Store") -> "Ticket":
+            limit = store.time_limit(len(keys) * scope.page_bytes, STORE_SECONDS, put=True)
+            named, options = self._put_options(before, first, keys)
+            return store.submit_put(
+                scope, named, pages, retain_until=retain_until, timeout=limit, **options
+            )
+
+        return self.call("put", action, None)
+
+    def _put_options(
+        self, before: Sequence[bytes], first: int, keys: Sequence[bytes]
+    ) -> tuple[Sequence[bytes], dict[str, Any]]:
+        """Returns the keys and further arguments of a put, for this kind of store."""
+        return keys, {"parent": before[-1] if before else None}
+
+    def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
+        self.call_later("touch", lambda store: store.touch(scope, keys))
+
+    def end_step(self) -> None:
+        """Called at the end of every step."""
+
+    def close(self) -> None:
+        """Stops the background thread and closes the store. All tickets must be done."""
+        self._calls.stop()
+        super().close()
+
+    def call_later(self, operation: str, action: "Callable[[Store], object]") -> None:
+        """Queues a call without a result. A call is dropped while too many wait for the owner: a
+        lease that is not released expires, and a page that is not touched is evicted earlier.
+        """
+        if self.broken:
+            return
+        if self._calls.submit(lambda: self.call(operation, action, None)) is None:
+            self._meter.add(f"errors:{operation}")
+
+
+class TierStore(ChunkStore):
+    """The tier is one store."""
+
+    def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
+        self._is_owner: bool | None = None
+        self._role_of: Store | None = None
+        super().__init__(settings, meter, hash_algorithm)
 
     def answers_at_once(self) -> bool:
         """Returns whether this process owns the store, so that lookups read its memory."""
@@ -54,43 +123,11 @@ class TierStore(FailSafeStore):
         if not self._is_owner:
             self._is_owner = None
 
-    def release(self, lease: int) -> None:
-        self._call_deferred("release", lambda store: store.release(lease))
+    def release(self, lease: Any) -> None:
+        self.call_later("release", lambda store: store.release(lease))
 
-    def touch(self, scope: "Scope", keys: Sequence[bytes]) -> None:
-        self._call_deferred("touch", lambda store: store.touch(scope, keys))
-
-    def close(self) -> None:
-        """Stops the background thread and closes the store. All tickets must be done."""
-        calls, self._deferred_calls = self._deferred_calls, None
-        if calls is not None:
-            with contextlib.suppress(queue.Full):
-                calls.put_nowait(None)
-        super().close()
-
-    def _call_deferred(self, operation: str, action: "Callable[[Store], object]") -> None:
-        def deferred_call() -> object:
-            return self.call(operation, action, None)
-
-        if self.broken:
-            return
-        if self.answers_at_once():
-            deferred_call()
-            return
-        if self._deferred_calls is None:
-            self._deferred_calls = queue.Queue(DEFERRED_CALLS_MAX)
-            threading.Thread(
-                target=run_deferred_calls,
-                args=(self._deferred_calls,),
-                name="ritornello-deferred",
-                daemon=True,
-            ).start()
-        try:
-            self._deferred_calls.put_nowait(deferred_call)
-        except queue.Full:
-            self._meter.add(f"errors:{operation}")
-
-
-def run_deferred_calls(calls: "queue.Queue[Callable[[], object] | None]") -> None:
-    while (deferred_call := calls.get()) is not None:
-        deferred_call()
+    def call_later(self, operation: str, action: "Callable[[Store], object]") -> None:
+        if not self.broken and self.answers_at_once():
+            self.call(operation, action, None)
+        else:
+            super().call_later(operation, action)

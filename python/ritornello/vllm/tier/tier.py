@@ -2,9 +2,9 @@
 
 Invariants:
 * A chunk that a lookup finds is leased, so that it is still stored when a load reads it. The load
-  takes over the lease; without a load the lease is released at the end of the step. If another
-  process owns the store, vLLM keeps the answer while requests need it, and reuses it without a
-  lease: the chunk may be evicted.
+  takes over the lease; without a load the lease is released at the end of the step. If the tier is
+  one store, and another process owns it, vLLM keeps the answer while requests need it, and reuses
+  it without a lease: the chunk may be evicted.
 * A chunk that a lookup found and its load did not fill remains a miss for its request: the request
   computes the chunk instead of repeating the lookup.
 * A row of the host tier belongs to a job until the job is reported, which happens after the kernel
@@ -16,35 +16,36 @@ Invariants:
 """
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from functools import partial
-from time import perf_counter, time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.connector.meter import Meter
 from ritornello.vllm.settings import RequestOptions
+from ritornello.vllm.tier.cache import TierCache
+from ritornello.vllm.tier.cache_lookups import CacheLookups
 from ritornello.vllm.tier.host_rows import HostRows
 from ritornello.vllm.tier.jobs import FinishedJob, Job, Jobs, TicketPart
 from ritornello.vllm.tier.namespace import Namespace
-from ritornello.vllm.tier.sequence import Context, Group, KeySequence, consecutive_runs, group_of
+from ritornello.vllm.tier.requests import LookupAnswer, RequestState
+from ritornello.vllm.tier.sequence import (
+    Context,
+    Group,
+    KeySequence,
+    chunk_number,
+    consecutive_runs,
+    group_of,
+)
 from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
+from ritornello.vllm.tier.store_lookups import StoreLookups
 from ritornello.vllm.weights.guard import WeightGuard
 
 if TYPE_CHECKING:
-    from ritornello._core import Scope, Store, Ticket
+    from ritornello._core import Scope, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum duration of a lease, which lasts from a lookup to the end of its load.
-LEASE_SECONDS = 60.0
-# Deadline of a load. A load that takes longer is assumed to be slower than computing.
-LOAD_SECONDS = 10.0
-# Deadline of a store. Until a store ends, vLLM pins its chunks in the host tier.
-STORE_SECONDS = 30.0
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
 # Reasons for which the store refuses a page. Such a reason is not a failure: vLLM does not have to
@@ -52,12 +53,6 @@ CLOSE_SECONDS = 10.0
 REFUSAL_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}
 )
-
-
-class LookupAnswer(Enum):
-    HIT = auto()
-    MISS = auto()
-    PENDING = auto()
 
 
 class Transfer(Protocol):
@@ -69,27 +64,14 @@ class Transfer(Protocol):
     req_context: Any
 
 
-@dataclass(slots=True)
-class RequestState:
-    """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
-    at any time.
-    """
-
-    options: RequestOptions
-    sequences: dict[int, KeySequence]
-    answers: dict[bytes, bool] = field(default_factory=dict)
-    leases: deque[int] = field(default_factory=deque)
-    failed: set[bytes] = field(default_factory=set)
-
-
 class Tier:
-    """Moves chunks between `store` and the host tier. `guard`: knows whether the weights
-    changed.
+    """Moves chunks between `store`, which may be a cache over several tiers, and the host tier.
+    `guard`: knows whether the weights changed.
     """
 
     def __init__(
         self,
-        store: TierStore,
+        store: TierStore | TierCache,
         namespace: Namespace,
         rows: HostRows,
         settings: TierSettings,
@@ -105,6 +87,11 @@ class Tier:
         self._scopes: dict[int, tuple[Group, Scope]] = {}
         self._set_namespace(namespace)
         self._requests: dict[str, RequestState] = {}
+        self._lookups: StoreLookups | CacheLookups
+        if isinstance(store, TierCache):
+            self._lookups = CacheLookups(store, self._groups, namespace.row_bytes, meter)
+        else:
+            self._lookups = StoreLookups(store, self._requests, meter)
         # Requests with answers or leases of this step.
         self._active_requests: set[str] = set()
         self._jobs = Jobs()
@@ -124,24 +111,32 @@ class Tier:
         self._active_requests.discard(context.req_id)
         self._requests_before_reset.discard(context.req_id)
         if state is not None:
+            self._lookups.forget(state)
             self._release(state)
 
     # Lookups.
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the store is a cache over several tiers."""
+        return isinstance(self._store, TierCache)
+
     def lookup(self, key: bytes, context: Context) -> LookupAnswer:
-        """Returns whether the chunk can be loaded. If this process owns the store, one lookup in a
-        chained group also answers for the consecutive chunks after the key, up to the first miss.
-        If another process owns the store, returns `PENDING`: `batch_lookup`, on a thread that may
-        block, finds the answer.
+        """Returns whether the chunk can be loaded. `PENDING`: with several tiers, the lookup must
+        be repeated in a later step; otherwise `batch_lookup`, on a thread that may block, finds the
+        answer.
         """
         state = self._state_of(context)
         answer = state.answers.get(key)
         if answer is None:
-            if not self._may_load(state, key):
+            known = self._scopes.get(group_of(key))
+            if known is None or not self._may_load(state, key):
                 return LookupAnswer.MISS
-            if not self._store.answers_at_once():
-                return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
-            answer = self._lookup_from(state, key, context)
+            found = self._lookups.find(state, *known, key, context)
+            if found is LookupAnswer.PENDING:
+                return found
+            self._active_requests.add(context.req_id)
+            answer = found is LookupAnswer.HIT
         return LookupAnswer.HIT if answer and key not in state.failed else LookupAnswer.MISS
 
     def confirm_lookup(self, key: bytes, context: Context, found: bool) -> LookupAnswer:
@@ -158,15 +153,9 @@ class Tier:
         """Returns one answer for each key. Runs on the lookup thread; waits for the owner of the
         store.
         """
-        found = [False] * len(keys)
-        for group, scope, indices in self._by_group(keys):
-            group_keys = [keys[index] for index in indices]
-            for run in consecutive_runs(context, group, group_keys):
-                for index in indices[run][
-                    : self._lease_prefix(scope, group_keys[run], context.req_id)
-                ]:
-                    found[index] = True
-        return found
+        if isinstance(self._lookups, CacheLookups):
+            return [False] * len(keys)
+        return self._lookups.batch_lookup(keys, self._by_group(keys), context)
 
     def _may_load(self, state: RequestState, key: bytes) -> bool:
         return (
@@ -179,33 +168,6 @@ class Tier:
     def _weights_changed(self) -> bool:
         return self._guard is not None and self._guard.changed()
 
-    def _lookup_from(self, state: RequestState, key: bytes, context: Context) -> bool:
-        known = self._scopes.get(group_of(key))
-        if known is None:
-            return False
-        group, scope = known
-        keys = state.sequences[group.number].following(context, key) if group.chained else [key]
-        hits = self._lease_prefix(scope, keys, context.req_id)
-        self._active_requests.add(context.req_id)
-        # Keys after the first miss are looked up again if vLLM requests them.
-        state.answers.update(zip(keys, [True] * hits + [False], strict=False))
-        return hits > 0
-
-    def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
-        """Returns the number of leading keys that are stored, and leases them for the request."""
-        started = perf_counter()
-        match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
-        self._meter.add("lookups")
-        self._meter.add("lookup_seconds", perf_counter() - started)
-        if match is None or not match.pages:
-            return 0
-        state = self._requests.get(request)
-        if state is None:
-            self._store.release(match.lease)
-        else:
-            state.leases.append(match.lease)
-        return match.pages
-
     # Jobs.
 
     def load(self, transfer: Transfer) -> None:
@@ -213,9 +175,12 @@ class Tier:
         context: Context = transfer.req_context
         keys, state = list(transfer.keys), self._peek_state(context)
         # The load takes over the leases that lookups of its request acquired in this step.
-        leases: list[int] = []
+        leases: list[Any] = []
         while state.leases:
             leases.append(state.leases.popleft())
+        decision = None
+        if isinstance(self._lookups, CacheLookups):
+            decision = self._lookups.take_decision(state, keys)
 
         def submit(
             host: HostRows,
@@ -223,18 +188,17 @@ class Tier:
             scope: "Scope",
             keys: Sequence[bytes],
             rows: Sequence[int],
-            store: "Store",
-        ) -> "Ticket":
-            pages = host.pool.pages(rows)
-            limit = store.time_limit(len(keys) * scope.page_bytes, LOAD_SECONDS)
-            return store.submit_get(scope, keys, pages, staged=host.staged, timeout=limit)
+        ) -> "Ticket | None":
+            return self._store.submit_get(scope, keys, host.pool.pages(rows), staged=host.staged)
 
         # The weights may have changed after the lookups found the chunks.
         refusal = "weights_changed" if self._weights_changed() else ""
-        parts = self._start_parts(transfer, keys, refusal, "get", submit)
+        parts = self._start_parts(transfer, keys, refusal, submit)
         if self._guard is not None:
             self._covered[transfer.job_id] = self._guard.covered
-        self._jobs.add(Job(transfer.job_id, context.req_id, keys, True, parts, leases))
+        self._jobs.add(
+            Job(transfer.job_id, context.req_id, keys, True, parts, leases, monotonic(), decision)
+        )
 
     def save(self, transfer: Transfer) -> None:
         """Starts to store rows of the host tier. The store skips chunks that are already stored.
@@ -251,20 +215,14 @@ class Tier:
             scope: "Scope",
             keys: Sequence[bytes],
             rows: Sequence[int],
-            store: "Store",
-        ) -> "Ticket":
-            sequence = state.sequences[group.number]
-            limit = store.time_limit(len(keys) * scope.page_bytes, STORE_SECONDS, put=True)
-            return store.submit_put(
-                scope,
-                keys,
-                host.pool.pages(rows),
-                parent=sequence.predecessor(context, keys[0]) if group.chained else None,
-                retain_until=until,
-                timeout=limit,
-            )
+        ) -> "Ticket | None":
+            before: Sequence[bytes] = ()
+            if group.chained:
+                before = state.sequences[group.number].before(context, keys[0])
+            first = (chunk_number(context, keys[0], group) or 0) if group.chained else 0
+            return self._store.submit_put(scope, before, first, keys, host.pool.pages(rows), until)
 
-        parts = self._start_parts(transfer, keys, self._store_refusal(state), "put", submit)
+        parts = self._start_parts(transfer, keys, self._store_refusal(state), submit)
         self._jobs.add(Job(transfer.job_id, context.req_id, keys, False, parts))
 
     def _store_refusal(self, state: RequestState) -> str:
@@ -281,8 +239,9 @@ class Tier:
         transfer: Transfer,
         keys: Sequence[bytes],
         refusal: str,
-        operation: str,
-        submit: "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int], Store], Ticket]",
+        submit: (
+            "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]"
+        ),
     ) -> list[TicketPart]:
         """Starts one ticket for each series of consecutive chunks, or no ticket if `refusal` names
         a reason.
@@ -296,8 +255,8 @@ class Tier:
             group_keys = [keys[index] for index in indices]
             for run in consecutive_runs(transfer.req_context, group, group_keys):
                 moved = [rows[index] for index in indices[run]]
-                action = partial(submit, self._rows, group, scope, group_keys[run], moved)
-                parts.append(TicketPart(indices[run], self._store.call(operation, action, None)))
+                ticket = submit(self._rows, group, scope, group_keys[run], moved)
+                parts.append(TicketPart(indices[run], ticket))
         if unassigned:
             parts.append(TicketPart(sorted(unassigned), None, "group"))
         return parts
@@ -311,6 +270,7 @@ class Tier:
                 finished.reasons = {"weights_changed": len(finished.ok)}
             for lease in finished.job.leases:
                 self._store.release(lease)
+            self._record_outcome(finished)
             counter = "failed_chunks" if finished.job.load else "skipped_chunks"
             for reason, chunks in finished.reasons.items():
                 self._meter.add(f"{counter}:{reason}", chunks)
@@ -321,6 +281,17 @@ class Tier:
                 )
         return finished_jobs
 
+    def _record_outcome(self, finished: FinishedJob) -> None:
+        """Tells the gate how long its load took, until this step noticed its end."""
+        decision = finished.job.decision
+        if decision is not None and all(finished.ok) and isinstance(self._store, TierCache):
+            self._store.record_outcome(decision, monotonic() - finished.job.started)
+
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Tells the gate that the engine computed `tokens` tokens after `before` in `seconds`."""
+        if isinstance(self._store, TierCache):
+            self._store.record_prefill(before, tokens, seconds)
+
     def _weights_changed_during(self, load: int) -> bool:
         """Returns whether weights changed since the load began, even if an epoch began after the
         change.
@@ -329,16 +300,20 @@ class Tier:
             return False
         return self._covered.pop(load, None) != self._guard.covered or self._guard.changed()
 
-    def end_step(self) -> None:
+    def end_step(self, preempted: Collection[str] = ()) -> None:
         """Releases the leases that no load of this step has taken over. Called after vLLM has
-        submitted all loads of the step.
+        submitted all loads of the step, in which it `preempted` requests.
         """
+        for request in preempted:
+            if request in self._requests:
+                self._lookups.forget(self._requests[request])
         for request in self._active_requests:
             state = self._requests.get(request)
             if state is not None:
                 state.answers.clear()
                 self._release(state)
         self._active_requests.clear()
+        self._lookups.end_step()
         self._store.end_step()
 
     def touch(self, keys: Iterable[bytes]) -> None:
@@ -357,6 +332,7 @@ class Tier:
         self._jobs.wait()
         for state in self._requests.values():
             state.answers.clear()
+            self._lookups.forget(state)
             self._release(state)
         self._active_requests.clear()
         self._requests_before_reset = set(self._requests)
@@ -383,6 +359,7 @@ class Tier:
             self._jobs.wait()
         self.take_finished()
         for state in self._requests.values():
+            self._lookups.forget(state)
             self._release(state)
         self._requests.clear()
         self._rows = None
@@ -391,6 +368,9 @@ class Tier:
     def _set_namespace(self, namespace: Namespace) -> None:
         self._namespace = namespace
         self._scopes = {group.number: (group, namespace.scope(group)) for group in namespace.groups}
+
+    def _groups(self) -> Sequence[Group]:
+        return self._namespace.groups
 
     def _state_of(self, context: Context) -> RequestState:
         state = self._peek_state(context)

@@ -1,0 +1,127 @@
+"""Calls of a scheduler to a cache over several tiers: a disk, and a remote below it.
+
+No call waits for the remote. Lookups, releases and statistics may wait for the process that owns
+the disk tier, so they run on a background thread, in the order of their submission.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from ritornello.connector.cache_counts import CacheCounts
+from ritornello.connector.meter import Meter
+from ritornello.vllm.settings import Settings
+from ritornello.vllm.tier.call_thread import Call
+from ritornello.vllm.tier.store import LEASE_SECONDS, ChunkStore
+
+if TYPE_CHECKING:
+    from ritornello._core import Cache, Gate, Lookup, Scope, Store
+
+# Interval at which the cache's counters are added to the tier's counters.
+REPORT_SECONDS = 1.0
+
+
+class Prompt(NamedTuple):
+    """The chunks of one prompt and KV cache group. `keys`: from the first chunk if `scope` is
+    chained. `computed`: leading tokens that the engine has. `tokens`: of all `keys`.
+    `chunk_tokens`: 0 if the gate is not to decide. `chunk_bytes`: of one chunk in all groups.
+    """
+
+    scope: "Scope"
+    keys: Sequence[bytes]
+    computed: int = 0
+    tokens: int = 0
+    chunk_tokens: int = 0
+    chunk_bytes: int = 0
+
+
+class Found(NamedTuple):
+    """Answer to a lookup. `lookup`: the core's answer. `present`: for each key of a scope that is
+    not chained, whether its chunk is on this machine; None for a chained scope.
+    """
+
+    lookup: "Lookup"
+    present: Sequence[bool] | None = None
+
+
+class TierCache(ChunkStore):
+    """The tier is a cache over several tiers."""
+
+    def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
+        self._gate: Gate = settings.gate
+        # Used by the background thread only.
+        self._counts = CacheCounts(REPORT_SECONDS)
+        self._reported_at = monotonic()
+        super().__init__(settings, meter, hash_algorithm)
+
+    def submit_lookup(self, prompt: Prompt) -> Call | None:
+        """Starts a lookup. Its value is `Found`, or None if it failed. None if it could not be
+        started.
+        """
+
+        def action(cache: "Cache") -> Found:
+            lookup = cache.lookup(
+                prompt.scope,
+                prompt.keys,
+                ttl=LEASE_SECONDS,
+                gate=self._gate if prompt.chunk_tokens or self._gate == "never" else "always",
+                page_tokens=prompt.chunk_tokens,
+                page_bytes=prompt.chunk_bytes,
+                computed=prompt.computed,
+                tokens=prompt.tokens,
+            )
+            if prompt.scope.chained or lookup.state != "ready":
+                return Found(lookup)
+            if self._gate == "never":
+                return Found(lookup, [False] * len(prompt.keys))
+            # After the lease, so that a chunk that is present is leased, unless it was stored
+            # between the two calls.
+            return Found(lookup, cache.exists(prompt.scope, prompt.keys))
+
+        return self._calls.submit(lambda: self._on_cache("lookup", action))
+
+    def abandon(self, prompt: Prompt, call: Call | None) -> None:
+        """Cancels the transfers of a lookup that is pending, and releases the leases of `call`, its
+        last call.
+        """
+
+        def action(cache: "Cache") -> None:
+            # The thread runs calls in order, so `call` is done.
+            if call is not None and call.value is not None:
+                for lease in call.value.lookup.leases:
+                    cache.release(lease)
+            cache.cancel(prompt.scope, prompt.keys)
+
+        self.call_later("cancel", cast("Callable[[Store], object]", action))
+
+    def release(self, lease: Any) -> None:
+        self.call_later("release", lambda store: store.release(lease))
+
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Tells the gate that the engine computed `tokens` tokens after `before` in `seconds`."""
+        self._on_cache("gate", lambda cache: cache.record_prefill(before, tokens, seconds))
+
+    def record_outcome(self, lookup: "Lookup", seconds: float) -> None:
+        """Tells the gate how long a load took that it decided in `lookup`."""
+        self._on_cache("gate", lambda cache: cache.record_outcome(lookup, seconds))
+
+    def end_step(self) -> None:
+        """Adds the growth of the cache's counters to the tier's counters, at intervals."""
+        if monotonic() - self._reported_at >= REPORT_SECONDS:
+            self._reported_at = monotonic()
+
+            def action(cache: "Cache") -> None:
+                for name, amount in self._counts.growth(cache.stats()).items():
+                    self._meter.add(name, amount)
+
+            self.call_later("stats", cast("Callable[[Store], object]", action))
+
+    def _put_options(
+        self, before: Sequence[bytes], first: int, keys: Sequence[bytes]
+    ) -> tuple[Sequence[bytes], dict[str, Any]]:
+        if len(before) != first:
+            return keys, {"parent": before[-1] if before else None, "copy": False}
+        return [*before, *keys], {"first": first, "copy": False}
+
+    def _on_cache(self, operation: str, action: "Callable[[Cache], Any]") -> Any:
+        return self.call(operation, lambda store: action(cast("Cache", store)), None)

@@ -1,0 +1,190 @@
+"""Lookups in a cache over several tiers.
+
+Invariants:
+* A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because
+  a remote names a chunk by all chunks before it. `computed` tells the gate of the chunks that vLLM
+  has.
+* While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
+  repeats the lookup in a later step. The cache's prefetch policy limits this time.
+* The gate decides once per request, until the request is preempted: later lookups promise no chunk
+  behind the decided ones. Otherwise each step of a request that waits for its loads would decide
+  again about the chunks that the gate refused.
+* Leases of an answer belong to the request as soon as the answer is used. Leases of an answer that
+  is not used are released when its request ends.
+"""
+
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING
+
+from ritornello.connector.meter import Meter
+from ritornello.vllm.tier.cache import Found, Prompt, TierCache
+from ritornello.vllm.tier.requests import Decision, LookupAnswer, PromptLookup, RequestState
+from ritornello.vllm.tier.sequence import Context, Group, chunk_number, group_of
+
+if TYPE_CHECKING:
+    from ritornello._core import Lookup, Scope
+
+# Maximum time that the scheduler waits for a lookup. The owner of the disk tier answers sooner, in
+# its own process and over its socket. After a lookup that took longer, the scheduler waits for no
+# lookup until an answer arrives.
+ANSWER_SECONDS = 0.005
+# Minimum time between two lookups of a prompt that is being fetched.
+POLL_SECONDS = 0.002
+
+
+class CacheLookups:
+    """Lookups of all requests. `groups` returns the KV cache groups; `row_bytes`: one chunk of one
+    group.
+    """
+
+    def __init__(
+        self,
+        cache: TierCache,
+        groups: Callable[[], Sequence[Group]],
+        row_bytes: int,
+        meter: Meter,
+    ) -> None:
+        self._cache = cache
+        self._groups = groups
+        self._row_bytes = row_bytes
+        self._meter = meter
+        # Whether the last lookup took longer than `ANSWER_SECONDS`.
+        self._slow = False
+        self._step = 0
+
+    def find(
+        self, state: RequestState, group: Group, scope: "Scope", key: bytes, context: Context
+    ) -> LookupAnswer:
+        """Returns whether the request may load the chunk, and leases it with all chunks that it may
+        load. `PENDING`: repeat the lookup in a later step.
+        """
+        number = chunk_number(context, key, group)
+        asked = self._lookup_of(state, group, scope, key, number, context)
+        if asked.end is not None and number is not None and number >= asked.end:
+            return LookupAnswer.MISS
+        # The first chunk that vLLM asks for in a step is the first that it lacks. The others of the
+        # step get the same answer.
+        if asked.pending_in == self._step:
+            return LookupAnswer.PENDING
+        if asked.call is None:
+            if asked.pending and monotonic() < asked.next_at:
+                asked.pending_in = self._step
+                return LookupAnswer.PENDING
+            computed = (number or 0) * asked.prompt.chunk_tokens
+            asked.prompt = asked.prompt._replace(computed=computed)
+            asked.started = perf_counter()
+            asked.call = None if self._cache.broken else self._cache.submit_lookup(asked.prompt)
+            if asked.call is None:
+                return LookupAnswer.MISS
+            if not self._slow:
+                self._slow = not asked.call.wait(ANSWER_SECONDS)
+        if not asked.call.is_done():
+            asked.pending_in = self._step
+            return LookupAnswer.PENDING
+        self._slow = False
+        found, asked.call = asked.call.value, None
+        self._meter.add("lookups")
+        self._meter.add("lookup_seconds", perf_counter() - asked.started)
+        return self._answer(state, asked, found, key, number or 0)
+
+    def end_step(self) -> None:
+        self._step += 1
+
+    def forget(self, state: RequestState) -> None:
+        """Cancels the pending lookups of a request, and forgets its decisions."""
+        for asked in state.prompts.values():
+            self._abandon(asked)
+        state.prompts.clear()
+
+    def take_decision(self, state: RequestState, keys: Sequence[bytes]) -> "Lookup | None":
+        """Returns the decision that a load of `keys` carries out, if the load has all its chunks.
+        The groups of one prompt decide alike, so the first decision stands for all.
+        """
+        chosen: Lookup | None = None
+        for name, asked in state.prompts.items():
+            decision, asked.decision = asked.decision, None
+            if chosen is None and decision is not None and isinstance(name, int):
+                loaded = sum(group_of(key) == name for key in keys)
+                if loaded == decision.end - decision.first:
+                    chosen = decision.lookup
+        return chosen
+
+    def _lookup_of(
+        self,
+        state: RequestState,
+        group: Group,
+        scope: "Scope",
+        key: bytes,
+        number: int | None,
+        context: Context,
+    ) -> PromptLookup:
+        """Returns the lookup that answers for `key`: a new lookup if vLLM named further keys."""
+        sequence = state.sequences[group.number]
+        name: int | bytes = group.number
+        keys = sequence.leading(context) if group.chained else sequence.all_keys(context)
+        if number is None or (group.chained and number >= len(keys)):
+            name, keys = key, (key,)
+        asked = state.prompts.get(name)
+        if asked is not None and asked.prompt.scope is scope and len(asked.keys) == len(keys):
+            return asked
+        if asked is not None:
+            self._abandon(asked)
+        prompt = Prompt(scope, keys)
+        if group.chained and name == group.number:
+            prompt = prompt._replace(
+                tokens=len(keys) * group.chunk_tokens,
+                chunk_tokens=group.chunk_tokens,
+                chunk_bytes=self._chunk_bytes(group),
+            )
+        asked = state.prompts[name] = PromptLookup(keys, prompt)
+        return asked
+
+    def _chunk_bytes(self, group: Group) -> int:
+        """Returns the bytes of a chunk of `group`, and of the other chained groups for its
+        tokens.
+        """
+        tokens = sum(
+            group.chunk_tokens / each.chunk_tokens for each in self._groups() if each.chained
+        )
+        return int(self._row_bytes * tokens)
+
+    def _answer(
+        self,
+        state: RequestState,
+        asked: PromptLookup,
+        found: Found | None,
+        key: bytes,
+        number: int,
+    ) -> LookupAnswer:
+        if found is None:  # the cache failed
+            state.answers[key] = False
+            return LookupAnswer.MISS
+        lookup, keys = found.lookup, asked.keys
+        asked.pending = lookup.state != "ready"
+        if asked.pending:
+            asked.next_at = monotonic() + POLL_SECONDS
+            asked.pending_in = self._step
+            return LookupAnswer.PENDING
+        if found.present is not None:
+            state.answers.update(zip(keys, found.present, strict=True))
+        else:
+            first = number if asked.prompt.chunk_tokens else 0
+            end = lookup.load if asked.end is None else min(lookup.load, asked.end)
+            if asked.prompt.chunk_tokens:
+                asked.end = end
+                asked.decision = Decision(lookup, first, end) if lookup.estimate else None
+            for place in range(first, len(keys)):
+                state.answers[keys[place]] = place < end
+        answer = LookupAnswer.HIT if state.answers.get(key) else LookupAnswer.MISS
+        if answer is LookupAnswer.MISS and found.present is None:
+            for lease in lookup.leases:
+                self._cache.release(lease)
+        else:
+            state.leases.extend(lookup.leases)
+        return answer
+
+    def _abandon(self, asked: PromptLookup) -> None:
+        if asked.call is not None or asked.pending:
+            self._cache.abandon(asked.prompt, asked.call)
+            asked.call = None

@@ -1,0 +1,65 @@
+"""State of requests and of their lookups."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from ritornello.vllm.settings import RequestOptions
+from ritornello.vllm.tier.cache import Prompt
+from ritornello.vllm.tier.call_thread import Call
+from ritornello.vllm.tier.sequence import KeySequence
+
+if TYPE_CHECKING:
+    from ritornello._core import Lookup
+
+
+class LookupAnswer(Enum):
+    HIT = auto()
+    MISS = auto()
+    PENDING = auto()
+
+
+@dataclass(slots=True)
+class Decision:
+    """A load that the gate decided: the chunks of a prompt from number `first` up to `end`."""
+
+    lookup: "Lookup"
+    first: int
+    end: int
+
+
+@dataclass(slots=True)
+class PromptLookup:
+    """Lookups of one request in one group. `call` is in progress, or its answer is not used yet.
+    `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
+    the step in which the answer is pending for all chunks. `end`: the
+    request may load the chunks before this number; None until the first decision. `decision`: of
+    the last lookup, until a load takes it.
+    """
+
+    keys: Sequence[bytes]
+    prompt: Prompt
+    call: Call | None = None
+    started: float = 0.0
+    pending: bool = False
+    pending_in: int = -1
+    next_at: float = 0.0
+    end: int | None = None
+    decision: Decision | None = None
+
+
+@dataclass(slots=True)
+class RequestState:
+    """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
+    at any time. `prompts`: with several tiers, the lookups of the request, by group or, for a key
+    whose tokens end inside a chunk, by key.
+    """
+
+    options: RequestOptions
+    sequences: dict[int, KeySequence]
+    answers: dict[bytes, bool] = field(default_factory=dict)
+    leases: deque[Any] = field(default_factory=deque)
+    failed: set[bytes] = field(default_factory=set)
+    prompts: dict[int | bytes, PromptLookup] = field(default_factory=dict)

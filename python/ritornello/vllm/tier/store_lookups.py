@@ -1,0 +1,80 @@
+"""Lookups in one store."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ritornello.connector.meter import Meter
+from ritornello.vllm.tier.requests import LookupAnswer, RequestState
+from ritornello.vllm.tier.sequence import Context, Group, consecutive_runs
+from ritornello.vllm.tier.store import LEASE_SECONDS, TierStore
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
+
+
+class StoreLookups:
+    """Lookups of all requests, `requests`, in one store."""
+
+    def __init__(
+        self, store: TierStore, requests: Mapping[str, RequestState], meter: Meter
+    ) -> None:
+        self._store = store
+        self._requests = requests
+        self._meter = meter
+
+    def find(
+        self, state: RequestState, group: Group, scope: "Scope", key: bytes, context: Context
+    ) -> LookupAnswer:
+        """Returns whether the chunk is stored, and leases it. If this process owns the store, one
+        lookup in a chained group also answers for the consecutive chunks after the key, up to the
+        first miss. If another process owns the store, returns `PENDING`: `batch_lookup`, on a
+        thread that may block, finds the answer.
+        """
+        if not self._store.answers_at_once():
+            return LookupAnswer.MISS if self._store.broken else LookupAnswer.PENDING
+        keys = state.sequences[group.number].following(context, key) if group.chained else [key]
+        hits = self._lease_prefix(scope, keys, context.req_id)
+        # Keys after the first miss are looked up again if vLLM requests them.
+        state.answers.update(zip(keys, [True] * hits + [False], strict=False))
+        return LookupAnswer.HIT if hits else LookupAnswer.MISS
+
+    def batch_lookup(
+        self,
+        keys: Sequence[bytes],
+        groups: "Iterable[tuple[Group, Scope, list[int]]]",
+        context: Context,
+    ) -> list[bool]:
+        """Returns one answer for each key. `groups`: the indices of the keys by group. Runs on the
+        lookup thread; waits for the owner of the store.
+        """
+        found = [False] * len(keys)
+        for group, scope, indices in groups:
+            group_keys = [keys[index] for index in indices]
+            for run in consecutive_runs(context, group, group_keys):
+                for index in indices[run][
+                    : self._lease_prefix(scope, group_keys[run], context.req_id)
+                ]:
+                    found[index] = True
+        return found
+
+    def end_step(self) -> None:
+        """Called at the end of every step."""
+
+    def forget(self, state: RequestState) -> None:
+        """Ends pending lookups of a request: there are none, because no lookup starts transfers."""
+
+    def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
+        """Returns the number of leading keys that are stored, and leases them for the request."""
+        started = perf_counter()
+        match = self._store.lease_prefix(scope, keys, LEASE_SECONDS)
+        self._meter.add("lookups")
+        self._meter.add("lookup_seconds", perf_counter() - started)
+        if match is None or not match.pages:
+            return 0
+        state = self._requests.get(request)
+        if state is None:
+            self._store.release(match.lease)
+        else:
+            state.leases.append(match.lease)
+        return match.pages

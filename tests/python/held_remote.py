@@ -1,0 +1,34 @@
+"""A remote in the process of a test, which can withhold its answers and fail."""
+
+import threading
+
+
+class Held:
+    """A remote in this process. Questions wait until `released` is set; calls fail while `down`."""
+
+    values: dict[str, bytes] = {}
+    released = threading.Event()
+    down = False
+    asked = 0
+
+    def _enter(self) -> None:
+        if type(self).down:
+            raise OSError("made by the test")
+
+    def _wait(self) -> None:
+        self._enter()
+        type(self).asked += 1
+        assert self.released.wait(60)
+
+    def get(self, name: str, start: int, stop: int | None) -> bytes | None:
+        self._wait()
+        value = self.values.get(name)
+        return None if value is None else value[start:stop]
+
+    def exists(self, name: str) -> bool:
+        self._wait()
+        return name in self.values
+
+    def set(self, name: str, value: bytes) -> None:
+        self._enter()
+        self.values[name] = bytes(value)

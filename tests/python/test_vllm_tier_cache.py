@@ -1,0 +1,385 @@
+"""vLLM's secondary tier over a disk and a remote, without vLLM: lookups that wait for the remote,
+the gate, and requests that end or whose weights change while a remote loads.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from held_remote import Held
+from support import SMALL
+from tier_support import TOKENS, TierHarness, offload_keys
+
+from ritornello.vllm.tier import cache_lookups
+from ritornello.vllm.tier.requests import LookupAnswer
+from ritornello.vllm.weights.counters import ChangeCounters
+from ritornello.vllm.weights.guard import WeightGuard
+from servers.child import owner_of
+
+KEYS = offload_keys("a", 12)
+DISK_BYTES = "64MiB"
+
+
+@pytest.fixture(autouse=True)
+def remote() -> Iterator[type[Held]]:
+    Held.values.clear()
+    Held.released.set()
+    Held.down = False
+    yield Held
+    Held.released.set()
+
+
+Machine = Callable[..., TierHarness]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Makes tiers of different machines, which share the remote."""
+    made: list[TierHarness] = []
+
+    def make(name: str, **settings: Any) -> TierHarness:
+        tiers = [f"disk {tmp_path}/{name} {DISK_BYTES}", "held_remote:Held"]
+        settings = {"tiers": tiers, "prefetch": "wait_complete"} | settings
+        made.append(TierHarness(tmp_path / name, **settings))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.tier.close()
+
+
+def flush(rig: TierHarness) -> None:
+    assert rig.store._store is not None
+    rig.store._store.flush()
+
+
+def stats(rig: TierHarness) -> dict[str, Any]:
+    assert rig.store._store is not None
+    return dict(rig.store._store.stats())
+
+
+@pytest.fixture
+def other(machine: Machine) -> TierHarness:
+    """A machine without chunks, and a remote to which another machine wrote the prompt, in two
+    parts.
+    """
+    first = machine("first")
+    request = first.begin("r", KEYS)
+    assert first.save(request, KEYS[:5]).ok == [True] * 5
+    assert first.save(request, KEYS[5:]).ok == [True] * 7
+    flush(first)
+    return machine("other")
+
+
+def test_other_machine_finds_prompt_in_remote(other: TierHarness) -> None:
+    request = other.begin("s", KEYS)
+    assert other.answers(request, KEYS) == [LookupAnswer.PENDING] * 12
+    assert other.hits(request, KEYS) == 12
+    assert stats(other)["prefetch"]["pages"] == 12
+    assert other.load(request, KEYS).ok == [True] * 12
+    assert all(other.right(KEYS))
+    assert other.leases() == 0
+
+
+def test_lookup_behind_computed_chunks_names_the_whole_prompt(other: TierHarness) -> None:
+    request = other.begin("s", KEYS)
+    assert other.hits(request, KEYS[4:]) == 8
+    assert other.load(request, KEYS[4:]).ok == [True] * 8
+    assert all(other.right(KEYS[4:]))
+
+
+def test_chunks_of_one_step_get_one_answer(
+    other: TierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup that is repeated at a later chunk of the step would tell the gate that vLLM has the
+    chunks before it.
+    """
+    monkeypatch.setattr(cache_lookups, "POLL_SECONDS", 0.0)
+    request = pending(other)
+    asked: list[int] = []
+    submit = other.store.submit_lookup
+
+    def watched(prompt: Any) -> Any:
+        asked.append(prompt.computed)
+        return submit(prompt)
+
+    monkeypatch.setattr(other.store, "submit_lookup", watched)
+    other.tier.end_step()
+    assert other.answers(request, KEYS[2:]) == [LookupAnswer.PENDING] * 10
+    assert asked == [2 * TOKENS]
+    Held.released.set()
+
+
+def test_promise_is_leased_until_load_ends(other: TierHarness) -> None:
+    request = other.begin("s", KEYS)
+    assert other.hits(request, KEYS) == 12
+    assert other.leases() == 1
+    other.start_load(request, KEYS)
+    other.tier.end_step()
+    other.tier.end_request(request)
+    assert other.tier._jobs.wait(60)
+    assert other.leases() == 1
+    other.tier.take_finished()
+    assert other.leases() == 0
+
+
+def test_unused_promise_ends_with_step(other: TierHarness) -> None:
+    request = other.begin("s", KEYS)
+    other.hits(request, KEYS)
+    other.tier.end_step()
+    assert other.leases() == 0
+    assert other.hits(request, KEYS[2:]) == 10
+    other.tier.end_request(request)
+    assert other.leases() == 0
+
+
+def slow_load_fast_prefill(rig: TierHarness) -> None:
+    """Makes computing a thousand times as fast as loading."""
+    for _ in range(20):
+        rig.tier.record_prefill(0, 1000 * TOKENS, 1e-6)
+
+
+def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
+    rig = machine("one")
+    rig.save(rig.begin("r", KEYS), KEYS)
+    # The write to the remote leases the chunks.
+    flush(rig)
+    slow_load_fast_prefill(rig)
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 0
+    assert rig.leases() == 0
+    # The decision holds for the request, until it is preempted.
+    rig.tier.end_step()
+    for key in KEYS:
+        assert rig.tier.lookup(key, request) is LookupAnswer.MISS
+    assert stats(rig)["gate"]["none"] == 1
+    rig.tier.end_step(["s"])
+    assert rig.tier.lookup(KEYS[0], request) is LookupAnswer.MISS
+    assert stats(rig)["gate"]["none"] == 2
+
+
+def test_gate_fetches_nothing_that_computes_faster(other: TierHarness) -> None:
+    slow_load_fast_prefill(other)
+    assert other.hits(other.begin("s", KEYS), KEYS) == 0
+    assert stats(other)["prefetch"]["not_worthwhile"] == 1
+
+
+def test_gate_never_asks_no_remote(machine: Machine, other: TierHarness) -> None:
+    closed = machine("closed", gate="never")
+    window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
+    closed.save(closed.begin("r", KEYS, window), [*KEYS[:2], *window[:2]])
+    request = closed.begin("s", KEYS, window)
+    assert closed.hits(request, KEYS) == closed.hits(request, window) == 0
+    assert stats(closed)["prefetch"]["started"] == 0
+    assert closed.leases() == 0
+
+
+def test_outcome_of_whole_load_is_recorded(other: TierHarness) -> None:
+    # Computing takes a second for each chunk.
+    other.tier.record_prefill(0, TOKENS, 1.0)
+    request = other.begin("s", KEYS)
+    assert other.hits(request, KEYS[3:]) == 9
+    assert other.load(request, KEYS[3:]).ok == [True] * 9
+    assert stats(other)["gate"]["judged"] == 1
+    again = other.begin("t", KEYS)
+    assert other.hits(again, KEYS) == 12
+    assert other.load(again, KEYS[:5]).ok == [True] * 5
+    assert stats(other)["gate"]["judged"] == 1, "a part of a load says nothing of the decision"
+    assert other.leases() == 0
+
+
+def test_opted_out_request_is_not_prefetched(other: TierHarness) -> None:
+    assert other.hits(other.begin("s", KEYS, **{"ritornello.no_load": True}), KEYS) == 0
+    assert stats(other)["prefetch"]["started"] == 0
+
+
+def pending(rig: TierHarness, name: str = "s") -> Any:
+    """Returns a request that waits for the remote, which does not answer."""
+    Held.released.clear()
+    Held.asked = 0
+    request = rig.begin(name, KEYS)
+    assert rig.tier.lookup(KEYS[0], request) is LookupAnswer.PENDING
+    deadline = time.monotonic() + 60
+    while not Held.asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert rig.tier.lookup(KEYS[1], request) is LookupAnswer.PENDING
+    return request
+
+
+def ended_prefetches(rig: TierHarness, outcome: str) -> int:
+    deadline = time.monotonic() + 60
+    while (found := stats(rig)["prefetch"])["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    return int(found[outcome])
+
+
+def test_aborted_request_cancels_its_prefetch(other: TierHarness) -> None:
+    request = pending(other)
+    other.tier.end_step()
+    other.tier.end_request(request)
+    other.settle()
+    Held.released.set()
+    assert ended_prefetches(other, "cancelled") == 1
+    assert other.leases() == 0
+
+
+def test_request_that_ends_before_its_answer_is_used_leaks_no_lease(
+    other: TierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert other.hits(other.begin("s", KEYS), KEYS) == 12
+    other.tier.end_step()
+    monkeypatch.setattr(cache_lookups, "ANSWER_SECONDS", 0.0)
+    blocked = threading.Event()
+    other.store._calls.submit(lambda: blocked.wait(60))
+    request = other.begin("t", KEYS)
+    assert other.tier.lookup(KEYS[0], request) is LookupAnswer.PENDING
+    other.tier.end_step()
+    other.tier.end_request(request)
+    blocked.set()
+    assert other.leases() == 0
+
+
+def test_preempted_request_is_looked_up_again(other: TierHarness) -> None:
+    request = pending(other)
+    other.tier.end_step(["s"])
+    other.settle()
+    Held.released.set()
+    assert other.hits(request, KEYS) == 12
+
+
+def test_reset_cancels_pending_lookups(other: TierHarness) -> None:
+    request = pending(other)
+    other.tier.reset()
+    Held.released.set()
+    assert other.hits(request, KEYS) == 0
+    other.tier.end_request(request)
+    assert ended_prefetches(other, "cancelled") == 1
+    assert other.hits(other.begin("t", KEYS), KEYS) == 0, "a new epoch has no chunks"
+    assert other.leases() == 0
+
+
+def test_weights_that_change_while_a_remote_loads_give_misses(other: TierHarness) -> None:
+    guard, counters = WeightGuard(), ChangeCounters.private(2)
+    guard.set_counters(counters)
+    other.tier._guard = guard
+    request = pending(other)
+    counters.add(0)
+    Held.released.set()
+    assert other.hits(request, KEYS) == 0
+    other.tier.end_step()
+    other.tier.on_caches_reset()
+    assert other.hits(request, KEYS) == 0, "these chunks belong to the earlier weights"
+    other.tier.end_request(request)
+    assert other.leases() == 0
+
+
+def test_hanging_remote_costs_the_policys_time(machine: Machine, other: TierHarness) -> None:
+    impatient = machine("impatient", prefetch="timeout(0.05, 0)")
+    request = pending(impatient)
+    assert impatient.hits(request, KEYS) == 0
+    Held.released.set()
+
+
+def test_remote_that_is_down_costs_hits_only(machine: Machine) -> None:
+    Held.down = True
+    rig = machine("one")
+    assert rig.save(rig.begin("r", KEYS), KEYS[:6]).ok == [True] * 6
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 6
+    assert rig.load(request, KEYS[:6]).ok == [True] * 6
+
+
+def test_windows_are_found_singly(machine: Machine) -> None:
+    rig = machine("one")
+    window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
+    request = rig.begin("r", KEYS, window)
+    both = [*KEYS[:2], *window[8:10]]
+    assert rig.save(request, both).ok == [True] * 4
+    again = rig.begin("s", KEYS, window)
+    rig.hits(again, KEYS)
+    assert [rig.tier.lookup(key, again) for key in reversed(window)] == [
+        LookupAnswer.HIT if place in (8, 9) else LookupAnswer.MISS for place in range(11, -1, -1)
+    ]
+    assert rig.load(again, both).ok == [True] * 4
+    assert all(rig.right(both))
+    assert rig.leases() == 0
+
+
+def test_key_that_ends_inside_a_chunk_is_looked_up_alone(machine: Machine) -> None:
+    rig = machine("one", gate="always")
+    request = rig.begin("r", KEYS[:2])
+    request._offload_key_positions[KEYS[2]] = 2 * TOKENS + 8
+    assert rig.save(request, KEYS[2:3]).ok == [True]
+    again = rig.begin("s", KEYS[:2])
+    again._offload_key_positions[KEYS[2]] = 2 * TOKENS + 8
+    assert rig.hits(again, KEYS[2:3]) == 1
+    assert rig.load(again, KEYS[2:3]).ok == [True]
+    assert rig.right(KEYS[2:3]) == [True]
+    assert rig.leases() == 0
+
+
+def test_lost_cache_is_opened_again(other: TierHarness) -> None:
+    request = pending(other)
+    assert other.store._store is not None
+    # The cache waits for a remote that is silent when it is closed.
+    Held.released.set()
+    other.store._store.close()
+    assert other.hits(request, KEYS) == 0
+    other.tier.end_request(request)
+    assert other.store.broken
+    deadline = time.monotonic() + 60
+    while not other.store.open():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    again = other.begin("t", KEYS)
+    assert other.hits(again, KEYS) == 12
+    assert other.load(again, KEYS).ok == [True] * 12
+
+
+def test_stopped_owner_does_not_block_scheduler(tmp_path: Path, machine: Machine) -> None:
+    with owner_of(tmp_path / "one", **SMALL) as owner:
+        rig = machine("one", tiers=[f"disk {tmp_path}/one"])
+        request = rig.begin("r", KEYS)
+        rig.save(request, KEYS)
+        assert rig.hits(request, KEYS) == 12
+        rig.tier.end_step()
+        owner.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
+        try:
+            asked = time.monotonic()
+            again = rig.begin("s", KEYS)
+            assert rig.answers(again, KEYS) == [LookupAnswer.PENDING] * 12
+            rig.tier.touch(KEYS)
+            rig.start_load(request, KEYS)
+            rig.tier.end_step()
+            rig.tier.end_request(request)
+            assert rig.tier.take_finished() == []
+            waited = time.monotonic() - asked
+        finally:
+            owner.send_signal(signal.SIGCONT)
+        # Far below the deadline of any call to another process.
+        assert waited < 5
+        done = rig.ended()
+        assert rig.right(KEYS) == done.ok
+        assert rig.hits(again, KEYS) == 12
+        assert rig.load(again, KEYS).ok == [True] * 12
+
+
+def test_counters_of_tiers_reach_the_meter(
+    other: TierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ritornello.vllm.tier.cache.REPORT_SECONDS", 0.0)
+    other.hits(other.begin("s", KEYS), KEYS)
+    other.tier.end_step()
+    other.settle()
+    counts = other.counts.take()
+    assert counts["prefetches:completed"] == 1
+    assert counts["remote_calls:calls"] > 0
+    assert counts["lookups"] > 0
