@@ -259,7 +259,7 @@ test-vllm: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m "not long"
 	$(VLLM)/bin/python -m pytest tests/python/test_tensors.py -q
 
-test-vllm-long: $(STAMPS)/vllm $(STAMPS)/sources
+test-vllm-long: $(STAMPS)/vllm $(STAMPS)/sources $(STAMPS)/s3
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m long || [ $$? -eq 5 ]
 	$(VLLM)/bin/python -m pytest tests/engines/vllm_tier -q -m long || [ $$? -eq 5 ]
 

@@ -31,12 +31,8 @@ STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 
-class Other(Child):
-    """The same engine in another process, controlled line by line."""
-
-    def __init__(self, model: Path, store_path: Path) -> None:
-        asked = {"model": str(model), "tiers": [ritornello_tier(store_path)]}
-        super().__init__(HERE / "tier_harness.py", json.dumps(asked))
+class Obedient(Child):
+    """An engine in another process, controlled line by line."""
 
     def __call__(self, order: str, **words: Any) -> Any:
         self.send(json.dumps({"do": order} | words))
@@ -49,6 +45,14 @@ class Other(Child):
     def end(self) -> None:
         self.communicate(timeout=120)
         assert self.returncode == 0
+
+
+class Other(Obedient):
+    """The engine of these tests in another process, with `tiers`."""
+
+    def __init__(self, model: Path, *tiers: dict[str, Any], **options: Any) -> None:
+        asked = {"model": str(model), "tiers": tiers, "options": options}
+        super().__init__(HERE / "tier_harness.py", json.dumps(asked))
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +72,7 @@ def told(model: Path, store_path: Path) -> dict[str, Any]:
     """Returns the answers of an engine in another process. This engine was a client of the store's
     owner, and the owner was killed before the last answers.
     """
-    with owner_of(store_path) as owner, Other(model, store_path) as other:
+    with owner_of(store_path) as owner, Other(model, ritornello_tier(store_path)) as other:
         said = {"cold": [other("ask", prompt=asked) for asked in (FIRST, SECOND)]}
         other("forget")
         said["client"] = [other("ask", prompt=FIRST), other("ask", prompt=SECOND)]

@@ -8,7 +8,8 @@ regular file is at the store's path, the engine answers the first prompt before 
 For each prompt the reply has the answer, before and after vLLM's own caches are emptied, and the
 number of its tokens that came from vLLM's caches and from the store, and of accepted drafts. If the
 question has `changes_weights`, the engine changes its weights at the end, and answers the last
-prompt again.
+prompt again. If the question has no `prompts`, the engine obeys the orders of `tier_harness` that
+follow, one per line.
 """
 
 import json
@@ -22,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
 
 from harness import BLOCK, BLOCKS, prompt, reply, set_environment  # noqa: E402
-from tier_harness import FILLER, TierEngine  # noqa: E402
+from tier_harness import FILLER, TierEngine, obey_all  # noqa: E402
 from tier_probes import rows_of  # noqa: E402
 from weights import flip  # noqa: E402
 
@@ -114,6 +115,9 @@ def main() -> None:
     assert LLM
     question = json.loads(sys.stdin.readline())
     engine = ConnectorEngine(question["model"], question["extra"], question.get("options", {}))
+    if "prompts" not in question:
+        obey_all(engine)
+        return
     said = list(answers(engine, question))
     counted = engine.offloaded()
     events = {name for name in counted if name.startswith("tiering_")}

@@ -97,6 +97,7 @@ def test_only_cache_reset_drains_jobs(sources: Sources) -> None:
     [
         ("config", "OffloadingParallelConfig", {"dcp_size", "pcp_size", "pp_size", "tp_size"}),
         ("base", "ReqContext", {"_offload_key_positions", "kv_transfer_params", "req_id"}),
+        ("base", "ScheduleEndContext", {"preempted_req_ids"}),
         ("base", "OffloadingKVEventsConfig", {"self_describing_kv_events"}),
         ("base", "OffloadingMetricMetadata", {"documentation", "labelnames"}),
     ],
@@ -112,6 +113,25 @@ def test_vllm_has_attributes_that_are_used_without_a_type(
     [
         (f"{OFFLOAD}.base", ["group_idx.to_bytes(4, ", "def get_offload_key_position("]),
         (f"{OFFLOAD}.cpu.shared_offload_region", ["BLOCK_SIZE_ALIGNMENT: int = mmap.PAGESIZE"]),
+        # The steps that `PrefillTimes` observes.
+        (
+            "vllm.v1.engine.core",
+            [
+                "scheduler_output = self.scheduler.schedule(",
+                "self.scheduler.update_from_output(\n            scheduler_output, model_output",
+            ],
+        ),
+        (
+            "vllm.v1.core.sched.output",
+            [
+                "    scheduled_new_reqs: list[NewRequestData]",
+                "    scheduled_cached_reqs: CachedRequestData",
+                "    num_scheduled_tokens: dict[str, int]",
+                "    scheduled_spec_decode_tokens: dict[str, list[int]]",
+                "    num_computed_tokens: list[int]",
+                "    num_computed_tokens: int",
+            ],
+        ),
     ],
 )
 def test_vllm_code_contains(sources: Sources, module: str, texts: list[str]) -> None:

@@ -87,6 +87,14 @@ class TierEngine(Engine):
             self.tier._jobs.wait(60)
         self.ask([1, 2, 3], answer=2)
 
+    def answer(self, asked: list[int]) -> dict[str, Any]:
+        """Returns the answer to a prompt, and how many of its tokens were not computed."""
+        (output,) = self.ask(asked)
+        return {
+            "tokens": list(output.outputs[0].token_ids),
+            "cached": output.num_cached_tokens,
+        }
+
     def offloaded(self) -> dict[str, float]:
         """Returns vLLM's counts of offloading, with the tier's counts. vLLM reports counts with a
         later engine step, which a short answer causes.
@@ -119,30 +127,35 @@ def ritornello_tier(path: Path, **settings: Any) -> dict[str, Any]:
 def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
     match order["do"]:
         case "ask":
-            (output,) = engine.ask(order["prompt"])
-            return {
-                "tokens": list(output.outputs[0].token_ids),
-                "cached": output.num_cached_tokens,
-            }
+            return engine.answer(order["prompt"])
         case "forget":
             engine.forget_all()
         case "counts":
+            # Counters of several tiers are reported at intervals.
+            engine.tier._store._reported_at = 0.0
+            engine.offloaded()
             return engine.offloaded()
         case "flush":
+            # A lookup does not see stores in progress.
+            engine._unpin()
             engine.tier._store._store.flush()
         case "stop":
             engine.stop()
     return None
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
-    engine = TierEngine(Path(asked["model"]), asked["tiers"])
+def obey_all(engine: TierEngine) -> None:
+    """Carries out orders, one per line of input, until the order to stop."""
     for line in sys.stdin:
         order = json.loads(line)
         reply(obey(engine, order))
         if order["do"] == "stop":
             break
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    obey_all(TierEngine(Path(asked["model"]), asked["tiers"], **asked.get("options", {})))
 
 
 if __name__ == "__main__":

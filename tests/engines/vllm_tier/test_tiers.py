@@ -1,0 +1,99 @@
+"""Two engines, each with its own host memory and disk, over one remote: one with
+`RitornelloConnector` and the data path of GPU engines, one with `RitornelloTier` in a list of tiers
+that was configured by hand.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Obedient, Other
+from connector_engine import CHUNK
+from harness import BLOCK, prompt
+from tier_harness import block_bytes
+
+from servers.environment import ROOT
+from servers.s3 import S3Server
+
+CHUNK_BLOCKS = CHUNK // BLOCK
+# Chunks of a host memory, which has room for the longest prompt.
+HOST_CHUNKS = 8
+# Prompts that one engine computes before the other loads them, and prompts that both compute, so
+# that their prefill is measured: the first prefill of an engine is not.
+OF_CONNECTOR, OF_TIER = prompt(31, 600), prompt(32, 900)
+OWN = [prompt(33, 500), prompt(34, 500)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=["directory", pytest.param("s3", marks=[pytest.mark.long, pytest.mark.timeout(900)])],
+)
+def remote(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("remote")
+    if request.param == "directory":
+        yield f"file://{folder}"
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in S3Server.environment().items():
+            patch.setenv(name, value)
+        program = ROOT / "build/s3/versitygw"
+        with S3Server(program, folder / "data", folder / "log") as server:
+            yield server.address("tiers")
+
+
+@pytest.fixture(scope="module")
+def told(
+    model: Path, remote: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """Returns the answers of both engines, and the counts of each."""
+    folder = tmp_path_factory.mktemp("tiers")
+    settings = {"prefetch": "wait_complete", "gate": "always"}
+    tier = {
+        "type": "RitornelloTier",
+        "module_path": "ritornello.vllm",
+        "tiers": [f"disk {folder}/tier 256MiB", remote],
+        **settings,
+    }
+    chunk_bytes = CHUNK_BLOCKS * block_bytes(model)
+    tiers = [f"host {HOST_CHUNKS * chunk_bytes}", f"disk {folder}/connector 256MiB", remote]
+    question = {"model": str(model), "extra": {"tiers": tiers, **settings}}
+    program = Path(__file__).with_name("connector_engine.py")
+    sizes = {"host_chunks": HOST_CHUNKS, "blocks_per_chunk": CHUNK_BLOCKS}
+    with Obedient(program) as connector, Other(model, tier, **sizes) as other:
+        connector.send(json.dumps(question))
+        engines = {"connector": connector, "tier": other}
+        asked = {"connector": (OF_CONNECTOR, OF_TIER), "tier": (OF_TIER, OF_CONNECTOR)}
+        said: dict[str, dict[str, Any]] = {name: {} for name in engines}
+        for name, engine in engines.items():
+            for own in OWN:
+                engine("ask", prompt=own)
+            said[name]["computed"] = engine("ask", prompt=asked[name][0])
+            engine("flush")
+        for name, engine in engines.items():
+            said[name]["loaded"] = engine("ask", prompt=asked[name][1])
+            said[name]["counts"] = engine("counts")
+            engine("stop")
+            engine.end()
+    return said
+
+
+def test_each_engine_serves_what_the_other_computed(told: dict[str, dict[str, Any]]) -> None:
+    for one, other in (("connector", "tier"), ("tier", "connector")):
+        computed, loaded = told[one]["computed"], told[other]["loaded"]
+        assert computed["cached"] == 0
+        assert loaded["tokens"] == computed["tokens"]
+    assert told["tier"]["loaded"]["cached"] == 599 // CHUNK * CHUNK
+    assert told["connector"]["loaded"]["cached"] == 899 // CHUNK * CHUNK
+
+
+def test_gate_knows_the_speed_of_prefill(told: dict[str, dict[str, Any]]) -> None:
+    """Only a gate that has measured a prefill decides, and counts its decision."""
+    for name in told:
+        counts = told[name]["counts"]
+        assert counts["ritornello_gate_decisions"] >= 1, sorted(counts)
+        assert counts["ritornello_prefetches"] >= 1
+        assert counts.get("ritornello_failed_chunks", 0) == 0
