@@ -273,7 +273,7 @@ test-lmcache: $(STAMPS)/lmcache $(STAMPS)/sources
 test-sglang: $(STAMPS)/sglang $(STAMPS)/sources
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m "not long"
 
-test-sglang-long: $(STAMPS)/sglang
+test-sglang-long: $(STAMPS)/sglang $(STAMPS)/s3
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang -q -m long || [ $$? -eq 5 ]
 
 lint: $(STAMPS)/venv $(LSM)/env ## formatting, words, imports, clippy, ruff and mypy; warnings are errors

@@ -123,7 +123,7 @@ def run(progress: Progress, folder: Path, per_length: int) -> list[Row]:
             model=folder / "model",
             log=folder / f"{name}.log",
             max_tokens=2 * LENGTHS[-1],
-            connector=storage(str(store), CAPACITY),
+            connector=storage(path=str(store), capacity=CAPACITY),
         )
 
     with server("cold", "1. SGLang with Ritornello, empty store") as engine:

@@ -19,8 +19,10 @@ STORED_SECONDS = 60.0
 SOURCES = ("device", "host", "storage")
 
 
-def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
-    """Returns SGLang's extra configuration for Ritornello."""
+def storage(**settings: Any) -> dict[str, Any]:
+    """Returns SGLang's extra configuration for Ritornello: `path` and `capacity`, or `tiers`, and
+    further settings.
+    """
     return {
         "backend_name": "ritornello",
         "module_path": "ritornello.sglang",
@@ -28,8 +30,6 @@ def storage(path: str, capacity: str, **settings: Any) -> dict[str, Any]:
         "interface_v1": 1,
         # By default SGLang only looks up 256 tokens or more.
         "prefetch_threshold": PAGE,
-        "path": path,
-        "capacity": capacity,
         **settings,
     }
 

@@ -129,7 +129,7 @@ def test_pages_round_trip_in_place_and_copied(
     assert pool.in_place is named
     expected = host.memory[:, [5, 2, 7]].copy()
     assert pool.put(keys(3), slots(5, 2, 7), None) == 3
-    assert pool.leading(keys(5)) == 3
+    assert pool.leading(keys(5), None) == 3
     assert pool.present(keys(5)) == [True] * 3 + [False] * 2
     host.memory[:] = 0
     assert pool.get(keys(5), slots(0, 1, 3, 4, 6)) == 3
@@ -155,7 +155,7 @@ def test_page_of_different_size_ends_batch(quiet: SGLangStore, meter: RateMeter)
     pool = pool_of(host, quiet, meter)
     pages = [host.get_data_page(0), host.get_data_page(4)[1:], host.get_data_page(8)]
     assert pool.put_flat(keys(3), pages, None) == 1
-    assert pool.leading(keys(3)) == 1
+    assert pool.leading(keys(3), None) == 1
     assert meter.counts()["refused_pages:size"] == 2
 
 
@@ -164,7 +164,7 @@ def test_closed_store_is_not_called(quiet: SGLangStore, meter: RateMeter) -> Non
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0
     assert pool.get(keys(1), slots(0)) == 0
-    assert (pool.leading(keys(1)), pool.present(keys(1))) == (0, [False])
+    assert (pool.leading(keys(1), None), pool.present(keys(1))) == (0, [False])
     assert meter.counts() == {}
     assert not quiet.open()
 

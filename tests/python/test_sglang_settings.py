@@ -29,6 +29,13 @@ def test_store_settings_are_passed_on() -> None:
     assert settings.options() == said
 
 
+def test_tiers_replace_path() -> None:
+    tiers = ["disk /nvme/kv 200GiB", "s3://bucket/prefix"]
+    settings = Settings.parse({"tiers": tiers, "prefetch": "best_effort", "interface_v1": 1})
+    assert settings.tiers == tuple(tiers)
+    assert (settings.prefetch, settings.gate, settings.has_remote) == ("best_effort", "auto", True)
+
+
 @pytest.mark.parametrize(
     ("extra", "advice"),
     [
@@ -42,6 +49,8 @@ def test_store_settings_are_passed_on() -> None:
         ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "write_budget": [1]}, '"write_budget" is text like'),
         ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+        ({"tiers": ["host 8GiB", "disk /kv 1GiB"]}, "--hicache-size .GB. or --hicache-ratio"),
+        ({"tiers": ["device 8GiB", "disk /kv 1GiB"]}, "'device 8GiB' is a tier of SGLang itself"),
     ],
 )
 def test_invalid_settings_are_named(extra: dict[str, Any] | None, advice: str) -> None:

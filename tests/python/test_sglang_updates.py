@@ -115,14 +115,14 @@ def test_updated_weights_miss_until_flush(
     pages = pages_of(keys, scope.page_bytes)
     assert store.put(scope, keys, pages, None) == 3
     updates.begin()
-    assert store.probe(scope, keys) == 0
+    assert store.find([scope], keys, None, 16) == 0
     assert store.exists(scope, keys) == [False] * 3
     assert store.get(scope, keys, blank(3, scope.page_bytes)) == 0
     assert store.put(scope, keys, pages, None) == 0
     counts = meter.counts()
     assert counts["missed_pages:before_reset"] == counts["skipped_pages:before_reset"] == 3
     updates.epoch = b""
-    assert store.probe(scope, keys) == 3
+    assert store.find([scope], keys, None, 16) == 3
     store.close()
 
 

@@ -32,11 +32,19 @@ COUNTERS = {
     "saved_bytes": "Bytes of these pages.",
     "saved_seconds": "Time of saves.",
     "errors": "Calls to the store that failed.",
+    "gate_load_seconds": "Time of loads that the gate had estimated.",
+    "gate_regret_seconds": "Seconds by which loads exceeded the estimated time of computing.",
 }
 REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
     "refused_pages": "Pages that SGLang passed in a form that is not served, by reason.",
+    "gate_decisions": "Gate decisions (all, some, none).",
+    "prefetches": "Prefetched pieces of prompts, by outcome.",
+    "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
+    "tier_dropped_pages": "Pages that a tier had no time or room to take, by tier.",
+    "tier_lost_pages": "Pages that left the tier above unwritten, by tier.",
+    "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
 }
 
 # Prometheus registers a name once in a process: storages that are attached later use the same

@@ -65,8 +65,9 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 
 class Pool:
-    """One host pool. `name`: SGLang's name of the pool. `leading` and the puts return how many
-    leading pages are stored, the gets how many were filled and verified.
+    """One host pool. `name`: SGLang's name of the pool. `leading` returns how many leading pages
+    can be loaded, the puts how many are stored, the gets how many were filled and verified.
+    `before`: as in `SGLangStore`.
     """
 
     def __init__(
@@ -117,6 +118,10 @@ class Pool:
         return self._scopes
 
     @property
+    def page_tokens(self) -> int:
+        return self._tokens
+
+    @property
     def in_place(self) -> bool:
         return bool(self._memory.parts)
 
@@ -129,24 +134,24 @@ class Pool:
         """Returns memory for one page, as one contiguous tensor."""
         return self._host.get_dummy_flat_data_page()
 
-    def leading(self, keys: Sequence[bytes]) -> int:
-        return min((self._store.probe(scope, keys) for scope in self._scopes), default=0)
+    def leading(self, keys: Sequence[bytes], before: Sequence[bytes] | None) -> int:
+        return self._store.find(self._scopes, keys, before, self._tokens)
 
     def present(self, keys: Sequence[bytes]) -> list[bool]:
         found = [self._store.exists(scope, keys) for scope in self._scopes]
         return [all(page) for page in zip(*found, strict=True)]
 
-    def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
+    def put(self, keys: Sequence[bytes], indices: Any, before: Sequence[bytes] | None) -> int:
         ids = self._page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
             stored = len(keys)
             for scope, part in zip(self._scopes, self._memory.parts, strict=True):
-                stored = min(stored, self._store.put(scope, keys, part.pages(ids), parent))
+                stored = min(stored, self._store.put(scope, keys, part.pages(ids), before))
             return stored
         pages = [self._host.get_data_page(page * self._tokens, flat=True) for page in ids]
-        return self.put_flat(keys, [page.contiguous() for page in pages], parent)
+        return self.put_flat(keys, [page.contiguous() for page in pages], before)
 
     def get(self, keys: Sequence[bytes], indices: Any) -> int:
         ids = self._page_ids(keys, indices)
@@ -163,12 +168,14 @@ class Pool:
             self._host.set_from_flat_data_page(page * self._tokens, data)
         return filled
 
-    def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
+    def put_flat(
+        self, keys: Sequence[bytes], pages: Sequence[Any], before: Sequence[bytes] | None
+    ) -> int:
         """Stores SGLang's copies of pages, each in one contiguous tensor."""
         fitting = self._fitting(keys, pages)
         if not fitting:
             return 0
-        return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], parent)
+        return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], before)
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
         """Loads pages into `pages`, one contiguous tensor for each."""
@@ -206,22 +213,24 @@ class LogicalPool:
     name = "kv"
     replicated = True
     in_place = True
-    page_bytes = 0
+    page_bytes = page_tokens = 0
     scopes: "list[Scope]" = []
 
     def describe(self, engine: Engine) -> None:
         """Does nothing: no bytes are stored."""
 
-    def leading(self, keys: Sequence[bytes]) -> int:
+    def leading(self, keys: Sequence[bytes], before: Sequence[bytes] | None) -> int:
         return len(keys)
 
-    def put(self, keys: Sequence[bytes], indices: Any, parent: bytes | None) -> int:
+    def put(self, keys: Sequence[bytes], indices: Any, before: Sequence[bytes] | None) -> int:
         return len(keys)
 
     def get(self, keys: Sequence[bytes], indices: Any) -> int:
         return len(keys)
 
-    def put_flat(self, keys: Sequence[bytes], pages: Sequence[Any], parent: bytes | None) -> int:
+    def put_flat(
+        self, keys: Sequence[bytes], pages: Sequence[Any], before: Sequence[bytes] | None
+    ) -> int:
         return len(keys)
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:

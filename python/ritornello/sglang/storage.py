@@ -29,13 +29,18 @@ from sglang.version import __version__
 
 from ritornello.connector.identity import EPOCH_WARNING
 from ritornello.connector.interface import accept_defaults
+from ritornello.sglang.cache_store import SGLangCacheStore
+from ritornello.sglang.early_lookups import EarlyLookups
 from ritornello.sglang.engine import dcp_size_of, engine_of, is_storage_writer
 from ritornello.sglang.hits import Presence, restorable_prefixes
+from ritornello.sglang.hooks import hashes_of, watch_prefills, watch_prompts
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.metrics import metrics_of
 from ritornello.sglang.pools import LogicalPool, Pool
+from ritornello.sglang.prefills import prefills
+from ritornello.sglang.prompts import UNKNOWN, prompts
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
 from ritornello.sglang.updates import updates
@@ -74,14 +79,26 @@ class RitornelloStorage(HiCacheStorage):
             self._split = storage_config.tp_lcm_size // storage_config.tp_size
         self._meter = RateMeter(metrics_of(storage_config))
         self._epoch = updates.flushed
-        self._store = SGLangStore(settings, self._meter, lambda: self._epoch != updates.epoch)
+        kind = SGLangCacheStore if settings.tiers else SGLangStore
+        self._store = kind(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
+        if settings.tiers:
+            watch_prompts()
+            if settings.gate == "auto":
+                watch_prefills(self._store.record_prefill)
+        self._has_remote = settings.has_remote
+        self._early = EarlyLookups(self._store, lambda: self._pools.get(KV), hashes_of)
         self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
         if self._engine.model.epoch:
             logger.warning(f"ritornello: {EPOCH_WARNING}", "saved")
 
     # Attach and detach.
+
+    @property
+    def uses_prompts(self) -> bool:
+        """Whether lookups and puts use the keys of all pages before the first."""
+        return self._store.uses_prompts
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
@@ -103,6 +120,8 @@ class RitornelloStorage(HiCacheStorage):
         """
         if self._store.closed:
             return
+        prefills.record = None
+        self._early.close()
         counts = ", ".join(f"{name} {value:g}" for name, value in sorted(self.counts().items()))
         logger.info("ritornello: detached; %s", counts or "nothing was asked")
         self._store.close()
@@ -117,11 +136,27 @@ class RitornelloStorage(HiCacheStorage):
             engine = self._engine.at(updates.epoch)
             for pool in self._pools.values():
                 pool.describe(engine)
+            self._store.forget()
             self._engine, self._epoch = engine, updates.epoch
             logger.warning("ritornello: the weights changed; a new epoch begins")
 
         if self._epoch != updates.epoch:
             self._store.attempt("new epoch", action, None)
+
+    def on_prefetch_begin(self, operation: Any) -> None:
+        """Begins the lookup of an operation that SGLang's scheduler queued, on the remote."""
+        if self._has_remote and not operation.pool_transfers and not operation.assume_stored:
+            self._early.begin(operation)
+
+    def on_prefetch_end(self, operation: Any) -> None:
+        """Ends the lookup of an operation that SGLang's scheduler ended: its request was aborted,
+        or waits no longer.
+        """
+        keys = operation.all_hash_values
+        if keys:
+            self._store.cancel_lookup(keys_of(keys[-1:]))
+        elif self._has_remote:
+            self._early.end(operation)
 
     def clear(self) -> None:
         """Deletes the pages of this rank's pools in the current epoch; other scopes of the store
@@ -177,7 +212,10 @@ class RitornelloStorage(HiCacheStorage):
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        found = self._on_kv("probe", lambda pool: pool.leading(keys_of(keys)), 0)
+        def action(pool: Pool | LogicalPool) -> int:
+            return pool.leading(keys_of(keys), self._before_lookup(extra_info))
+
+        found = self._on_kv("probe", action, 0)
         self._meter.probed(len(keys), found)
         return found
 
@@ -199,7 +237,7 @@ class RitornelloStorage(HiCacheStorage):
         def action(pool: Pool | LogicalPool) -> int:
             if self._is_written_by_another_rank(pool):
                 return len(keys)
-            return pool.put(keys_of(keys), host_indices, _parent(extra_info))
+            return pool.put(keys_of(keys), host_indices, self._before(extra_info))
 
         return _leading(self._on_kv("put", action, 0), keys)
 
@@ -213,7 +251,9 @@ class RitornelloStorage(HiCacheStorage):
     ) -> PoolTransferResult:
         def action(pool: Pool | LogicalPool) -> PoolTransferResult:
             page_keys = keys_of(keys)
-            leading = pool.leading(page_keys)
+            # A remote has no side pools, so that the rest of its prompts would be of no use.
+            before = None if pool_transfers else self._before_lookup(extra_info)
+            leading = pool.leading(page_keys, before)
             sides = [
                 self._presence(transfer, page_keys[:leading]) for transfer in pool_transfers or []
             ]
@@ -253,6 +293,7 @@ class RitornelloStorage(HiCacheStorage):
         """
         if not self._config.enable_storage_metrics:
             return None
+        self._store.report()
         rates = self._meter.take_rates()
         return StorageMetrics(
             prefetch_pgs=rates.prefetch_pages,
@@ -316,6 +357,21 @@ class RitornelloStorage(HiCacheStorage):
             results[transfer.name] = _leading(done, keys)
         return results
 
+    def _before(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
+        """Returns the keys of the pages before a call's first page, None if they are unknown. The
+        store of one tier uses the last only.
+        """
+        before = extra_info.prefix_keys if extra_info is not None else None
+        if before is None or UNKNOWN in before[:1]:
+            return None
+        return keys_of(before if self.uses_prompts else before[-1:])
+
+    def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
+        """Returns the same for a lookup, for which SGLang passes no list if there are no pages."""
+        if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
+            return []
+        return self._before(extra_info)
+
     def _is_written_by_another_rank(self, pool: Pool | LogicalPool) -> bool:
         """Returns whether another rank writes the same bytes."""
         return pool.replicated and not is_storage_writer(self._config)
@@ -337,11 +393,6 @@ def _storage_named_at_start() -> bool:
         return get_memory().hicache_storage_backend is not None
     except ValueError:
         return True
-
-
-def _parent(extra_info: HiCacheStorageExtraInfo | None) -> bytes | None:
-    before = extra_info.prefix_keys if extra_info is not None else None
-    return keys_of(before[-1:])[0] if before else None
 
 
 def _leading(done: int, keys: Sequence[Any]) -> list[bool]:

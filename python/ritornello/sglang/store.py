@@ -23,7 +23,13 @@ PUT_SECONDS = 30.0
 class SGLangStore(FailSafeStore):
     """The store of one rank. While `stale` returns true, the pages in SGLang's cache may belong to
     weights that differ from the current weights: lookups miss and nothing is stored.
+
+    Pages are a piece of a prompt. `before`: the keys of all pages before the piece, from the
+    prompt's first page; None if they are unknown.
     """
+
+    # Whether lookups and puts use all keys in `before`; otherwise puts use only the last.
+    uses_prompts = False
 
     def __init__(
         self, settings: Settings, meter: RateMeter, stale: Callable[[], bool] = lambda: False
@@ -32,11 +38,24 @@ class SGLangStore(FailSafeStore):
         self._meter = meter
         self._stale = stale
 
-    def probe(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        """Returns the number of leading pages that are stored, from the index."""
+    def find(
+        self,
+        scopes: "Sequence[Scope]",
+        keys: Sequence[bytes],
+        before: Sequence[bytes] | None,
+        page_tokens: int,
+    ) -> int:
+        """Returns the number of leading pages that can be loaded, if each page is stored in parts,
+        one under each scope. Called by SGLang's lookup thread, and by its scheduler if that must
+        know the answer immediately.
+        """
         if self._stale():
             return 0
-        return self.call("probe", lambda store: store.probe(scope, keys), 0)
+
+        def action(store: "Store") -> int:
+            return min((store.probe(scope, keys) for scope in scopes), default=0)
+
+        return self.call("probe", action, 0)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         if self._stale():
@@ -68,7 +87,7 @@ class SGLangStore(FailSafeStore):
         scope: "Scope",
         keys: Sequence[bytes],
         pages: "Iterable[Any] | PoolPages",
-        parent: bytes | None,
+        before: Sequence[bytes] | None,
     ) -> int:
         """Returns the number of leading pages that are stored now, including those stored
         before.
@@ -80,7 +99,8 @@ class SGLangStore(FailSafeStore):
         def action(store: "Store") -> int:
             started = perf_counter()
             limit = store.time_limit(len(keys) * scope.page_bytes, PUT_SECONDS, put=True)
-            ticket = store.submit_put(scope, keys, pages, parent=parent, timeout=limit)
+            named, options = self._put_options(keys, before)
+            ticket = store.submit_put(scope, named, pages, timeout=limit, **options)
             outcome = ticket.wait()
             if outcome is None:
                 return 0
@@ -92,3 +112,35 @@ class SGLangStore(FailSafeStore):
 
     def drop(self, scope: "Scope") -> None:
         self.call("clear", lambda store: store.drop_scope(scope), None)
+
+    def begin_lookup(
+        self,
+        scopes: "Sequence[Scope]",
+        keys: Sequence[bytes],
+        before: Sequence[bytes],
+        page_tokens: int,
+    ) -> None:
+        """Begins what a later `find` of the same pages waits for. Never waits for a remote."""
+
+    def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
+        """Cancels what `begin_lookup` began. `prompt`: all keys."""
+
+    def cancel_lookup(self, keys: Sequence[bytes]) -> None:
+        """Ends the waiting of a lookup whose last key is the last of `keys`, if there is one. Never
+        waits.
+        """
+
+    def forget(self) -> None:
+        """Ends all waiting and the leases of pages that SGLang has not read."""
+
+    def report(self, last: bool = False) -> None:
+        """Adds counters of tiers to the meter."""
+
+    def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
+        """Takes a measurement of the engine: it computed `tokens` tokens after `before` tokens."""
+
+    def _put_options(
+        self, keys: Sequence[bytes], before: Sequence[bytes] | None
+    ) -> tuple[Sequence[bytes], dict[str, Any]]:
+        """Returns the keys and options of `submit_put` that name the piece's place."""
+        return keys, {"parent": before[-1] if before else None}

@@ -5,7 +5,7 @@ session.
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attach(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Attach]:
-    """Attaches a host pool (SGLang's KV buffer in host memory) to the session's store, as SGLang
-    does it. Engines have one model with 2 K/V heads and known weights; every test has a unique
-    model name.
+    """Attaches a host pool (SGLang's KV buffer in host memory) to the session's store, or to tiers
+    with these settings, as SGLang does it. Engines have one model with 2 K/V heads and known
+    weights; every test has a unique model name.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]
@@ -63,11 +63,15 @@ def attach(
     attached: list[RitornelloStorage] = []
 
     def attach(
-        host: Any, *sides: tuple[str, Any], v1: bool = True, path: str = "", **said: Any
+        host: Any,
+        *sides: tuple[str, Any],
+        v1: bool = True,
+        path: str = "",
+        tiers: Mapping[str, Any] | None = None,
+        **said: Any,
     ) -> Any:
-        where = path or str(store_path)
-        extra = {"path": where, "capacity": "640MiB", "interface_v1": int(v1)}
-        made = RitornelloStorage(config(extra, **said), {})
+        store = tiers or {"path": path or str(store_path), "capacity": "640MiB"}
+        made = RitornelloStorage(config({**store, "interface_v1": int(v1)}, **said), {})
         attached.append(made)
         made.register_mem_pool_host(host)
         for side, pool in (("kv", host), *sides):

@@ -68,7 +68,7 @@ def start(where: Path, model: Path) -> Start:
             model=model,
             log=where / f"{name}.log",
             max_tokens=1024,
-            connector=storage(str(where / "store"), "640MiB", **settings),
+            connector=storage(path=str(where / "store"), capacity="640MiB", **settings),
             extra_environment=environment or {},
             metrics=metrics,
         )

@@ -1,0 +1,90 @@
+"""Begins lookups on the remote when SGLang queues them.
+
+SGLang's lookup thread serves one request after another, and waits for the remote. So that requests
+do not wait for each other's pages, another thread looks a request's pages up as soon as SGLang
+queues the request: the remote is asked, and pages are fetched, while SGLang's thread waits for
+those of earlier requests.
+"""
+
+import logging
+from collections.abc import Callable
+from queue import Empty, Full, Queue
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from ritornello.sglang.identity import keys_of
+from ritornello.sglang.prompts import UNKNOWN
+from ritornello.sglang.store import SGLangStore
+
+if TYPE_CHECKING:
+    from ritornello.sglang.pools import LogicalPool, Pool
+
+logger = logging.getLogger("ritornello.sglang")
+
+# Requests beyond it are looked up in their turn by SGLang's thread only.
+QUEUED_MAX = 256
+# `close` ends the thread within this time.
+IDLE_SECONDS = 0.2
+
+# Returns the page hashes of SGLang's operation, for pages of a number of tokens.
+Hashes = Callable[[Any, int], list[str]]
+
+
+class EarlyLookups:
+    """Lookups of one storage. `pool` returns its main pool, None while it has none."""
+
+    def __init__(
+        self, store: SGLangStore, pool: "Callable[[], Pool | LogicalPool | None]", hashes: Hashes
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._hashes = hashes
+        self._queue: Queue[tuple[Any, bool]] = Queue(QUEUED_MAX)
+        self._thread: Thread | None = None
+        self._closed = Event()
+
+    def begin(self, operation: Any) -> None:
+        """Begins the lookup of an operation that SGLang queued."""
+        self._put(operation, ended=False)
+
+    def end(self, operation: Any) -> None:
+        """Cancels what `begin` began, because SGLang ended the operation before its turn."""
+        self._put(operation, ended=True)
+
+    def close(self) -> None:
+        """Ends the thread after its present operation."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _put(self, operation: Any, *, ended: bool) -> None:
+        if self._closed.is_set() or operation.prefix_keys is None:
+            return
+        try:
+            self._queue.put_nowait((operation, ended))
+        except Full:
+            return
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                operation, ended = self._queue.get(timeout=IDLE_SECONDS)
+            except Empty:
+                continue
+            try:
+                self._act(operation, ended=ended)
+            except Exception as error:
+                logger.debug("ritornello: no early lookup (%s)", error)
+
+    def _act(self, operation: Any, *, ended: bool) -> None:
+        pool, before = self._pool(), operation.prefix_keys
+        if pool is None or UNKNOWN in before[:1] or operation.is_terminated() is not ended:
+            return
+        keys = keys_of(self._hashes(operation, pool.page_tokens))
+        if ended:
+            self._store.cancel_fetch(pool.scopes, [*keys_of(before), *keys])
+        else:
+            self._store.begin_lookup(pool.scopes, keys, keys_of(before), pool.page_tokens)

@@ -1,0 +1,128 @@
+"""Measures SGLang's prefills for the gate, which compares loading with computing.
+
+`ModelRunner.forward` computes one step. A step is measured if exactly one request computes more
+than one token in it, and no layer waits for pages from host memory. On an accelerator events on its
+stream measure the time, because the method returns before the step is computed.
+"""
+
+import functools
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+logger = logging.getLogger("ritornello.sglang")
+
+# Steps that compute prompts.
+MODES = ("EXTEND", "MIXED")
+# Steps whose events are not complete yet. SGLang has a few steps in flight.
+PENDING_MAX = 16
+
+# Takes the tokens before a prefill, the tokens in it, and its seconds.
+Record = Callable[[int, int, float], object]
+
+
+class Prefills:
+    """Prefills of one process. `record` takes each measurement, on the scheduler's thread."""
+
+    def __init__(self) -> None:
+        self.record: Record | None = None
+        self._watched: Any = None
+        # Tokens before and in a prefill, and the events before and after it, oldest first.
+        self._pending: deque[tuple[int, int, Any, Any]] = deque(maxlen=PENDING_MAX)
+
+    def watch(self, runner: Any) -> str:
+        """Wraps `ModelRunner.forward` once. Returns why that is not possible; "" if it is
+        wrapped.
+        """
+        if self._watched is not runner:
+            if not inspect.isfunction(getattr(runner, "forward", None)):
+                return f"{runner.__name__} has no forward"
+            runner.forward = self._wrap(runner.forward)
+            self._watched = runner
+        return ""
+
+    def _wrap(self, method: Any) -> Any:
+        @functools.wraps(method)
+        def forward(runner: Any, batch: Any, *args: Any, **named: Any) -> Any:
+            if self.record is None:
+                return method(runner, batch, *args, **named)
+            measured = self._begin(runner, batch)
+            returned = method(runner, batch, *args, **named)
+            if measured is not None:
+                self._end(*measured)
+            return returned
+
+        return forward
+
+    def _begin(self, runner: Any, batch: Any) -> tuple[int, int, Any, Any] | None:
+        """Returns the tokens of a prefill to be measured, the events' module or None, and the
+        beginning.
+        """
+        try:
+            self._take_complete()
+            tokens = prefill_of(runner, batch)
+            if tokens is None:
+                return None
+            if str(runner.device) == "cpu":
+                return *tokens, None, perf_counter()
+            import torch
+
+            module = torch.get_device_module(runner.device)
+            began = module.Event(enable_timing=True)
+            began.record()
+            return *tokens, module, began
+        except Exception as error:
+            self._stop(error)
+            return None
+
+    def _end(self, before: int, tokens: int, module: Any, began: Any) -> None:
+        try:
+            if module is None:
+                self._take(before, tokens, perf_counter() - began)
+                return
+            ended = module.Event(enable_timing=True)
+            ended.record()
+            self._pending.append((before, tokens, began, ended))
+        except Exception as error:
+            self._stop(error)
+
+    def _take_complete(self) -> None:
+        while self._pending and self._pending[0][3].query():
+            before, tokens, began, ended = self._pending.popleft()
+            self._take(before, tokens, began.elapsed_time(ended) / 1000.0)
+
+    def _take(self, before: int, tokens: int, seconds: float) -> None:
+        if self.record is not None:
+            self.record(before, tokens, seconds)
+
+    def _stop(self, error: Exception) -> None:
+        self.record = None
+        self._pending.clear()
+        logger.warning(
+            "ritornello: prefills are not measured (%s); the gate decides by what it knows", error
+        )
+
+
+def prefill_of(runner: Any, batch: Any) -> tuple[int, int] | None:
+    """Returns the tokens before a prefill and the tokens in it, if the step of this rank measures
+    one prefill of the whole model.
+    """
+    if batch.forward_mode.name not in MODES or runner.is_draft_worker:
+        return None
+    if runner.pp_group.world_size > 1:
+        return None
+    counter = getattr(runner.token_to_kv_pool, "layer_transfer_counter", None)
+    if counter is not None and counter.consumer_index >= 0:
+        return None
+    lengths, before = batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu
+    long = [place for place, length in enumerate(lengths or ()) if length > 1]
+    if len(long) != 1 or before is None:
+        return None
+    return int(before[long[0]]), int(lengths[long[0]])
+
+
+# SGLang runs one model in a process.
+prefills = Prefills()

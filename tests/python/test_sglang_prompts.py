@@ -1,0 +1,202 @@
+"""Keys of prompts and times of prefills, from stand-ins for SGLang's classes."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ritornello.sglang.prefills import Prefills
+from ritornello.sglang.prompts import UNKNOWN, Prompts, prompt_obstacle
+
+
+class Storage:
+    uses_prompts = True
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def on_prefetch_begin(self, operation: str) -> None:
+        self.told.append(("begin", operation))
+
+    def on_prefetch_end(self, operation: str) -> None:
+        self.told.append(("end", operation))
+
+
+class Tree:
+    """A tree whose node `n` has the keys `n0` and `n1`, below the nodes before it."""
+
+    def get_prefix_hash_values(self, node: int) -> list[str]:
+        return [f"{above}{place}" for above in range(1, node) for place in (0, 1)]
+
+    def get_hash_values(self, node: int) -> list[str]:
+        return [f"{node}0", f"{node}1"]
+
+
+def classes() -> tuple[Any, Any]:
+    """Returns stand-ins for `UnifiedRadixCache` and `HiCacheController`."""
+
+    class Cache:
+        def __init__(self, storage: Any) -> None:
+            self.cache_controller = SimpleNamespace(storage_backend=storage)
+            self.tree_core: Any = Tree()
+            self.hicache_storage_pass_prefix_keys = False
+
+        def prefetch_from_storage(
+            self,
+            request: str,
+            last_host_node_id: int,
+            new_input_tokens: list[int],
+            last_hash: str | None = None,
+            prefix_keys: list[str] | None = None,
+            *,
+            extra_key: str = "",
+        ) -> Any:
+            return request, new_input_tokens, last_hash, prefix_keys, extra_key
+
+        def query_storage_hit_length(
+            self,
+            last_host_node_id: int,
+            new_input_tokens: list[int],
+            last_hash: str | None = None,
+            prefix_keys: list[str] | None = None,
+        ) -> Any:
+            return prefix_keys
+
+    class Controller:
+        def __init__(self, storage: Any) -> None:
+            self.storage_backend = storage
+
+        def prefetch(self, handle: str, tokens: list[int]) -> str:
+            return f"operation of {handle}"
+
+        def terminate_prefetch(self, operation: Any) -> str:
+            return "ended"
+
+    return Cache, Controller
+
+
+def test_lookup_passes_all_keys_before() -> None:
+    cache, controller = classes()
+    watching = Prompts()
+    assert watching.watch(cache, controller) == ""
+    assert watching.watched
+    assert watching.watch(cache, controller) == ""
+    made = cache(Storage())
+    told = made.prefetch_from_storage("r", 2, [7], "21", ["10", "11"], extra_key="lora")
+    assert told == ("r", [7], "21", ["10", "11", "20", "21"], "lora")
+    assert made.query_storage_hit_length(1, [7], last_hash="11") == ["10", "11"]
+    # The puts that follow pass all keys too.
+    assert made.hicache_storage_pass_prefix_keys
+    # A prompt from its first page.
+    assert made.prefetch_from_storage("r", 0, [7])[3] == []
+
+
+def test_lookup_of_other_storage_is_unchanged() -> None:
+    cache, controller = classes()
+    assert Prompts().watch(cache, controller) == ""
+    for storage in (None, object(), SimpleNamespace(uses_prompts=False)):
+        made = cache(storage)
+        assert made.prefetch_from_storage("r", 2, [7], "21", None)[3] is None
+        assert not made.hicache_storage_pass_prefix_keys
+
+
+def test_keys_that_cannot_be_told_are_marked(caplog: pytest.LogCaptureFixture) -> None:
+    cache, controller = classes()
+    assert Prompts().watch(cache, controller) == ""
+    made = cache(Storage())
+    assert made.prefetch_from_storage("r", 2, [7], "31")[3] == [UNKNOWN]
+    made.tree_core = object()
+    assert made.prefetch_from_storage("r", 2, [7], "21")[3] == [UNKNOWN]
+    assert caplog.text.count("does not tell the keys before a page") == 1
+
+
+def test_storage_learns_of_prefetches() -> None:
+    cache, controller = classes()
+    assert Prompts().watch(cache, controller) == ""
+    storage = Storage()
+    made = controller(storage)
+    operation = made.prefetch("r", tokens=[7])
+    assert made.terminate_prefetch(operation) == "ended"
+    assert storage.told == [("begin", "operation of r"), ("end", "operation of r")]
+    assert controller(None).terminate_prefetch(controller(object()).prefetch("r", [7])) == "ended"
+
+
+def test_missing_methods_are_named() -> None:
+    cache, controller = classes()
+    assert "Cache has no prefetch_from_storage" in prompt_obstacle(type("Cache", (), {}), None)
+    assert "Other has no prefetch" in prompt_obstacle(cache, type("Other", (), {}))
+    cache.query_storage_hit_length = lambda self, last_hash: 0
+    found = prompt_obstacle(cache, controller)
+    assert found == "query_storage_hit_length has no last_host_node_id, prefix_keys"
+    watching = Prompts()
+    assert watching.watch(cache, controller) == found
+    assert not watching.watched
+
+
+class Runner:
+    device, is_draft_worker = "cpu", False
+
+    def __init__(self, consumer: int = -1, stages: int = 1, draft: bool = False) -> None:
+        counter = SimpleNamespace(consumer_index=consumer)
+        self.token_to_kv_pool = SimpleNamespace(layer_transfer_counter=counter)
+        self.pp_group = SimpleNamespace(world_size=stages)
+        self.is_draft_worker = draft
+
+    def forward(self, batch: Any, factor: int = 1) -> int:
+        return len(batch.extend_seq_lens_cpu or ()) * factor
+
+
+def step(mode: str, lengths: list[int] | None, before: list[int] | None = None) -> Any:
+    return SimpleNamespace(
+        forward_mode=SimpleNamespace(name=mode),
+        extend_seq_lens_cpu=lengths,
+        extend_prefix_lens_cpu=before if before is not None else [0] * len(lengths or ()),
+    )
+
+
+@pytest.fixture
+def watched() -> tuple[Any, list[tuple[int, int]]]:
+    runner = type("ModelRunner", (Runner,), {"forward": Runner.forward})
+    prefills, told = Prefills(), []
+    assert prefills.watch(runner) == prefills.watch(runner) == ""
+
+    def record(before: int, tokens: int, seconds: float) -> None:
+        assert seconds >= 0
+        told.append((before, tokens))
+
+    assert runner().forward(step("EXTEND", [9])) == 1
+    prefills.record = record
+    return runner, told
+
+
+def test_prefill_of_one_request_is_measured(watched: Any) -> None:
+    runner, told = watched
+    assert runner().forward(step("EXTEND", [100], [28]), factor=3) == 3
+    assert runner().forward(step("MIXED", [1, 64, 1], [7, 5, 9])) == 3
+    assert told == [(28, 100), (5, 64)]
+
+
+@pytest.mark.parametrize(
+    ("runner", "batch"),
+    [
+        ({}, step("DECODE", None)),
+        ({}, step("TARGET_VERIFY", [8])),
+        ({}, step("EXTEND", [8, 8])),
+        ({}, step("EXTEND", [1])),
+        ({"consumer": 2}, step("EXTEND", [8])),
+        ({"stages": 2}, step("EXTEND", [8])),
+        ({"draft": True}, step("EXTEND", [8])),
+    ],
+)
+def test_other_steps_are_not_measured(watched: Any, runner: Any, batch: Any) -> None:
+    kind, told = watched
+    kind(**runner).forward(batch)
+    assert told == []
+
+
+def test_unknown_step_ends_measuring(watched: Any, caplog: pytest.LogCaptureFixture) -> None:
+    runner, told = watched
+    assert runner().forward(SimpleNamespace(extend_seq_lens_cpu=[9])) == 1
+    assert runner().forward(step("EXTEND", [9])) == 1
+    assert told == []
+    assert caplog.text.count("prefills are not measured") == 1

@@ -1,0 +1,300 @@
+"""The tiers behind SGLang's storage: pages that another machine computed, over a remote."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import blank, keys_of, pages_of
+
+import ritornello as rt
+from ritornello.sglang.cache_store import SGLangCacheStore
+from ritornello.sglang.early_lookups import EarlyLookups
+from ritornello.sglang.meter import RateMeter
+from ritornello.sglang.settings import Settings
+
+PAGE, TOKENS, WAIT = 64 << 10, 16, 60.0
+SCOPE = rt.Scope.opaque("sglang tiers", PAGE, chained=True)
+KEYS = keys_of("prompt", 40)
+
+Machine = Callable[..., SGLangCacheStore]
+
+
+class Gated:
+    """A remote whose answers wait for `opened`."""
+
+    values: dict[str, bytes] = {}
+    opened, asked = Event(), Event()
+
+    def get(self, name: str, start: int, stop: int | None) -> bytes | None:
+        value = self.values.get(name)
+        return None if value is None else value[start:stop]
+
+    def exists(self, name: str) -> bool:
+        self.asked.set()
+        self.opened.wait(WAIT)
+        return name in self.values
+
+    def set(self, name: str, value: bytes) -> None:
+        self.values[name] = value
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """Opens the tiers of a machine: a disk and, by default, a remote in a shared directory."""
+    opened: list[SGLangCacheStore] = []
+    (tmp_path / "far").mkdir()
+
+    def machine(name: str, remote: str = f"file://{tmp_path}/far", **given: Any) -> Any:
+        said = {"prefetch": "wait_complete", "gate": "always", **given}
+        tiers = [f"disk {tmp_path}/{name} 64MiB", remote]
+        opened.append(SGLangCacheStore(Settings.parse({"tiers": tiers, **said}), RateMeter()))
+        return opened[-1]
+
+    yield machine
+    for store in opened:
+        store.close()
+
+
+def put(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
+    """Puts pages as SGLang's write thread does it: `first` pages are known to precede them."""
+    before = None if first is None else keys[:first]
+    piece = keys[first or 0 :]
+    return store.put(SCOPE, piece, pages_of(piece, PAGE), before)
+
+
+def flush(store: SGLangCacheStore) -> None:
+    store._on_cache("flush", lambda cache: cache.flush(), None)
+
+
+def find(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
+    """Looks pages up on a thread of its own, as SGLang does it."""
+    before = None if first is None else keys[:first]
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(store.find, [SCOPE], keys[first or 0 :], before, TOKENS)
+        return asked.result(WAIT)
+
+
+def load(store: SGLangCacheStore, keys: Sequence[bytes]) -> int:
+    out = blank(len(keys), PAGE)
+    pages = store.get(SCOPE, keys, out)
+    assert np.array_equal(out[:pages], pages_of(keys, PAGE)[:pages])
+    return pages
+
+
+def started(store: SGLangCacheStore) -> int:
+    return int(store._on_cache("stats", lambda cache: cache.stats()["prefetch"]["started"], -1))
+
+
+def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
+    one, two = machine("one"), machine("two")
+    # SGLang stores a prompt in pieces.
+    assert put(one, KEYS[:17]) == 17
+    assert put(one, KEYS, first=17) == 23
+    flush(one)
+    assert find(two, [*KEYS, *keys_of("new", 2)]) == 40
+    assert len(two._leased) == 1
+    for first in range(0, 40, 16):
+        assert load(two, KEYS[first : first + 16]) == len(KEYS[first : first + 16])
+    assert not two._leased
+    two.report(last=True)
+    counts = two._meter.counts()
+    assert counts["prefetches:completed"] == 1
+    assert counts["remote_calls:calls"] > 0
+    one.report(last=True)
+    # The remote packs pages into objects; an object that grows is written again.
+    assert one._meter.counts()["tier_written_pages:remote"] >= 40
+
+
+def test_lookup_begins_after_pages_that_sglang_has(machine: Machine) -> None:
+    one, two = machine("one"), machine("two")
+    assert put(one, KEYS) == 40
+    flush(one)
+    assert find(two, KEYS, first=24) == 16
+    # The tiers of this machine serve a piece without its place.
+    assert find(two, KEYS[24:], first=None) == 16
+
+
+def test_pages_without_place_stay_on_this_machine(machine: Machine) -> None:
+    one, two = machine("one"), machine("two")
+    assert put(one, KEYS[24:], first=None) == 16
+    flush(one)
+    assert find(one, KEYS[24:], first=None) == 16
+    # SGLang has the pages before, the tiers do not.
+    assert find(one, KEYS, first=24) == 16
+    assert find(two, KEYS[24:], first=None) == 0
+    assert started(two) == 0
+    assert find(two, KEYS, first=24) == 0
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of a remote of this process that does not answer yet."""
+    monkeypatch.setitem(sys.modules, "gated_remote", sys.modules[__name__])
+    monkeypatch.setattr(Gated, "values", {})
+    monkeypatch.setattr(Gated, "opened", Event())
+    monkeypatch.setattr(Gated, "asked", Event())
+    return "gated_remote:Gated"
+
+
+def test_scheduler_does_not_wait_for_remote(machine: Machine, gated: str) -> None:
+    one = machine("one", gated)
+    assert put(one, KEYS[:8]) == 8
+    # This thread created the store, as SGLang's scheduler does it.
+    assert one.find([SCOPE], KEYS, [], TOKENS) == 8
+    assert Gated.asked.wait(WAIT)
+    assert not Gated.opened.is_set()
+    Gated.opened.set()
+
+
+def test_ended_prefetch_ends_waiting(machine: Machine, gated: str) -> None:
+    one = machine("one", gated)
+    assert put(one, KEYS[:8]) == 8
+    told: list[int] = []
+    lookup = Thread(target=lambda: told.append(one.find([SCOPE], KEYS, [], TOKENS)))
+    lookup.start()
+    assert Gated.asked.wait(WAIT)
+    one.cancel_lookup(keys_of("other", 2))
+    assert lookup.is_alive()
+    while lookup.is_alive():
+        one.cancel_lookup(KEYS[-1:])
+        lookup.join(0.01)
+    assert told == [8]
+    assert not one._waiting
+    # The lookup left no lease that only its end would release.
+    Gated.opened.set()
+
+
+def test_closing_ends_waiting(machine: Machine, gated: str) -> None:
+    one = machine("one", gated)
+    told: list[int] = []
+    lookup = Thread(target=lambda: told.append(one.find([SCOPE], KEYS, [], TOKENS)))
+    lookup.start()
+    assert Gated.asked.wait(WAIT)
+    closing = Thread(target=one.close)
+    closing.start()
+    lookup.join(WAIT)
+    Gated.opened.set()
+    closing.join(WAIT)
+    assert told == [0]
+
+
+def test_unreachable_remote_keeps_local_hits(machine: Machine) -> None:
+    one = machine("one", "file:///nowhere/at/all")
+    assert put(one, KEYS[:8]) == 8
+    assert find(one, KEYS) == 8
+    assert load(one, KEYS[:8]) == 8
+
+
+def test_closed_gate_finds_nothing(machine: Machine) -> None:
+    one = machine("one")
+    assert put(one, KEYS) == 40
+    flush(one)
+    two = machine("two", gate="never")
+    assert find(two, KEYS) == 0
+    assert put(two, KEYS[:8]) == 8
+    assert find(two, KEYS[:8]) == find(two, KEYS[:8], first=None) == 0
+    assert started(two) == 0
+
+
+def test_gate_computes_what_computing_is_faster_for(machine: Machine) -> None:
+    one = machine("one", gate="auto")
+    assert put(one, KEYS) == 40
+    assert find(one, KEYS) == 40
+    for _ in range(20):
+        one.record_prefill(0, 4096, 1e-6)
+    assert find(one, KEYS) == 0
+    for _ in range(200):
+        one.record_prefill(0, 4096, 100.0)
+    assert find(one, KEYS, first=8) == 32
+    one.report(last=True)
+    counts = one._meter.counts()
+    assert counts["gate_decisions:none"] == counts["gate_decisions:all"] == 1
+    assert load(one, KEYS[8:]) == 32
+    one.report(last=True)
+    assert one._meter.counts()["gate_load_seconds"] > 0
+
+
+def test_leases_of_unread_pieces_are_bounded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ritornello.sglang.cache_store.LEASED_MAX", 2)
+    one = machine("one")
+    released: list[Any] = []
+    release = one._release
+
+    def observed(leases: Any) -> None:
+        released.append(leases)
+        release(leases)
+
+    monkeypatch.setattr(one, "_release", observed)
+    prompts = [keys_of(f"prompt {number}", 2) for number in range(4)]
+    for keys in prompts:
+        assert put(one, keys) == 2
+        assert find(one, keys) == 2
+    assert [*one._leased] == [keys[0] for keys in prompts[2:]]
+    assert len(released) == 2
+    one.forget()
+    assert len(released) == 4
+
+
+@pytest.fixture
+def early() -> Iterator[Callable[..., EarlyLookups]]:
+    """Makes early lookups of a store with one scope, whose operations know their hashes."""
+    opened: list[EarlyLookups] = []
+
+    def made(store: SGLangCacheStore) -> EarlyLookups:
+        pool: Any = SimpleNamespace(scopes=[SCOPE], page_tokens=TOKENS)
+        opened.append(EarlyLookups(store, lambda: pool, lambda operation, tokens: operation.hashes))
+        return opened[-1]
+
+    yield made
+    for each in opened:
+        each.close()
+
+
+def operation(keys: Sequence[bytes], first: int = 0) -> Any:
+    """Returns an operation of SGLang, which a test may end."""
+    hashes = [key.hex() for key in keys]
+    made = SimpleNamespace(hashes=hashes[first:], prefix_keys=hashes[:first], ended=False)
+    made.is_terminated = lambda: made.ended
+    return made
+
+
+def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
+    one = machine("one", gated)
+    begun = early(one)
+    queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(3)]
+    for each in queued:
+        begun.begin(each)
+    until = time.monotonic() + WAIT
+    while started(one) < len(queued):
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    queued[1].ended = True
+    begun.end(queued[1])
+    cancelled = "prefetches:cancelled"
+    while not one._meter.counts().get(cancelled):
+        assert time.monotonic() < until
+        time.sleep(0.002)
+        one.report(last=True)
+    Gated.opened.set()
+    assert find(one, keys_of("queued 0", 6), first=2) == 0
+    # The lookup that SGLang waits for is the one that was begun.
+    assert started(one) == len(queued)
+
+
+def test_lookups_wait_until_remote_answers(machine: Machine, gated: str) -> None:
+    one = machine("one", gated)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(one.find, [SCOPE], KEYS, [], TOKENS)
+        assert Gated.asked.wait(WAIT)
+        assert not asked.done()
+        Gated.opened.set()
+        assert asked.result(WAIT) == 0
