@@ -270,15 +270,16 @@ def operation(keys: Sequence[bytes], first: int = 0) -> Any:
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)
-    queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(3)]
+    # More than the cache fetches at a time, so that the last waits.
+    queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(6)]
     for each in queued:
         begun.begin(each)
     until = time.monotonic() + WAIT
     while started(one) < len(queued):
         assert time.monotonic() < until
         time.sleep(0.002)
-    queued[1].ended = True
-    begun.end(queued[1])
+    queued[-1].ended = True
+    begun.end(queued[-1])
     cancelled = "prefetches:cancelled"
     while not one._meter.counts().get(cancelled):
         assert time.monotonic() < until

@@ -299,8 +299,10 @@ class SGLangCacheStore(SGLangStore):
             self._report_lock.release()
 
     def _put_options(
-        self, keys: Sequence[bytes], before: Sequence[bytes] | None
+        self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None
     ) -> tuple[Sequence[bytes], dict[str, Any]]:
+        if not scope.chained:
+            return keys, {"copy": False}
         if before is None:
             return keys, {"parent": UNKNOWN_PARENT, "copy": False}
         return [*before, *keys], {"first": len(before), "copy": False}

@@ -23,8 +23,9 @@ logger = logging.getLogger("ritornello.sglang")
 
 # Requests beyond it are looked up in their turn by SGLang's thread only.
 QUEUED_MAX = 256
-# `close` ends the thread within this time.
 IDLE_SECONDS = 0.2
+# Maximum time that `close` waits for the thread: SGLang compiles its hash function at first use.
+CLOSE_SECONDS = 2.0
 
 # Returns the page hashes of SGLang's operation, for pages of a number of tokens.
 Hashes = Callable[[Any, int], list[str]]
@@ -52,10 +53,10 @@ class EarlyLookups:
         self._put(operation, ended=True)
 
     def close(self) -> None:
-        """Ends the thread after its present operation."""
+        """Ends the thread after its present operation, and waits for it a short time."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(CLOSE_SECONDS)
 
     def _put(self, operation: Any, *, ended: bool) -> None:
         if self._closed.is_set() or operation.prefix_keys is None:

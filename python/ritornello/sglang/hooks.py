@@ -1,5 +1,6 @@
-"""Finds SGLang's classes whose methods `prompts` and `prefills` wrap, for a storage with tiers.
-Names as in SGLang 0.5.23. Without them the storage serves with less: every obstacle is logged.
+"""Functions and classes of SGLang that the storage needs besides its interface. Names as in SGLang
+0.5.23. Storages with tiers have methods of these classes wrapped (`prompts`, `prefills`); if that
+is not possible, the storage serves with less, and a line of the log says why.
 """
 
 import logging
@@ -51,3 +52,15 @@ def hashes_of(operation: Any, page_tokens: int) -> list[str]:
 
     tokens, last = operation.token_ids, operation.last_hash
     return [*get_storage_hash_str(tokens, last, page_size=page_tokens)]
+
+
+def storage_named_at_start() -> bool:
+    """Returns whether SGLang's start options name a storage. If so, SGLang imported this module
+    before it could receive an update of the weights. True outside an engine.
+    """
+    from sglang.srt.runtime_context import get_memory
+
+    try:
+        return get_memory().hicache_storage_backend is not None
+    except ValueError:
+        return True

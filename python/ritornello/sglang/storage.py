@@ -33,7 +33,12 @@ from ritornello.sglang.cache_store import SGLangCacheStore
 from ritornello.sglang.early_lookups import EarlyLookups
 from ritornello.sglang.engine import dcp_size_of, engine_of, is_storage_writer
 from ritornello.sglang.hits import Presence, restorable_prefixes
-from ritornello.sglang.hooks import hashes_of, watch_prefills, watch_prompts
+from ritornello.sglang.hooks import (
+    hashes_of,
+    storage_named_at_start,
+    watch_prefills,
+    watch_prompts,
+)
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
 from ritornello.sglang.meter import RateMeter
@@ -383,18 +388,6 @@ class RitornelloStorage(HiCacheStorage):
         return self._store.attempt(operation, lambda: action(pool), default)
 
 
-def _storage_named_at_start() -> bool:
-    """Returns whether SGLang's start options name a storage. If so, SGLang imported this module
-    before it could receive an update of the weights. True outside an engine.
-    """
-    from sglang.srt.runtime_context import get_memory
-
-    try:
-        return get_memory().hicache_storage_backend is not None
-    except ValueError:
-        return True
-
-
 def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
     return [place < done for place in range(len(keys))]
 
@@ -402,5 +395,5 @@ def _leading(done: int, keys: Sequence[Any]) -> list[bool]:
 accept_defaults(RitornelloStorage, HiCacheStorage)
 # If SGLang was started without a storage, its weights may have been updated before this module
 # observed updates.
-if updates.watch(*WATCHED) and not _storage_named_at_start():
+if updates.watch(*WATCHED) and not storage_named_at_start():
     updates.begin()

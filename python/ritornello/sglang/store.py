@@ -99,7 +99,7 @@ class SGLangStore(FailSafeStore):
         def action(store: "Store") -> int:
             started = perf_counter()
             limit = store.time_limit(len(keys) * scope.page_bytes, PUT_SECONDS, put=True)
-            named, options = self._put_options(keys, before)
+            named, options = self._put_options(scope, keys, before)
             ticket = store.submit_put(scope, named, pages, timeout=limit, **options)
             outcome = ticket.wait()
             if outcome is None:
@@ -140,7 +140,7 @@ class SGLangStore(FailSafeStore):
         """Takes a measurement of the engine: it computed `tokens` tokens after `before` tokens."""
 
     def _put_options(
-        self, keys: Sequence[bytes], before: Sequence[bytes] | None
+        self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None
     ) -> tuple[Sequence[bytes], dict[str, Any]]:
         """Returns the keys and options of `submit_put` that name the piece's place."""
         return keys, {"parent": before[-1] if before else None}

@@ -108,13 +108,14 @@ def check_gate(server: SGLangServer) -> None:
     server.admin("PUT", "/hicache/storage-backend", attach)
     # The weights may have changed without a storage: a flush begins an epoch.
     server.forget()
-    asked = prompt(5)
-    for _ in range(2):
-        server.generate(asked, ANSWER)
-        server.forget()
+    asked, saved = prompt(5), counted(server, "saved_pages")
+    server.generate(asked, ANSWER)
     deadline = time.monotonic() + WAIT
+    while counted(server, "saved_pages") < saved + CLAIMED // PAGE:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
     while not counted(server, "gate_decisions"):
         assert time.monotonic() < deadline
-        server.generate(asked, 1)
         server.forget()
+        server.generate(asked, 1)
         time.sleep(0.3)
