@@ -93,13 +93,14 @@ class LMCacheServer(Process):
 
 def adapter_of(path: Path, kind: str = "plugin", **params: Any) -> dict[str, Any]:
     """Returns the value of LMCache's `--l2-adapter` for an adapter of one of its two kinds.
-    `params`: further settings of the adapter.
+    `params`: further settings of the adapter; `tiers` replaces the store at `path`.
     """
+    place = {} if "tiers" in params else {"path": str(path), "capacity": CAPACITY}
     return {
         "type": kind,
         "module_path": "ritornello.lmcache",
         "class_name": {"plugin": "RitornelloL2Adapter", "native_plugin": "NativeClient"}[kind],
-        "adapter_params": {"path": str(path), "capacity": CAPACITY, **params},
+        "adapter_params": {**place, **params},
     }
 
 

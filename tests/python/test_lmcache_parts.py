@@ -12,8 +12,8 @@ from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.formats import REFRESH_SECONDS, FormatCatalog
 from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.listing import list_objects
-from ritornello.lmcache.lmcache_objects import fits
 from ritornello.lmcache.locks import Locks
+from ritornello.lmcache.lookup import fits
 from ritornello.lmcache.naming import (
     RANK_PREFIXES_MAX,
     Family,
@@ -336,6 +336,44 @@ def test_client_runs_queries_in_order_until_close() -> None:
     assert heard == [(0, False), (1, True)]
     executor.submit(lambda expired: heard.append((2, expired)))
     assert heard[-1] == (2, True)
+
+
+def test_pending_query_is_repeated() -> None:
+    from threading import Event
+
+    ready, done, behind = Event(), Event(), Event()
+    calls: list[bool] = []
+
+    def pending(expired: bool) -> bool:
+        calls.append(expired)
+        if ready.is_set():
+            done.set()
+        return not ready.is_set()
+
+    # A query whose first call runs in the caller, and finds out that it must wait, continues on the
+    # thread.
+    executor = LookupExecutor(lambda: True)
+    executor.submit(pending)
+    executor.submit(lambda _: behind.set())
+    assert behind.wait(60), "a pending query does not delay the query behind it"
+    assert not done.is_set()
+    ready.set()
+    assert done.wait(60)
+    executor.close()
+    assert len(calls) > 1 and not any(calls)
+
+
+def test_close_ends_pending_queries() -> None:
+    calls: list[bool] = []
+
+    def pending(expired: bool) -> bool:
+        calls.append(expired)
+        return not expired
+
+    executor = LookupExecutor(lambda: False)
+    executor.submit(pending)
+    executor.close()
+    assert calls[-1] and not any(calls[:-1])
 
 
 # Listing.

@@ -11,8 +11,9 @@ eventfd for stores and one for loads, and LMCache takes the results when it poll
 import ctypes
 import os
 from functools import lru_cache, partial
-from itertools import count
+from itertools import count, islice
 from threading import Lock, Thread
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,17 @@ from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import EncodedObjectKey, KeyEntry, KeyListPage, ObjectKey
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
+from lmcache.v1.memory_management import MemoryFormat
 
 from ritornello._core import Completions
 from ritornello.connector.interface import accept_defaults
+from ritornello.connector.meter import Counts
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.interface import INTERFACE, interface_difference
 from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.locks import Locks
+from ritornello.lmcache.lookup import ObjectLookup
 from ritornello.lmcache.naming import (
     Family,
     ObjectFormat,
@@ -67,7 +71,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
     ) -> None:
         settings = Settings.parse(params)
         self._objects = ObjectStore(settings)
-        self._path = settings.path
+        self._path = settings.path or settings.tiers[0]
         capacity = self._objects.store.capacity()
         super().__init__(max_capacity_bytes=capacity)
         self._lookups = LookupExecutor(self._objects.store.answers_at_once)
@@ -82,7 +86,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._lookup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._tasks: dict[int, tuple[list[ObjectKey], list[int]]] = {}
         self._finished_stores: list[Job] = []
-        self._lookup_results: dict[int, Any] = {}
+        # Bitmaps of finished lookups, oldest first, and when their leases end.
+        self._lookup_results: dict[int, tuple[Any, float]] = {}
         self._load_results: dict[int, Any] = {}
         self._numbers = count(1)
         self._closed = False
@@ -134,44 +139,56 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
     ) -> int:
         number = next(self._numbers)
-        self._lookups.submit(partial(self._run_lookup, number, keys, group_layout_descs))
+        begin = partial(self._begin_lookup, keys, group_layout_descs)
+        lookup = self._objects.store.attempt("look", begin, None)
+        self._lookups.submit(partial(self._advance_lookup, number, lookup, len(keys)))
         return number
 
-    def _run_lookup(
-        self,
-        number: int,
-        keys: list[ObjectKey],
-        group_layout_descs: "dict[int, MemoryLayoutDesc]",
-        expired: bool,
-    ) -> None:
-        found = None
-        if not expired:
-            lookup = partial(self._lookup_and_lock, keys, group_layout_descs)
-            found = self._objects.store.attempt("look", lookup, None)
-        bitmap = Bitmap(len(keys)) if found is None else _bitmap(found)
+    def _begin_lookup(
+        self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
+    ) -> ObjectLookup:
+        expected = {
+            group: _format_of(tuple(desc.shapes), tuple(desc.dtypes))
+            for group, desc in group_layout_descs.items()
+        }
+        groups = group_objects(keys)
+        return ObjectLookup(self._objects, groups, len(keys), LEASE_SECONDS, expected)
+
+    def _advance_lookup(
+        self, number: int, lookup: ObjectLookup | None, count: int, expired: bool
+    ) -> bool:
+        """Continues a lookup, or completes it. Returns whether it is to be continued."""
+        store = self._objects.store
+        found = [False] * count
+        if lookup is not None:
+            done = None if expired else store.attempt("look", lookup.advance, None)
+            if done is False:
+                return True
+            if done is None:
+                store.attempt("cancel_lookup", lookup.cancel, None)
+            found = lookup.found
+            for lease, family, pinned in lookup.leases:
+                self._locks.lock(family, pinned, lease)
         with self._lock:
             # A query may end after `close`, which closes the adapter's eventfd.
             if not self._closed:
-                self._lookup_results[number] = bitmap
+                self._drop_unclaimed()
+                self._lookup_results[number] = (_bitmap(found), monotonic() + LEASE_SECONDS)
                 os.eventfd_write(self._lookup_fd, 1)
+        return False
 
-    def _lookup_and_lock(
-        self, keys: list[ObjectKey], group_layout_descs: "dict[int, MemoryLayoutDesc]"
-    ) -> list[bool]:
-        expected = {
-            group: _layout(tuple(desc.shapes), tuple(desc.dtypes))
-            for group, desc in group_layout_descs.items()
-        }
-        found, leases = self._objects.lookup(
-            group_objects(keys), len(keys), LEASE_SECONDS, expected
-        )
-        for lease, family, pinned in leases:
-            self._locks.lock(family, pinned, lease)
-        return found
+    def _drop_unclaimed(self) -> None:
+        """Drops the oldest results, up to two, that LMCache has not asked for while their leases
+        lasted: LMCache forgets lookups of requests that it aborts.
+        """
+        now = monotonic()
+        for number in list(islice(self._lookup_results, 2)):
+            if self._lookup_results[number][1] < now:
+                del self._lookup_results[number]
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
         with self._lock:
-            return self._lookup_results.pop(task_id, None)
+            return self._lookup_results.pop(task_id, (None, 0.0))[0]
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
         unneeded = [
@@ -258,8 +275,15 @@ class RitornelloL2Adapter(L2AdapterInterface):
             "is_owner": store.is_owner(),
             "problem": problem,
             "locked_objects": len(self._locks),
-            "counts": store.meter.counts(),
+            "counts": self.counts(),
         }
+
+    def counts(self) -> Counts:
+        """Returns all counts since the start: pages, bytes and seconds of loads and saves; pages
+        missed and skipped, by reason; errors; tiers, prefetches and the gate.
+        """
+        store = self._objects.store
+        return store.meter.counts() | store.stats_counts()
 
     def close(self) -> None:
         with self._lock:
@@ -351,6 +375,14 @@ def _layout(shapes: tuple[Any, ...], dtypes: tuple[Any, ...], fmt: Any = None) -
         f"{str(dtype).removeprefix('torch.')}[{','.join(map(str, shape))}]" for shape, dtype in each
     )
     return layout if fmt is None else f"{layout}@{fmt.name}"
+
+
+@lru_cache(maxsize=256)
+def _format_of(shapes: tuple[Any, ...], dtypes: tuple[Any, ...]) -> ObjectFormat:
+    """Returns the format of objects that LMCache allocates in its memory for a layout."""
+    each = zip(shapes, dtypes, strict=True)
+    nbytes = sum(shape.numel() * dtype.itemsize for shape, dtype in each)
+    return ObjectFormat(nbytes, _layout(shapes, dtypes, MemoryFormat.KV_2LTD))
 
 
 def _encoded(family: Family, key: bytes) -> EncodedObjectKey:

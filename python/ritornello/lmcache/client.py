@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from ritornello.lmcache.executor import LookupExecutor
 from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
+from ritornello.lmcache.lookup import ObjectLookup
 from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, parse_name
 from ritornello.lmcache.settings import Settings
 from ritornello.staging_choice import wants_staging
@@ -63,15 +64,17 @@ class NativeClient:
         return self._start(next(self._numbers), keys, memoryviews, is_put=False)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
-        number, none = next(self._numbers), [False] * len(keys)
-        groups = group_names(map(self._name, keys))
+        number = next(self._numbers)
+        lookup = ObjectLookup(self._objects, group_names(map(self._name, keys)), len(keys), 0)
 
-        def lookup() -> list[bool]:
-            return self._objects.lookup(groups, len(keys), 0)[0]
-
-        def query(expired: bool) -> None:
-            found = none if expired else self._objects.store.attempt("look", lookup, none)
-            self._complete((number, True, "", found))
+        def query(expired: bool) -> bool:
+            store = self._objects.store
+            done = None if expired else store.attempt("look", lookup.advance, None)
+            if done is None:
+                store.attempt("cancel_lookup", lookup.cancel, None)
+            if done is not False:
+                self._complete((number, True, "", lookup.found))
+            return done is False
 
         self._lookups.submit(query)
         return number

@@ -1,27 +1,31 @@
 """Runs queries of the store without blocking the engine's threads.
 
 If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
-through a socket to a process that may be dead or stopped. One background thread then runs these
-queries, and all later queries, in order.
+through a socket to a process that may be dead or stopped, or wait for a remote. One background
+thread then runs these queries, and all later queries, in order. A query that waits for a remote is
+repeated, and does not delay the queries behind it.
 """
 
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
 
 # A query is dropped after this time in the queue: its result would be too late.
 QUERY_SECONDS = 10.0
+# Pause before a query is repeated.
+REPEAT_SECONDS = 0.003
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
 # A query, called with True if it was dropped. A dropped query must report its completion too,
-# because a caller waits for that.
-Query = Callable[[bool], None]
+# because a caller waits for that. Returns True if it is to be called again; a query limits the time
+# of its repetition itself.
+Query = Callable[[bool], bool | None]
 
 
 class LookupExecutor:
-    """Runs queries in submission order. `at_once` returns whether a query would be answered without
-    waiting for another process.
+    """Starts queries in submission order. `at_once` returns whether a query would be answered
+    without waiting for another process or a remote.
     """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:
@@ -32,10 +36,9 @@ class LookupExecutor:
         self._closed = False
 
     def submit(self, query: Query) -> None:
-        """Calls `query` once, now or on the background thread. `query` must not raise."""
+        """Calls `query`, now or on the background thread. `query` must not raise."""
         # Once the thread exists, every query goes through its queue, so that queries run in order.
-        if self._thread is None and self._answers_at_once():
-            query(self._closed)
+        if self._thread is None and self._answers_at_once() and not query(self._closed):
             return
         with self._lock:
             if not self._closed:
@@ -47,8 +50,8 @@ class LookupExecutor:
         query(True)
 
     def close(self) -> None:
-        """Drops queued queries and waits for the running query, at most `CLOSE_SECONDS`.
-        Idempotent.
+        """Drops queued and repeated queries and waits for the running query, at most
+        `CLOSE_SECONDS`. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -57,6 +60,20 @@ class LookupExecutor:
             self._thread.join(CLOSE_SECONDS)
 
     def _run(self) -> None:
-        while (waiting := self._queue.get()) is not None:
+        pending: list[Query] = []
+        due = 0.0
+        while True:
+            if pending and monotonic() >= due:
+                pending = [query for query in pending if query(self._closed)]
+                due = monotonic() + REPEAT_SECONDS
+            try:
+                waiting = self._queue.get(timeout=max(due - monotonic(), 0) if pending else None)
+            except Empty:
+                continue
+            if waiting is None:
+                break
             until, query = waiting
-            query(self._closed or monotonic() > until)
+            if query(self._closed or monotonic() > until):
+                pending.append(query)
+        for query in pending:
+            query(True)

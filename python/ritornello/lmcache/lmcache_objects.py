@@ -1,16 +1,16 @@
-"""Operations of both interfaces of LMCache: put, get, lookup and deletion of objects, which may be
-in different scopes.
+"""Operations of both interfaces of LMCache: put, get and deletion of objects, which may be in
+different scopes.
 
 No operation waits for the disk. A put or a get has one ticket for each scope, and a `Job` that is
 done when all its tickets are done.
 """
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ritornello.lmcache.cache_store import LMCacheTiers
 from ritornello.lmcache.formats import FormatCatalog
 from ritornello.lmcache.naming import (
     RANK_BYTES,
@@ -24,9 +24,7 @@ from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import LMCacheStore, logger
 
 if TYPE_CHECKING:
-    from ritornello._core import Completions, Outcome, Scope, Ticket
-
-SERIALIZED = re.compile(r"uint8\[\d+\]")
+    from ritornello._core import Completions, Outcome, Ticket
 
 
 class Item(NamedTuple):
@@ -49,19 +47,15 @@ class Job:
 
 
 class TicketItems(NamedTuple):
-    """The items of a job that one ticket moves."""
+    """The items of a job that one ticket moves: objects of `nbytes` each. `started`: when the
+    ticket was submitted.
+    """
 
     job: Job
     indices: list[int]
     is_put: bool
-
-
-class ObjectLease(NamedTuple):
-    """A lease, and the objects it protects."""
-
-    lease: int
-    family: Family
-    keys: list[bytes]
+    nbytes: int
+    started: float
 
 
 class ObjectStore:
@@ -70,7 +64,7 @@ class ObjectStore:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.store = LMCacheStore(settings)
+        self.store = (LMCacheTiers if settings.tiers else LMCacheStore)(settings)
         self.formats = FormatCatalog(self.store.scopes, settings.namespace)
         self.staged = False
         self._weak_hash_logged = False
@@ -81,44 +75,11 @@ class ObjectStore:
         for part, outcome in done:
             for index, ok in zip(part.indices, outcome.ok, strict=True):
                 part.job.ok[index] = ok
-            stored = sum(outcome.ok)
-            meter = self.store.meter
-            meter.add_all({"objects_stored" if part.is_put else "objects_loaded": stored})
-            if stored < len(part.indices):
-                operation = "put" if part.is_put else "get"
-                meter.add(f"{operation}_missed:{outcome.reason}", len(part.indices) - stored)
+            self._count(part, sum(outcome.ok), outcome.reason)
             part.job.pending -= 1
             if part.job.pending == 0:
                 finished.append(part.job)
         return finished
-
-    def lookup(
-        self,
-        groups: Sequence[Group],
-        count: int,
-        seconds: float,
-        expected: Mapping[int, str] | None = None,
-    ) -> tuple[list[bool], list[ObjectLease]]:
-        """Returns which of `count` objects are stored and, if `seconds` is not 0, leases on them.
-        `expected`: the required layout of objects, by LMCache's object group; groups without an
-        entry accept any.
-        """
-        found = [False] * count
-        leases: list[ObjectLease] = []
-        for group in groups:
-            if self._refuses_hashes(group.keys):
-                continue
-            layout = expected.get(group.family.group, "") if expected else ""
-            present = self._lookup_in_family(group, layout, seconds, leases, None)
-            if not all(present) and self.formats.refresh():
-                present = self._lookup_in_family(group, layout, seconds, leases, present)
-            if len(present) == count:
-                found = present
-            else:
-                for index, is_present in zip(group.indices, present, strict=True):
-                    found[index] = is_present
-        self.store.meter.add_all({"objects_asked": count, "objects_found": found.count(True)})
-        return found, leases
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
         """Deletes objects in all their formats. Returns which of `count` were stored."""
@@ -131,7 +92,7 @@ class ObjectStore:
                     self.store.delete(scope, group.keys)
                 for index, was_present in zip(group.indices, present, strict=True):
                     deleted[index] = deleted[index] or was_present
-        self.store.meter.add_all({"objects_deleted": sum(deleted)})
+        self.store.meter.add("deleted_pages", sum(deleted))
         return deleted
 
     def usage(self) -> dict[str, int]:
@@ -151,7 +112,7 @@ class ObjectStore:
         """
         groups: dict[tuple[Family, ObjectFormat], list[tuple[int, Item]]] = {}
         for index, item in enumerate(items):
-            if item is not None and not self._refuses_hashes((item.name.key,)):
+            if item is not None and not self.refuses_hashes((item.name.key,)):
                 groups.setdefault((item.name.family, item.format), []).append((index, item))
         job = Job(number, [False] * len(items))
         tickets: list[tuple[Ticket, TicketItems]] = []
@@ -163,13 +124,15 @@ class ObjectStore:
                 continue
             keys = [item.name.key for _, item in group_items]
             memories = [item.memory for _, item in group_items]
+            started = perf_counter()
             if is_put:
                 ticket = self.store.submit_put(scope, keys, memories)
             else:
                 ticket = self.store.submit_get(scope, keys, memories, staged=self.staged)
             if ticket is not None:
                 indices = [index for index, _ in group_items]
-                tickets.append((ticket, TicketItems(job, indices, is_put)))
+                part = TicketItems(job, indices, is_put, object_format.nbytes, started)
+                tickets.append((ticket, part))
         # Set the count before a ticket is added: `complete_tickets` may run on another thread, and
         # decrements it.
         job.pending = len(tickets)
@@ -177,7 +140,7 @@ class ObjectStore:
             completions.add(ticket, ticket_items)
         return None if tickets else job
 
-    def _refuses_hashes(self, keys: Sequence[bytes]) -> bool:
+    def refuses_hashes(self, keys: Sequence[bytes]) -> bool:
         """Returns whether a key's hash is too short to resist collisions and the store's policy
         does not permit it. An object with a refused hash is neither stored nor found.
         """
@@ -191,59 +154,17 @@ class ObjectStore:
             logger.warning("ritornello: %s; neither hits nor stores", reason)
         return True
 
-    def _lookup_in_family(
-        self,
-        group: Group,
-        layout: str,
-        seconds: float,
-        leases: list[ObjectLease],
-        known: list[bool] | None,
-    ) -> list[bool]:
-        present = known
-        for object_format, scope in self.formats.of(group.family).items():
-            if layout and object_format.layout and not fits(object_format.layout, layout):
-                continue
-            if present is None:
-                present = self._lookup_in_scope(scope, group.family, group.keys, seconds, leases)
-                continue
-            missing = [index for index, is_present in enumerate(present) if not is_present]
-            if not missing:
-                break
-            keys = [group.keys[index] for index in missing]
-            more = self._lookup_in_scope(scope, group.family, keys, seconds, leases)
-            for index, is_present in zip(missing, more, strict=True):
-                present[index] = is_present
-        return [False] * len(group.keys) if present is None else present
-
-    def _lookup_in_scope(
-        self,
-        scope: "Scope",
-        family: Family,
-        keys: list[bytes],
-        seconds: float,
-        leases: list[ObjectLease],
-    ) -> list[bool]:
-        if not seconds:
-            return self.store.exists(scope, keys)
-        match = self.store.lease_prefix(scope, keys, seconds)
-        if match is None or not match.lease:
-            return [False] * len(keys)
-        if match.pages == len(keys):
-            leases.append(ObjectLease(match.lease, family, keys))
-            return [True] * len(keys)
-        present = self.store.exists(scope, keys)
-        pinned = [key for key, is_present in zip(keys, present, strict=True) if is_present]
-        if pinned:
-            leases.append(ObjectLease(match.lease, family, pinned))
-        else:
-            self.store.release(match.lease)
-        return present
-
-
-@lru_cache(maxsize=256)
-def fits(stored: str, wanted: str) -> bool:
-    """Returns whether an object of one layout can be used as another. Serialized bytes (a row of
-    uint8) do not show their layout, so they fit.
-    """
-    layout = stored.partition("@")[0]
-    return layout == wanted or SERIALIZED.fullmatch(layout) is not None
+    def _count(self, part: TicketItems, moved: int, reason: str) -> None:
+        """Counts the objects that a ticket moved, and the others by reason."""
+        did, doing = ("saved", "save") if part.is_put else ("loaded", "load")
+        meter = self.store.meter
+        if moved:
+            meter.add_all(
+                {
+                    f"{did}_pages": moved,
+                    f"{did}_bytes": moved * part.nbytes,
+                    f"{doing}_seconds": perf_counter() - part.started,
+                }
+            )
+        missed = len(part.indices) - moved
+        (meter.skipped if part.is_put else meter.missed)(reason or "error", missed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from time import monotonic
+from typing import Any
 
 from ritornello.lmcache.naming import Family
 
@@ -18,7 +19,7 @@ FAMILIES_SWEPT = 2
 class LeasedKeys:
     """A lease, and its keys that are still locked."""
 
-    lease: int
+    lease: Any
     keys: Sequence[bytes]
     until: float
 
@@ -39,7 +40,7 @@ class Locks:
         with self._lock:
             return sum(len(leased.keys) for leases in self._leases.values() for leased in leases)
 
-    def lock(self, family: Family, keys: Sequence[bytes], lease: int) -> None:
+    def lock(self, family: Family, keys: Sequence[bytes], lease: Any) -> None:
         """Locks `keys`, which must not change afterwards, under `lease`."""
         now = self._clock()
         with self._lock:
@@ -57,7 +58,7 @@ class Locks:
         else:
             del self._leases[family]
 
-    def unlock(self, family: Family, keys: Iterable[bytes]) -> list[int]:
+    def unlock(self, family: Family, keys: Iterable[bytes]) -> list[Any]:
         """Releases the oldest lock of each key. Returns the leases that no longer protect a locked
         key. Ignores keys that are not locked.
         """

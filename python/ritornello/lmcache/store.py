@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.connector.fail_safe import FailSafeStore
-from ritornello.connector.meter import Meter
+from ritornello.connector.meter import Counts, Meter
 from ritornello.lmcache.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,8 +18,21 @@ GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 
 
+class Found(NamedTuple):
+    """The result of a lookup in one scope. `present[i]`: key `i` is stored. `lease` keeps these
+    pages, None for none. `pending`: a remote is being queried or read; the caller repeats the
+    lookup, and `present` is preliminary.
+    """
+
+    present: list[bool]
+    lease: Any = None
+    pending: bool = False
+
+
 class LMCacheStore(FailSafeStore):
-    """The store of an adapter, opened at construction."""
+    """The store of an adapter, opened at construction. `has_remote`: lookups may become pending."""
+
+    has_remote = False
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, logger, lambda _: self.meter.add("errors"))
@@ -47,6 +60,25 @@ class LMCacheStore(FailSafeStore):
         """Returns the reason why the store is not fully usable, "" if it is fully usable."""
         return self.broken or self.call("problem", lambda store: store.problem, "") or self.broken
 
+    def find(self, scope: "Scope", keys: Sequence[bytes], seconds: float) -> Found:
+        """Looks up each key and, if `seconds` is not 0, leases the pages for that time."""
+        none = Found([False] * len(keys))
+        if not seconds:
+            return Found(self.exists(scope, keys))
+        leased = self.lease_prefix(scope, keys, seconds)
+        if leased is None or not leased.lease:
+            return none
+        if leased.pages == len(keys):
+            return Found([True] * len(keys), leased.lease)
+        present = self.exists(scope, keys)
+        if any(present):
+            return Found(present, leased.lease)
+        self.release(leased.lease)
+        return none
+
+    def cancel_lookup(self, scope: "Scope", keys: Sequence[bytes]) -> None:
+        """Ends the transfers that a pending `find` started."""
+
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         return self.call("exists", lambda store: store.exists(scope, keys), [False] * len(keys))
 
@@ -66,7 +98,7 @@ class LMCacheStore(FailSafeStore):
 
         def action(store: "Store") -> "Ticket":
             limit = store.time_limit(len(keys) * scope.page_bytes, PUT_SECONDS, put=True)
-            return store.submit_put(scope, keys, pages, timeout=limit)
+            return store.submit_put(scope, keys, pages, copy=False, timeout=limit)
 
         return self.call("put", action, None)
 
@@ -79,6 +111,10 @@ class LMCacheStore(FailSafeStore):
     def keys(self, scope: "Scope", after: int, limit: int) -> tuple[list[bytes], int]:
         none: tuple[list[bytes], int] = ([], 0)
         return self.call("keys", lambda store: store.keys(scope, after=after, limit=limit), none)
+
+    def stats_counts(self) -> Counts:
+        """Returns the counters of tiers, prefetches and the gate."""
+        return {}
 
     def capacity(self) -> int:
         """Returns the capacity in bytes; 0 if no store is in use."""

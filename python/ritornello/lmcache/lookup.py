@@ -1,0 +1,145 @@
+"""Lookups of objects, which may be in different scopes.
+
+LMCache passes the keys of a prompt row by row, one row for each object group and KV rank, from the
+first chunk of the prompt. Each chunk's hash covers all chunks before it, but the objects are looked
+up one by one: LMCache's own memory may hold the beginning of a row, groups with a window have no
+objects before the window, and blended prompts find chunks at other positions.
+"""
+
+import re
+from collections.abc import Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ritornello.lmcache.lmcache_objects import ObjectStore
+from ritornello.lmcache.naming import Family, Group, ObjectFormat
+
+if TYPE_CHECKING:
+    from ritornello._core import Scope
+
+SERIALIZED = re.compile(r"uint8\[\d+\]")
+
+
+class ObjectLease(NamedTuple):
+    """A lease, and the objects it protects."""
+
+    lease: Any
+    family: Family
+    keys: list[bytes]
+
+
+class ObjectLookup:
+    """A lookup of `count` objects, the members of `groups`. `expected`: the required format of
+    objects, by LMCache's object group; groups without an entry accept any. If `seconds` is not 0,
+    objects that are found are leased.
+
+    `advance` is repeated until it returns True. Then `found[i]` is whether object `i` is stored,
+    and `leases` keep the found objects.
+    """
+
+    def __init__(
+        self,
+        objects: ObjectStore,
+        groups: Sequence[Group],
+        count: int,
+        seconds: float,
+        expected: Mapping[int, ObjectFormat] | None = None,
+    ) -> None:
+        self.found = [False] * count
+        self.leases: list[ObjectLease] = []
+        self._objects = objects
+        self._store = objects.store
+        self._formats = objects.formats
+        self._seconds = seconds
+        self._expected = expected or {}
+        self._running = list(map(self._lookup_group, groups))
+
+    def advance(self) -> bool:
+        """Continues all parts of the lookup. Returns whether all are done."""
+        self._running = [part for part in self._running if next(part, True) is None]
+        if not self._running:
+            hits = self.found.count(True)
+            self._store.meter.add_all({"probed_pages": len(self.found), "hit_pages": hits})
+        return not self._running
+
+    def cancel(self) -> None:
+        """Ends the transfers that the lookup started, and its leases. Nothing is found."""
+        for part in self._running:
+            part.close()
+        self._running = []
+        for leased in self.leases:
+            self._store.release(leased.lease)
+        self.leases = []
+        self.found = [False] * len(self.found)
+
+    def _lookup_group(self, group: Group) -> Generator[None]:
+        """Looks up the objects of a family. Yields while a remote is waited for."""
+        if self._objects.refuses_hashes(group.keys):
+            return
+        present = [False] * len(group.keys)
+        tried: set[ObjectFormat] = set()
+        while True:
+            for object_format, scope in self._candidates(group.family):
+                if object_format in tried:
+                    continue
+                tried.add(object_format)
+                yield from self._lookup_in_scope(scope, group, present)
+                if all(present):
+                    break
+            if all(present) or not self._formats.refresh():
+                break
+        if len(present) == len(self.found):
+            self.found = present
+        else:
+            for index, is_present in zip(group.indices, present, strict=True):
+                self.found[index] = is_present
+
+    def _candidates(self, family: Family) -> "list[tuple[ObjectFormat, Scope]]":
+        """Returns the known formats that the caller can use. If there is none, returns the format
+        that the caller expects, in which another machine may have written to the remote.
+        """
+        wanted = self._expected.get(family.group)
+        known = [
+            (object_format, scope)
+            for object_format, scope in self._formats.of(family).items()
+            if wanted is None
+            or not object_format.layout
+            or fits(object_format.layout, wanted.layout)
+        ]
+        if not known and wanted is not None and self._store.has_remote:
+            return [(wanted, self._formats.scope(family, wanted, is_stored=False))]
+        return known
+
+    def _lookup_in_scope(
+        self, scope: "Scope", group: Group, present: list[bool]
+    ) -> Generator[None]:
+        """Looks up the objects that are not yet in `present`, and adds those that are found."""
+        missing: Sequence[int] = range(len(present))
+        keys = group.keys
+        if any(present):
+            missing = [index for index, is_present in enumerate(present) if not is_present]
+            keys = [keys[index] for index in missing]
+        found = self._store.find(scope, keys, self._seconds)
+        while found.pending:
+            try:
+                yield
+            except GeneratorExit:
+                self._store.cancel_lookup(scope, keys)
+                raise
+            found = self._store.find(scope, keys, self._seconds)
+        for index, is_present in zip(missing, found.present, strict=True):
+            present[index] = is_present
+        if found.lease is not None:
+            pinned = keys
+            if not all(found.present):
+                pinned = [key for key, stored in zip(keys, found.present, strict=True) if stored]
+            self.leases.append(ObjectLease(found.lease, group.family, pinned))
+
+
+@lru_cache(maxsize=256)
+def fits(stored: str, wanted: str) -> bool:
+    """Returns whether an object of one layout can be used as another. Serialized bytes (a row of
+    uint8) do not show their layout, so they fit.
+    """
+    layout = stored.partition("@")[0]
+    return layout == wanted.partition("@")[0] or SERIALIZED.fullmatch(layout) is not None
