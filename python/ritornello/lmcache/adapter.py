@@ -33,6 +33,7 @@ from ritornello.lmcache.listing import list_objects
 from ritornello.lmcache.lmcache_objects import Item, Job, ObjectStore
 from ritornello.lmcache.locks import Locks
 from ritornello.lmcache.lookup import ObjectLookup
+from ritornello.lmcache.metrics import publish
 from ritornello.lmcache.naming import (
     Family,
     ObjectFormat,
@@ -94,6 +95,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
         # The name is not `_listeners`, because LMCache's base class has a list of this name.
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
+        publish(self, RitornelloL2Adapter.counts, ", ".join(settings.directories))
         # Ask again: a store that was reopened before `on_open` was set did not call it.
         self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
