@@ -4,8 +4,10 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
-Each benchmark runs in its engine's own environment (`make sglang`, `make lmcache`) and prints rows
-with `system`, `object_bytes`, `op`, `mb_s`, `p50_us`; this script adds `engine`.
+Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
+prints rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
+(seconds of processor time per GiB). This script adds `engine`, and to rates `to_own` and `to_disk`:
+the ratios to the engine's own storage and to the fastest limit of the disk in the same run.
 """
 
 import argparse
@@ -17,8 +19,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ENGINES = ("sglang", "lmcache")
-COLUMNS = ("engine", "object_bytes", "op", "system", "mb_s", "p50_us")
+# The benchmark of each engine, and the system in it that is the engine's own storage.
+ENGINES = {
+    "vllm": ("vllm_tier.py", "fs"),
+    "sglang": ("sglang.py", "hicache_file"),
+    "lmcache": ("lmcache.py", "fs_native"),
+}
+LIMIT = "disk"
+RATIOS = ("to_own", "to_disk")
+COLUMNS = ("engine", "object_bytes", "op", "system", "mb_s", *RATIOS, "p50_us", "cpu_s_gib")
 
 
 def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
@@ -27,20 +36,46 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
     if not python.exists():
         raise SystemExit(f"{python.relative_to(ROOT)} does not exist: make {engine}")
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        bench = ROOT / "benches" / f"{engine}.py"
+        program, own = ENGINES[engine]
+        bench = ROOT / "benches" / program
         command = [str(python), str(bench), "--json", file.name, "--dir", folder]
         if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
             raise SystemExit(f"{' '.join(command)} failed")
         rows: list[dict[str, Any]] = json.loads(Path(file.name).read_text())
-    return [{"engine": engine, **row} for row in rows]
+    return with_ratios([{"engine": engine, **row} for row in rows], own)
+
+
+def with_ratios(rows: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
+    """Adds the ratios to the system `own` and to the disk."""
+
+    def ratio(row: dict[str, Any], to: str) -> float | None:
+        rates = [
+            other["mb_s"]
+            for other in rows
+            if other["system"].startswith(to)
+            and other["op"] == row["op"]
+            and other.get("mb_s")
+            # The limit may be measured once for all sizes.
+            and (to == LIMIT or other["object_bytes"] == row["object_bytes"])
+        ]
+        if not rates or not row.get("mb_s") or row["system"].startswith((own, LIMIT)):
+            return None
+        return float(round(row["mb_s"] / max(rates), 2))
+
+    return [
+        {**row, **dict(zip(RATIOS, (ratio(row, own), ratio(row, LIMIT)), strict=True))}
+        for row in rows
+    ]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns the rows as a Markdown table. The rows of compared systems are adjacent."""
-    columns = [name for name in COLUMNS if name in rows[0]]
+    columns = [name for name in COLUMNS if any(name in row for row in rows)]
     order = sorted(rows, key=lambda row: (row.get("engine", ""), row["object_bytes"], row["op"]))
     cells = [columns, ["---"] * len(columns)]
-    cells += [["" if row[name] is None else str(row[name]) for name in columns] for row in order]
+    cells += [
+        ["" if row.get(name) is None else str(row[name]) for name in columns] for row in order
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 

@@ -23,12 +23,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 # Replace this folder on the module path: the import of `lmcache` would find this file instead of
@@ -54,6 +50,7 @@ from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.config import parse_args_to_l2_adapters_config
 
+from benches.disk_limit import DiskLimit
 from benches.engines import table
 from servers.lmcache import adapter_of
 
@@ -68,9 +65,6 @@ LOOKUPS = 10
 # Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
-DISK_THREADS = 4
-# Arguments: file, memory, offset in the file. Returns the number of bytes moved.
-Move = Callable[[int, list[memoryview], int], int]
 
 
 @dataclass
@@ -88,45 +82,19 @@ class Disk:
     """The limit: one file, written from memory and read into memory by plain system calls."""
 
     def __init__(self, path: Path, nbytes: int, memory: dict[str, memoryview]) -> None:
-        self.path = path
-        self.nbytes = nbytes
-        self.file = self._file()
+        self.limit = DiskLimit(path, nbytes)
         self.again = [(System(name, None), part) for name, part in memory.items()]
         self.new = System("disk, new space", None)
-        self.pool = ThreadPoolExecutor(DISK_THREADS)
 
     def round(self) -> None:
         for system, memory in self.again:
-            self._timed(system, "put", os.pwritev, memory)
-            self._timed(system, "load", os.preadv, memory)
-        os.close(self.file)
-        self.path.unlink()
-        self.file = self._file()
-        self._timed(self.new, "put", os.pwritev, self.again[0][1])
+            system.seconds["put"].append(self.limit.write(memory))
+            system.seconds["load"].append(self.limit.read(memory))
+        self.new.seconds["put"].append(self.limit.write_new(self.again[0][1]))
 
     @property
     def systems(self) -> list[System]:
         return [system for system, _ in self.again] + [self.new]
-
-    def _file(self) -> int:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-        os.posix_fallocate(file, 0, self.nbytes)
-        return file
-
-    def _timed(self, system: System, operation: str, move: Move, memory: memoryview) -> None:
-        begun = perf_counter()
-        list(self.pool.map(partial(self._lane, move, memory), range(DISK_THREADS)))
-        system.seconds[operation].append(perf_counter() - begun)
-
-    def _lane(self, move: Move, memory: memoryview, lane: int) -> None:
-        for at in range(lane * MIB, self.nbytes, DISK_THREADS * MIB):
-            part = memory[at : at + MIB]
-            if move(self.file, [part], at) != len(part):
-                raise SystemExit("disk: an operation was cut short")
-
-    def close(self) -> None:
-        self.pool.shutdown()
-        os.close(self.file)
 
 
 def huge(nbytes: int) -> memoryview:
@@ -227,7 +195,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
                 round_of(system, number, nbytes, count, buffer)
             disk.round()
     finally:
-        disk.close()
+        disk.limit.close()
         for system in systems:
             system.adapter.close()
     rows = []

@@ -4,8 +4,8 @@
 
 Pages of a real host pool, 128 for each call, as SGLang writes and reads them. The file backend gets
 copies of pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
-Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gb` (seconds of processor
-time for a GB: 1000 divided by it is the MB/s that one idle core allows). Operations:
+Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gib` (seconds of
+processor time per GiB: 1074 divided by it is the MB/s that one idle core allows). Operations:
 
     put           until the calls return: then the file backend's bytes are in the page cache,
                   Ritornello's are on the disk
@@ -180,7 +180,7 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
             "op": op,
             "mb_s": size / 1e6 / calls.total if moves else None,
             "p50_us": median(calls.seconds) * 1e6,
-            "cpu_s_gb": calls.cpu / size * 1e9 if moves else None,
+            "cpu_s_gib": calls.cpu / size * (1 << 30) if moves else None,
         }
 
     return [
@@ -227,7 +227,7 @@ def disk(folder: Path, total: int) -> list[Row]:
                     "op": op,
                     "mb_s": rate,
                     "p50_us": median(calls) * 1e6,
-                    "cpu_s_gb": None,
+                    "cpu_s_gib": None,
                 }
             )
         return rows
@@ -240,7 +240,7 @@ def medians(rounds: list[list[Row]]) -> list[Row]:
     found = []
     for rows in zip(*rounds, strict=True):
         made = dict(rows[0])
-        for name in ("mb_s", "p50_us", "cpu_s_gb"):
+        for name in ("mb_s", "p50_us", "cpu_s_gib"):
             if made[name] is not None:
                 made[name] = round(median(row[name] for row in rows), 3)
         found.append(made)
@@ -270,7 +270,7 @@ def measure(folder: Path, total: int, rounds: int) -> list[Row]:
 def show(rows: list[Row]) -> None:
     print(
         f"{'system':14}{'object':>10}{'op':>12}{'MB/s':>10}{'p50 us':>12}"
-        f"{'ratio':>8}{'cpu s/GB':>10}"
+        f"{'ratio':>8}{'cpu s/GiB':>10}"
     )
     other = {(row["object_bytes"], row["op"]): row for row in rows if row["system"] == Files.name}
     for row in rows:
@@ -282,7 +282,7 @@ def show(rows: list[Row]) -> None:
             if row["mb_s"] is not None:
                 ratio = f"{row['mb_s'] / file['mb_s']:.1f}"
         size = f"{row['object_bytes'] // 1024} KiB"
-        cpu = f"{row['cpu_s_gb']:.2f}" if row["cpu_s_gb"] is not None else ""
+        cpu = f"{row['cpu_s_gib']:.2f}" if row["cpu_s_gib"] is not None else ""
         print(
             f"{row['system']:14}{size:>10}{row['op']:>12}{rate:>10}{row['p50_us']:>12.0f}{ratio:>8}"
             f"{cpu:>10}"

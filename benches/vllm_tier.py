@@ -1,13 +1,15 @@
 """vLLM's secondary tiers side by side: ours and vLLM's own `fs`, through the same interface.
 
-    build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json]
+    build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
 Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back,
 and are compared. Systems take turns within a round, and a figure is the median of the rounds.
-`lookup`: time on the scheduler's thread for each key, for requests of 256 stored keys. `wall_us`:
-time a request waits for all its answers, with engine steps that take no time. `submit_us`: CPU time
-of one job on the scheduler's thread; its wall time is longer if threads that move bytes use the
-cores.
+`lookup`: time on the scheduler's thread for each key (`us_per_key`) and in all (`p50_us`), for
+requests of 256 stored keys. `wall_us`: time a request waits for all its answers, with engine steps
+that take no time. `submit_us`: CPU time of one job on the scheduler's thread; its wall time is
+longer if threads that move bytes use the cores. `disk` is the limit in the same rounds: four
+threads move the same number of bytes of one file in operations of 1 MiB, from and into the host
+tier's memory.
 
 `--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
 our tier may move them through the store's staging memory), `in_place` (as `shm`, but never through
@@ -33,6 +35,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benches.disk_limit import DiskLimit
 from benches.host_memory import Host
 from benches.tier_stand_ins import (
     CHUNK_TOKENS,
@@ -115,8 +118,18 @@ class Bench:
         moved = len(keys) * self.host.rows.shape[1]
         return {
             "mb_s": moved / seconds / 1e6,
-            "cpu_ms_per_gib": (cpu() - busy) * 1e3 / (moved / (1 << 30)),
+            "cpu_s_gib": (cpu() - busy) / (moved / (1 << 30)),
             "submit_us": statistics.median(submitted) * 1e6,
+        }
+
+    def disk(self, move: Callable[[memoryview], float]) -> dict[str, float]:
+        """Moves the memory of all rows."""
+        busy = cpu()
+        rows = memoryview(self.host.rows).cast("B")
+        seconds = move(rows)
+        return {
+            "mb_s": rows.nbytes / seconds / 1e6,
+            "cpu_s_gib": (cpu() - busy) / (rows.nbytes / (1 << 30)),
         }
 
     def lookup(self, tier: Any, keys: list[bytes]) -> dict[str, float]:
@@ -144,7 +157,11 @@ class Bench:
         # steps depends on the duration of a step. Charge two average steps: one for a retry and one
         # for the answers.
         charged = spent if steps == 1 else spent / steps * 2
-        return {"us_per_key": charged / len(keys) * 1e6, "wall_us": wall * 1e6}
+        return {
+            "us_per_key": charged / len(keys) * 1e6,
+            "p50_us": charged * 1e6,
+            "wall_us": wall * 1e6,
+        }
 
 
 def cpu() -> float:
@@ -162,7 +179,12 @@ def measure(
         for host in hosts
         for name, make in makers.items()
     ]
+    limits = [(host, DiskLimit(folder / f"disk-{host.kind}", host.rows.nbytes)) for host in hosts]
     for turn in range(rounds):
+        for host, limit in limits:
+            for op, move in (("store", limit.write), ("load", limit.read)):
+                found = Bench(host).disk(move)
+                figures.setdefault(("disk", host.kind, op), []).append(found)
         for name, host, tier in tiers:
             bench, rows = Bench(host), host.rows
             _, keys = sequence(f"round {turn}", len(rows))
@@ -180,13 +202,15 @@ def measure(
                 note("lookup", bench.lookup(tier, keys[:LOOKUP_KEYS]), at)
     for _, _, tier in tiers:
         tier.shutdown()
+    for _, limit in limits:
+        limit.close()
     for left in folder.iterdir():
         shutil.rmtree(left)
     return [
         {
             "system": name,
             "memory": kind,
-            "chunk_bytes": hosts[0].rows.shape[1],
+            "object_bytes": hosts[0].rows.shape[1],
             "op": op,
             **{what: median([one[what] for one in found]) for what in found[0]},
         }
@@ -210,7 +234,7 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
     def row(name: str, tier: Any, look: Callable[[Any, list[bytes]], dict[str, float]]) -> None:
         found = [look(tier, keys) for _ in range(20 * rounds)]
         told = {what: median([one[what] for one in found]) for what in found[0]}
-        shape = {"memory": host.kind, "chunk_bytes": host.rows.shape[1], "op": "lookup"}
+        shape = {"memory": host.kind, "object_bytes": host.rows.shape[1], "op": "lookup"}
         rows.append({"system": name, **shape, **told})
 
     def one_by_one(tier: Any, keys: list[bytes]) -> dict[str, float]:
@@ -222,7 +246,11 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
         tier.on_schedule_end(None)
         spent = time.perf_counter() - begun
         tier.on_request_finished(request)
-        return {"us_per_key": spent / len(keys) * 1e6, "wall_us": spent * 1e6}
+        return {
+            "us_per_key": spent / len(keys) * 1e6,
+            "p50_us": spent * 1e6,
+            "wall_us": spent * 1e6,
+        }
 
     tier = ours(folder, host)
     bench.transfer(tier, keys, load=False)
@@ -250,7 +278,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--systems", default="ritornello,fs")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="one JSON object per line, or a FILE"
+    )
     return parser.parse_args()
 
 
@@ -270,6 +300,9 @@ def main() -> None:
                 rows += lookups_elsewhere(folder, hosts[0], asked.rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if asked.json not in (None, "-"):
+        Path(asked.json).write_text(json.dumps(rows) + "\n")
+        return
     for row in rows:
         print(json.dumps(row) if asked.json else "  ".join(f"{k}={v}" for k, v in row.items()))
 
