@@ -76,7 +76,7 @@ def flush(store: SGLangCacheStore) -> None:
 
 
 def find(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
-    """Looks pages up on a thread of its own, as SGLang does it."""
+    """Looks pages up on a separate thread, as SGLang does."""
     before = None if first is None else keys[:first]
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(store.find, [SCOPE], keys[first or 0 :], before, TOKENS)

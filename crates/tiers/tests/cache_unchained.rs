@@ -58,7 +58,7 @@ fn exist(cache: &Cache, keys: &[Vec<u8>]) -> Vec<bool> {
     cache.exists(&apart(), &refs(keys)).unwrap()
 }
 
-/// Loads pages, and checks the bytes of those that were loaded.
+/// Loads pages, and checks the bytes of the loaded pages.
 fn load(cache: &Cache, keys: &[Vec<u8>]) -> Arc<Outcome> {
     let target = Arc::new(OwnedPagesMut::new(vec![vec![0xa5; PAGE]; keys.len()]));
     let out = Arc::clone(&target) as Arc<dyn PageTarget>;

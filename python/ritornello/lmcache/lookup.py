@@ -113,7 +113,7 @@ class ObjectLookup:
     def _lookup_in_scope(
         self, scope: "Scope", group: Group, present: list[bool]
     ) -> Generator[None]:
-        """Looks up the objects that are not yet in `present`, and adds those that are found."""
+        """Looks up the objects that are not yet in `present`, and adds the found objects."""
         missing: Sequence[int] = range(len(present))
         keys = group.keys
         if any(present):

@@ -3,7 +3,7 @@
 SGLang's lookup thread serves one request after another, and waits for the remote. So that requests
 do not wait for each other's pages, another thread looks a request's pages up as soon as SGLang
 queues the request: the remote is asked, and pages are fetched, while SGLang's thread waits for
-those of earlier requests.
+pages of earlier requests.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Tells the storage the keys of all pages before a piece of a prompt, and the end of prefetches.
 
-SGLang looks up and stores pieces of prompts: the pages after those that its memory has. Its field
+SGLang looks up and stores pieces of prompts: the pages after the pages in its memory. Its field
 `prefix_keys` names the pages before a piece. SGLang fills the field only with the option
 `hicache_storage_pass_prefix_keys`, and for lookups it then leaves out the last node of its tree.
 The wrapped methods of `UnifiedRadixCache` pass all keys to a storage that uses them, and turn the
@@ -21,7 +21,7 @@ logger = logging.getLogger("ritornello.sglang")
 LOOKUPS = ("prefetch_from_storage", "query_storage_hit_length")
 LOOKUP_PARAMETERS = frozenset({"last_host_node_id", "last_hash", "prefix_keys"})
 BEGIN, END = "prefetch", "terminate_prefetch"
-# In the place of the keys before a piece, if they cannot be told.
+# In the place of the keys before a piece, if they are unknown.
 UNKNOWN = "unknown"
 
 
@@ -62,7 +62,7 @@ class Prompts:
         return lookup
 
     def _keys_before(self, cache: Any, node: Any, last_hash: str | None) -> list[str]:
-        """Returns the keys up to and with those of a node of SGLang's tree."""
+        """Returns the keys of all pages up to and including a node of SGLang's tree."""
         if last_hash is None:
             return []
         try:

@@ -117,7 +117,7 @@ class Matcher:
             self._store.cancel_lookup(self._epoch.identity, bundle.object_ids, keys)
         most = self._pending_windows.pop(hashes[-1], 0) if hashes else 0
         for bundle in self._windows if most else ():
-            needed = bundle.rule.needed(most // bundle.page_tokens, bundle.page_tokens)
+            needed = bundle.reach.pages_needed(most // bundle.page_tokens, bundle.page_tokens)
             keys = self.keys(bundle.groups[0], hashes, needed)
             self._store.cancel_lookup(self._epoch.identity, bundle.object_ids, keys)
 

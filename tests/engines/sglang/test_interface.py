@@ -40,7 +40,7 @@ POOLS = "sglang.srt.mem_cache.pool_host"
 CONTROLLER = "sglang.srt.managers.cache_controller"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
-# SGLang's options, by namespace. `ServerArgs` has all of them, `get_model()` those of a model.
+# SGLang's options, by namespace. `ServerArgs` has all of them, `get_model()` a model's.
 FIELDS = {
     name: (f"sglang.srt.arg_groups.fields.{name}", name.capitalize())
     for name in ("device", "memory", "model", "observability", "parallel", "serving", "spec")

@@ -1,4 +1,4 @@
-"""Two real SGLang servers, each with a disk of its own, share one bucket of a real S3 server."""
+"""Two real SGLang servers, each with its own disk, share one bucket of a real S3 server."""
 
 import json
 import sys

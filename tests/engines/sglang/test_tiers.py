@@ -26,7 +26,7 @@ WAIT = 60.0
 
 @pytest.fixture
 def machine(attach: Attach, tmp_path: Path) -> Any:
-    """Attaches a pool to the tiers of a machine: a disk of its own and the shared directory."""
+    """Attaches a pool to the tiers of a machine: a separate disk and the shared directory."""
     (tmp_path / "far").mkdir()
 
     def machine(name: str, host: Any, *sides: Any, gate: str = "always") -> Any:
@@ -42,7 +42,7 @@ def after(*keys: str) -> HiCacheStorageExtraInfo:
 
 
 def found(storage: Any, keys: list[str], extra: HiCacheStorageExtraInfo | None = None) -> int:
-    """Looks pages up on a thread other than the one that attached the storage, as SGLang does."""
+    """Looks pages up on a thread that did not attach the storage, as SGLang does."""
     with ThreadPoolExecutor(1) as thread:
         return int(thread.submit(storage.batch_exists, keys, extra).result(WAIT))
 

@@ -35,7 +35,7 @@ class Declared(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """Parameters of a function, without `self` or `cls`. `required`: those without a default.
+    """Parameters of a function, without `self` or `cls`. `required`: parameters without default.
     `variadic`: it may take others.
     """
 
