@@ -66,7 +66,7 @@ fn text_report_shows_figures_and_targets() {
     let shape = ["--shape", "custom", "--page-bytes", "256KiB"];
     let (code, out, err) = tiny(&[&shape[..], &["--only", "data"]].concat());
     assert_eq!(code, 0, "{out}{err}");
-    for word in ["put + flush, overwriting", "cold get", "least CPU", "memcpy", "16 MiB"] {
+    for word in ["put + flush, overwriting", "cold get", "raw I/O + one read", "memcpy", "16 MiB"] {
         assert!(out.contains(word), "{word}: {out}");
     }
     let (code, out, err) = tiny(&["--only", "index", "--page-tokens", "1"]);

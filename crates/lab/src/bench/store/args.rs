@@ -32,8 +32,8 @@ bfloat16 pages hold normal noise, which lossless codecs can shorten. Bytes of lo
 are not compared.
 
 A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
-from one thread. Processor seconds count the whole process. At least needed are those of the raw I/O
-and of one read of as many bytes of memory, because checksums read every byte.
+from one thread. Processor seconds count the whole process. Beside them stand the processor seconds of
+the raw I/O and of one read of as many bytes of memory: checksums read every byte once.
 
 Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
 same few sequences; cold, a random sequence each time. Reopening is timed for the whole store. Memory

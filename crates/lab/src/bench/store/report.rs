@@ -104,8 +104,9 @@ pub struct Raw {
     pub write_cpu_s_per_gib: f64,
     /// Processor seconds per GiB of reading.
     pub read_cpu_s_per_gib: f64,
-    /// Processor seconds to read a GiB of memory that is in no cache. A put or get with checksums
-    /// reads every byte once, so it needs at least this time besides the time of the raw I/O.
+    /// Processor seconds to read a GiB of memory that is in no cache, with a plain loop. A put or
+    /// get with checksums reads every byte once, so it needs about this time besides the time of
+    /// the raw I/O.
     pub memory_read_cpu_s_per_gib: f64,
 }
 

@@ -42,7 +42,7 @@ fn head(r: &Report) -> String {
 
 fn rates(r: &Report) -> Option<String> {
     let raw = r.raw.as_ref()?;
-    let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "CPU s/GiB", "least CPU s/GiB"]);
+    let mut out = table(&["", "GiB/s", "raw GiB/s", "ratio", "CPU s/GiB", "raw I/O + one read"]);
     let mut row = |name: &str, moved: Option<&Moved>, rate: f64, cpu: f64| {
         if let Some(moved) = moved {
             out.add_row([
