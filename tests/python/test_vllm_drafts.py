@@ -33,7 +33,6 @@ def draft(tmp_path: Path) -> Path:
 
 def speculation(draft: Path | str, method: str = "eagle", **changes: Any) -> Any:
     """Returns vLLM's configuration of speculative decoding; `changes` of the draft's model."""
-    hf = changes.pop("hf", {"model_type": "eagle", "num_hidden_layers": 1})
     acceptance = changes.pop("acceptance", "standard")
     load = changes.pop("load", None)
     fields = {
@@ -41,7 +40,6 @@ def speculation(draft: Path | str, method: str = "eagle", **changes: Any) -> Any
         "revision": None,
         "dtype": "torch.bfloat16",
         "quantization": None,
-        "hf_config": SimpleNamespace(to_dict=lambda: hf),
     }
     return SimpleNamespace(
         method=method,
@@ -102,12 +100,13 @@ def test_scope_contains_weights_of_draft(model: Path, draft: Path) -> None:
     "change",
     [
         {"method": "draft_model"},
-        {"hf": {"model_type": "eagle", "num_hidden_layers": 2}},
         {"dtype": "torch.float16"},
         {"quantization": "awq"},
     ],
 )
-def test_scope_contains_shape_of_draft(model: Path, draft: Path, change: dict[str, Any]) -> None:
+def test_scope_contains_method_and_dtype_of_draft(
+    model: Path, draft: Path, change: dict[str, Any]
+) -> None:
     one = identify(model, speculative_config=speculation(draft))
     other = identify(model, speculative_config=speculation(draft, **change))
     assert scope_ids(one).isdisjoint(scope_ids(other))

@@ -8,7 +8,7 @@ answer. The identity contains the draft's weights, so that stored draft KV is us
 
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.identity import dtype_name, model_name
+from ritornello.connector.identity import dtype_name
 from ritornello.connector.weight_fingerprint import fingerprint_of
 
 if TYPE_CHECKING:
@@ -51,13 +51,14 @@ def refusal(vllm_config: "VllmConfig") -> str:
 
 
 def options(vllm_config: "VllmConfig") -> dict[str, str]:
-    """Returns the options that identify the draft's KV; none without a draft model."""
+    """Returns the options that identify the draft's KV; none without a draft model. They omit the
+    draft's configuration, which vLLM changes while it builds the model, in this process or not.
+    """
     if not keeps_kv(vllm_config):
         return {}
     draft = vllm_config.speculative_config.draft_model_config
     weights = b"" if _in_target_files(vllm_config) else _fingerprint(vllm_config) or b""
     return {
-        "draft": model_name(draft.hf_config.to_dict()),
         "draft_weights": weights.hex() or "target",
         "draft_method": str(vllm_config.speculative_config.method),
         "draft_dtype": dtype_name(draft.dtype),
