@@ -60,6 +60,7 @@ def test_drafts_change_no_answer(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_pipeline_stages_with_drafts_are_refused_in_one_line(ask: Ask) -> None:
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
     found = ask([1], pipeline_parallel_size=2, speculative_config=ngram)

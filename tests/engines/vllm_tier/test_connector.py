@@ -97,6 +97,7 @@ def test_chunks_of_earlier_weights_are_not_loaded(runs: list[dict[str, Any]]) ->
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_chunks_contain_kv_of_draft_model(model: Path, tmp_path: Path) -> None:
     """The draft model is the target model, so that drafts are accepted if their KV is right."""
     drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
