@@ -441,7 +441,7 @@ def test_consecutive_keys_are_found() -> None:
     assert order.following(request, KEYS[1]) == KEYS[1:4]
     assert order.before(request, KEYS[2]) == KEYS[:2]
     assert order.before(request, KEYS[0]) == []
-    assert order.leading(request) == order.all_keys(request) == KEYS[:4]
+    assert order.leading(request) == KEYS[:4]
     assert order.following(request, KEYS[5]) == [KEYS[5]]
     request.over(KEYS[:6])
     assert order.following(request, KEYS[3]) == KEYS[3:6]
@@ -449,9 +449,11 @@ def test_consecutive_keys_are_found() -> None:
     stranger._offload_key_positions |= {KEYS[3]: 4 * TOKENS, KEYS[4]: 5 * TOKENS}
     gapped = KeySequence(group)
     assert gapped.leading(stranger) == KEYS[:1]
-    assert gapped.all_keys(stranger) == [KEYS[0], *KEYS[3:5]]
     assert gapped.before(stranger, KEYS[4]) == [KEYS[3]]
     assert gapped.before(stranger, KEYS[3]) == []
+    windows = KeySequence(replace(group, chained=False, window_chunks=3))
+    assert windows.window(stranger, KEYS[4]) == KEYS[3:5]
+    assert windows.window(request, KEYS[4]) == KEYS[2:5]
     # A key whose tokens end inside a chunk has no following keys.
     request._offload_key_positions[KEYS[7]] = 6 * TOKENS + 8
     assert order.following(request, KEYS[7]) == [KEYS[7]]

@@ -296,18 +296,20 @@ def test_remote_that_is_down_costs_hits_only(machine: Machine) -> None:
     assert rig.load(request, KEYS[:6]).ok == [True] * 6
 
 
-def test_windows_are_found_singly(machine: Machine) -> None:
-    rig = machine("one")
+def test_other_machine_finds_window_in_remote(machine: Machine) -> None:
     window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
-    request = rig.begin("r", KEYS, window)
-    both = [*KEYS[:2], *window[8:10]]
-    assert rig.save(request, both).ok == [True] * 4
+    first = machine("one")
+    request = first.begin("r", KEYS, window)
+    both = [*KEYS[:10], *window[8:10]]
+    assert first.save(request, both).ok == [True] * 12
+    flush(first)
+    rig = machine("two")
     again = rig.begin("s", KEYS, window)
-    rig.hits(again, KEYS)
-    assert [rig.tier.lookup(key, again) for key in reversed(window)] == [
-        LookupAnswer.HIT if place in (8, 9) else LookupAnswer.MISS for place in range(11, -1, -1)
-    ]
-    assert rig.load(again, both).ok == [True] * 4
+    assert rig.hits(again, KEYS) == 10
+    assert rig.hits(again, window[9:7:-1]) == 2
+    assert stats(rig)["prefetch"]["pages"] == 12
+    assert rig.hits(again, [*KEYS[:10], window[9], window[8], window[7]]) == 12
+    assert rig.load(again, both).ok == [True] * 12
     assert all(rig.right(both))
     assert rig.leases() == 0
 

@@ -29,7 +29,7 @@ ROW = 8192
 TOKENS = 32
 ROWS = 64
 FULL = Group(0, TOKENS, chained=True)
-WINDOW = Group(1, TOKENS, chained=False)
+WINDOW = Group(1, TOKENS, chained=False, window_chunks=2)
 
 
 MODEL = ModelIdentity("test", b"w", hash_algorithm="sha256", options=(("ranks", "tp 1"),))
@@ -163,13 +163,18 @@ class TierHarness:
         return done
 
     def leases(self) -> int:
-        """Returns the leases of the store or, with several tiers, of the disk."""
+        """Returns the leases of the store or, with several tiers, of the disk. Waits at most a
+        second for leases of background writes to end.
+        """
         assert self.store._store is not None
         if not self.tier.has_tiers:
             return int(self.store._store.stats()["leases"])
         self.settle()
+        deadline = time.monotonic() + 1
         with rt.Store.open(self.path) as disk:
-            return int(disk.stats()["leases"])
+            while (leases := int(disk.stats()["leases"])) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return leases
 
     def settle(self) -> None:
         """Waits until the background thread has run the calls that were queued."""

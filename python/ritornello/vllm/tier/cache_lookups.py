@@ -3,7 +3,7 @@
 Invariants:
 * A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because
   a remote names a chunk by all chunks before it. `computed` tells the gate of the chunks that vLLM
-  has.
+  has. In a group with a window, a lookup names the chunks of one window.
 * While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
@@ -122,8 +122,11 @@ class CacheLookups:
         """Returns the lookup that answers for `key`: a new lookup if vLLM named further keys."""
         sequence = state.sequences[group.number]
         name: int | bytes = group.number
-        keys = sequence.leading(context) if group.chained else sequence.all_keys(context)
-        if number is None or (group.chained and number >= len(keys)):
+        keys = sequence.leading(context)
+        if not group.chained:
+            # vLLM looks up a window from its end, so its last chunk names it.
+            name, keys = key, sequence.window(context, key)
+        elif number is None or number >= len(keys):
             name, keys = key, (key,)
         asked = state.prompts.get(name)
         if asked is not None and asked.prompt.scope is scope and len(asked.keys) == len(keys):

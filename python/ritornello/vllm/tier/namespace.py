@@ -135,6 +135,10 @@ def namespace_of(
                 group.group_id,
                 group.tokens_per_block * offloading.cache.blocks_per_chunk,
                 chained=is_unbounded(specs[group.group_id].kv_cache_spec),
+                window_chunks=window_chunks(
+                    specs[group.group_id].kv_cache_spec,
+                    group.tokens_per_block * offloading.cache.blocks_per_chunk,
+                ),
             )
             for group in offloading.groups
         ),
@@ -162,5 +166,17 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 def is_unbounded(spec: Any) -> bool:
     """Returns whether attention over this cache reads all earlier tokens, not a window of them."""
     kinds = {kind.__name__ for kind in type(spec).__mro__}
-    bounded = ("sliding_window", "attention_chunk_size")
-    return "FullAttentionSpec" in kinds and not any(getattr(spec, name, None) for name in bounded)
+    return "FullAttentionSpec" in kinds and not window_tokens(spec)
+
+
+def window_chunks(spec: Any, chunk_tokens: int) -> int:
+    """Returns the number of chunks that hold the window before a token; 1 for a state, which is in
+    the last chunk.
+    """
+    return max(-(-(window_tokens(spec) - 1) // chunk_tokens), 1)
+
+
+def window_tokens(spec: Any) -> int:
+    """Returns the tokens that a token sees, itself included; 0 if they are not limited."""
+    bounds = (getattr(spec, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    return next((int(bound) for bound in bounds if bound), 0)

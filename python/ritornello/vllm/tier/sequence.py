@@ -26,12 +26,14 @@ class Context(Protocol):
 @dataclass(frozen=True, slots=True)
 class Group:
     """One KV cache group. `chained`: a chunk is useful only with all chunks before it (full
-    attention).
+    attention). `window_chunks`: of a group that is not chained, the number of chunks at the end of
+    a prefix that are needed to continue after it.
     """
 
     number: int
     chunk_tokens: int
     chained: bool
+    window_chunks: int = 1
 
 
 def group_of(key: bytes) -> int:
@@ -56,7 +58,6 @@ class KeySequence:
         self._known_count = -1
         self._keys: dict[int, bytes] = {}
         self._leading: list[bytes] = []
-        self._all: list[bytes] = []
 
     def following(self, context: Context, key: bytes) -> list[bytes]:
         """Returns `key` and the keys that follow it without a gap."""
@@ -79,14 +80,13 @@ class KeySequence:
                 self._leading.append(key)
         return self._leading
 
-    def all_keys(self, context: Context) -> Sequence[bytes]:
-        """Returns the keys of all known chunks in order; the same object until vLLM names further
-        keys.
-        """
-        keys = self._keys_by_number(context)
-        if not self._all:
-            self._all = [keys[number] for number in sorted(keys)]
-        return self._all
+    def window(self, context: Context, key: bytes) -> Sequence[bytes]:
+        """Returns the known keys of the window that ends with `key`."""
+        number, keys = chunk_number(context, key, self._group), self._keys_by_number(context)
+        if number is None:
+            return [key]
+        first = max(number + 1 - self._group.window_chunks, 0)
+        return [keys[place] for place in range(first, number + 1) if place in keys]
 
     def before(self, context: Context, key: bytes) -> Sequence[bytes]:
         """Returns the keys of all chunks before `key`; if one is unknown, the key of the preceding
@@ -106,7 +106,7 @@ class KeySequence:
         if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
             self._known_count = len(positions)
-            self._leading, self._all = [], []
+            self._leading = []
             self._keys = {
                 end // step - 1: key
                 for key, end in positions.items()
