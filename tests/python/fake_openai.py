@@ -16,9 +16,9 @@ Told = TypeVar("Told")
 @dataclass
 class FakeOpenAI:
     """`prefill_s` is the delay of the first token, `gap_s` the delay of each further token, in
-    seconds. The tokens of an answer depend on the prompt only. With `ids` answers contain token
-    ids. The server cuts the connection after `breaks_after` tokens. With `fails` every completion
-    gets this status instead of an answer.
+    seconds. The tokens of an answer depend on the prompt only. With `ids` answers contain token ids
+    if the request asks for them. The server cuts the connection after `breaks_after` tokens. With
+    `fails` every completion gets this status instead of an answer.
     """
 
     prefill_s: float = 0.0

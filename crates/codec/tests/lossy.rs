@@ -183,8 +183,8 @@ fn shapes_that_do_not_fit_are_refused() {
 }
 
 proptest! {
-    /// For any bits, all kernels agree, none panics, and finite numbers stay within the bound of
-    /// `check_bounds`.
+    /// For arbitrary bytes, all kernels agree and none panics. Normally distributed numbers stay
+    /// within the bound of `check_bounds`.
     #[test]
     fn any_matrix_goes_through(
         tokens in 1u32..70,

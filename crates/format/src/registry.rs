@@ -1,7 +1,7 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file begins with the head: the registry at one moment, a whole-file record. Records of the
-//! changes since the head was written follow. A registration appends one record, so that its cost
+//! The file begins with the head: the registry at one moment, encoded like a file that is replaced
+//! as a whole (module `whole_file`). Records of the changes since then follow. A registration appends one record, so that its cost
 //! does not depend on the number of scopes.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
@@ -56,7 +56,7 @@ impl ScopeSettings {
 }
 
 /// The registered scopes and the next free slot. If a slot below `next` is not listed, its scope
-/// was dropped, and runs that name the slot are dropped too.
+/// was dropped or its registration failed, and runs that name the slot are dropped too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
     /// The slot of the next registration. The slot only increases, so that no slot is assigned
@@ -126,9 +126,9 @@ impl ScopeRegistry {
     /// out of order.
     ///
     /// # Errors
-    /// `Invalid` or `Fatal` if the head is refused by [`unseal`]; `Miss` if its scopes have ids of
-    /// another identity version: pages of these scopes are not found under their present ids, and
-    /// their run headers do not verify.
+    /// `Invalid` or `Fatal` if the head is refused by [`unseal`]; `Miss` if it has scopes and another
+    /// [`Scope::IDENTITY`]: this build computes other ids for these scopes, under which none of
+    /// their pages would be found.
     pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
         let body = unseal(MAGIC, "scope registry", bytes)?;
         let mut registry = Self::decode_head(body)?;
@@ -274,7 +274,8 @@ mod tests {
         }
     }
 
-    /// The slot belonged to a dropped scope: only a stale file can hold a registration under it.
+    /// Slot 8 is below `next`, so it was assigned before and its scope was dropped. No owner assigns
+    /// a slot twice.
     #[test]
     fn registration_under_a_used_slot_is_refused() {
         let mut bytes = registry().encode();

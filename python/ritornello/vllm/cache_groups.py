@@ -83,8 +83,9 @@ class CacheGroup:
         return len(self.stages[stage]) * (end - first) * self.head_bytes
 
     def layer_groups(self, stage: int) -> tuple[int, ...]:
-        """Returns where the layer groups of a stage end, counted in layers. Each has just enough
-        layers for `GROUP_BYTES` of the smallest object; the last also has the remaining layers.
+        """Returns the end of each layer group of a stage, as a number of layers. A layer group is
+        the fewest layers of which even the object with the fewest heads has `GROUP_BYTES`; the last
+        also has the remaining layers.
         """
         layers = len(self.stages[stage])
         least = self.head_bytes * min(end - first for first, end in self.head_ranges)
@@ -155,9 +156,9 @@ def head_ranges_of(
     kv_heads: int, ranks: int, head_bytes: int, *, sliceable: bool
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
-    alone. `head_bytes`: one head in a block, all layers of the model. The ranges also depend on the
-    number of workers if the model has several heads that are not `sliceable`, or if the heads of a
-    worker are not a whole number of ranges.
+    alone. `head_bytes`: one head in a block, all layers of the model. `sliceable`: each head is one
+    contiguous part of a block. If several heads are not, or if the heads of a worker are not a
+    whole number of the ranges chosen for the model, each range is the heads of one worker.
     """
     share = max(kv_heads // ranks, 1)
     large = [

@@ -1,8 +1,9 @@
 //! The codec `split` stores the exponents of numbers in short codes: neighbouring numbers have few
-//! different exponents, while their mantissas are noise. A block of numbers gets a codebook of its
-//! most frequent exponents, or windows of seven neighbouring exponents, or is stored raw. In a
-//! coded block each number has a code and its other bits unchanged. Exponents without a code follow
-//! the codes in a list.
+//! different exponents, while their mantissas are noise. A block of bfloat16 is coded (4-bit codes
+//! for 15 frequent exponents) or windowed (each part of the block has 3-bit codes for seven
+//! neighbouring exponents). A block of float16 has one window. Each number keeps its other bits
+//! unchanged. Exponents without a code follow the codes in a list. A block that would not become
+//! shorter is stored raw.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -30,7 +31,7 @@ const BLOCK: usize = 1 << 16;
 const GROUP: usize = 64;
 /// Kind of a block that is stored raw.
 const STORED: u8 = 0;
-/// Kind of a block with codebook codes.
+/// Kind of a bfloat16 block with codebook codes, and of a float16 block with window codes.
 const CODED: u8 = 1;
 /// Kind of a block with 3-bit codes, for neighbouring exponents.
 const WINDOWED: u8 = 2;
@@ -80,7 +81,8 @@ pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
 }
 
 /// Encodes a block of bfloat16: kind, codebook, number of escapes, plane of mantissas and signs,
-/// codes, escapes. `None` if that would not be shorter than the block.
+/// codes, escapes. `None` if that would be longer than the block or `out`, or if no codebook covers
+/// most of the numbers.
 fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     const HEAD_BYTES: usize = 1 + CODES + 4;
     let numbers = block.len() / 2;

@@ -22,7 +22,7 @@ struct Ghost {
     note: u32,
 }
 
-/// Minimum number of keys remembered.
+/// The least limit of the number of keys: a lower limit counts as this.
 const KEYS_MIN: usize = 64;
 
 impl Ghosts {
@@ -32,7 +32,7 @@ impl Ghosts {
     }
 
     /// Adds a key with a note, which [`Ghosts::recall`] returns, then removes the oldest keys while
-    /// there are more than `units_max` units or `keys_max` keys.
+    /// there are more than `units_max` units or `keys_max` keys (at least [`KEYS_MIN`]).
     pub(super) fn remember(
         &mut self,
         key: u64,

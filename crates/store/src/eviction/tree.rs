@@ -20,9 +20,9 @@ mod victims;
 /// (`ritornello_volume::space`, test `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
-/// one, and the space of a short piece holds no complete run. If uses end anywhere, runs take 2.1
+/// one, and the space of a short piece holds no complete run. If uses end at any page, runs take 2.1
 /// to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`). With
-/// the limit, unused pages up to this length are kept with the used pages before them.
+/// the limit, unused pages of less than twice this length may stay with the used pages before them.
 const SPLIT_CHUNKS: u32 = 2;
 /// A use may split a run only while the number of pieces is less than twice the number of runs plus
 /// this number.
@@ -42,9 +42,10 @@ const MOVED_PER_CALL: usize = 32;
 /// the oldest piece of the new policy, which keeps the order of use. Victims are chosen among the
 /// pieces that have not moved.
 ///
-/// Invariants: between calls, a piece that is not listed has children or is protected; a listed
-/// piece of the current `policy_generation` is listed by `policy`, any other listed piece by
-/// `previous_policy`; `last` names the last piece of every run, from which `up` leads to the
+/// Invariants: a piece is *listed* while a list of a policy holds it. Between calls, a piece that is
+/// not listed has children or waits in `protected`, also for some time after its protection ended.
+/// A listed piece with the current `policy_generation` is in a list of `policy`, any other listed
+/// piece in a list of `previous_policy`. `last` names the last piece of every run, from which `up` leads to the
 /// earlier pieces.
 #[derive(Debug)]
 pub(super) struct Tree {

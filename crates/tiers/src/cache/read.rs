@@ -181,8 +181,8 @@ impl PartialRead {
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
-        // `get_batch` reports a section when every page passed to it has the section. If the call
-        // passes a part of the missing pages, it must not report sections.
+        // The arrival of a section means that all missing pages have it. `get_batch` knows only
+        // the pages passed to it, so it reports no sections if other pages are missing too.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);
