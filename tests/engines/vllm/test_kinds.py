@@ -1,11 +1,11 @@
 """The table of kinds of KV cache in docs/models.md names every kind of every supported vLLM."""
 
 import ast
-from pathlib import Path
 
 import pytest
-from vllm_sources import downloaded, installed
+from released import sources_of
 
+from ritornello.vllm.interface import TESTED
 from ritornello.vllm.support import OFFLOADED, SERVED
 from servers.environment import ROOT
 
@@ -16,9 +16,9 @@ BASES = {"KVCacheSpec", "AttentionSpec"}
 OTHERS = {"KVCacheGroupSpec"}
 
 
-@pytest.fixture(params=["installed", pytest.param("next", marks=pytest.mark.long)])
+@pytest.fixture(params=TESTED, ids="vllm-{}".format)
 def kinds(request: pytest.FixtureRequest) -> set[str]:
-    sources: Path = installed() if request.param == "installed" else downloaded()
+    sources = sources_of("vllm", request.param)
     classes = [
         node.name
         for node in ast.parse((sources / KINDS).read_text()).body
