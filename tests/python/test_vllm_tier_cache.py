@@ -314,6 +314,15 @@ def test_other_machine_finds_window_in_remote(machine: Machine) -> None:
     assert rig.leases() == 0
 
 
+def test_windows_wait_for_the_length_of_the_prefix(other: TierHarness) -> None:
+    window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
+    request = pending(other)
+    request.over(window)
+    assert other.answers(request, window[::-1]) == [LookupAnswer.PENDING] * 12
+    assert stats(other)["prefetch"]["started"] == 1
+    Held.released.set()
+
+
 def test_key_that_ends_inside_a_chunk_is_looked_up_alone(machine: Machine) -> None:
     rig = machine("one", gate="always")
     request = rig.begin("r", KEYS[:2])

@@ -5,7 +5,8 @@ long as the setting `prefetch` says, and no longer than SGLang waits for the pre
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event, Lock, get_ident
@@ -156,12 +157,14 @@ class SGLangCacheStore(SGLangStore):
     ) -> int:
         prompt = [*before, *keys]
         lookup = self._lookup(cache, scopes, len(before), len(keys), page_tokens)
-        found = [lookup(scope, prompt) for scope in scopes]
-        if any(each.state != "ready" for each in found):
-            found = self._wait(lookup, scopes, prompt, found)
+        # SGLang may end the prefetch while the first lookup runs.
+        with self._cancellable(prompt) as ended:
+            found = [lookup(scope, prompt) for scope in scopes]
             if any(each.state != "ready" for each in found):
-                self._release_found(found)
-                return self._local(cache, scopes, keys)
+                found = self._wait(lookup, scopes, prompt, found, ended)
+        if any(each.state != "ready" for each in found):
+            self._release_found(found)
+            return self._local(cache, scopes, keys)
         hit = min(found, key=lambda each: each.load)
         pages = hit.load - len(before)
         if pages > 0:
@@ -198,31 +201,38 @@ class SGLangCacheStore(SGLangStore):
         scopes: "Sequence[Scope]",
         prompt: Sequence[bytes],
         found: "list[Lookup]",
+        ended: Event,
     ) -> "list[Lookup]":
         """Repeats pending lookups until the remote's pages have arrived, the policy gives up, or
         SGLang ends the prefetch.
         """
         if get_ident() == self._scheduler_thread:
             return found
-        ended, deadline = Event(), monotonic() + WAIT_SECONDS
+        deadline = monotonic() + WAIT_SECONDS
+        while any(each.state != "ready" for each in found):
+            if ended.wait(POLL_SECONDS) or monotonic() > deadline:
+                self.cancel_fetch(scopes, prompt)
+                break
+            found = [
+                each if each.state == "ready" else lookup(scope, prompt)
+                for scope, each in zip(scopes, found, strict=True)
+            ]
+        return found
+
+    @contextmanager
+    def _cancellable(self, prompt: Sequence[bytes]) -> Iterator[Event]:
+        """Yields an event that `cancel_lookup` of the prompt, or closing, sets."""
+        ended, last = Event(), prompt[-1] if prompt else b""
         with self._state_lock:
-            self._waiting[prompt[-1]] = ended
+            self._waiting[last] = ended
             if self.closed:
                 ended.set()
         try:
-            while any(each.state != "ready" for each in found):
-                if ended.wait(POLL_SECONDS) or monotonic() > deadline:
-                    self.cancel_fetch(scopes, prompt)
-                    break
-                found = [
-                    each if each.state == "ready" else lookup(scope, prompt)
-                    for scope, each in zip(scopes, found, strict=True)
-                ]
+            yield ended
         finally:
             with self._state_lock:
-                if self._waiting.get(prompt[-1]) is ended:
-                    del self._waiting[prompt[-1]]
-        return found
+                if self._waiting.get(last) is ended:
+                    del self._waiting[last]
 
     def _local(self, cache: "Cache", scopes: "Sequence[Scope]", keys: Sequence[bytes]) -> int:
         """Returns the number of leading pages on this machine, without a query to the remote and

@@ -76,7 +76,12 @@ class TierCache(ChunkStore):
                 return Found(lookup, [False] * len(prompt.keys))
             # After the lease, so that a chunk that is present is leased, unless it was stored
             # between the two calls.
-            return Found(lookup, cache.exists(prompt.scope, prompt.keys))
+            try:
+                return Found(lookup, cache.exists(prompt.scope, prompt.keys))
+            except BaseException:
+                for lease in lookup.leases:
+                    cache.release(lease)
+                raise
 
         return self._calls.submit(lambda: self._on_cache("lookup", action))
 

@@ -65,7 +65,7 @@ class CacheLookups:
             return LookupAnswer.MISS
         # The first chunk that vLLM asks for in a step is the first that it lacks. The others of the
         # step get the same answer.
-        if asked.pending_in == self._step:
+        if asked.pending_in == self._step or (not group.chained and self._waits(state, group, key)):
             return LookupAnswer.PENDING
         if asked.call is None:
             if asked.pending and monotonic() < asked.next_at:
@@ -87,6 +87,18 @@ class CacheLookups:
         self._meter.add("lookups")
         self._meter.add("lookup_seconds", perf_counter() - asked.started)
         return self._answer(state, asked, found, key, number or 0)
+
+    def _waits(self, state: RequestState, group: Group, key: bytes) -> bool:
+        """Returns whether the answer to `key`, in a group with a window, must wait for another
+        lookup that is pending in this step: of a chained group, which decides where the window
+        ends, or of a window with `key`. vLLM asks for further keys after a pending answer.
+        """
+        for name, asked in state.prompts.items():
+            if asked.pending_in == self._step and (
+                isinstance(name, int) or (group_of(name) == group.number and key in asked.keys)
+            ):
+                return True
+        return False
 
     def end_step(self) -> None:
         self._step += 1
@@ -174,9 +186,9 @@ class CacheLookups:
         else:
             first = number if asked.prompt.chunk_tokens else 0
             end = lookup.load if asked.end is None else min(lookup.load, asked.end)
-            if asked.prompt.chunk_tokens:
+            if asked.prompt.chunk_tokens and lookup.estimate:
                 asked.end = end
-                asked.decision = Decision(lookup, first, end) if lookup.estimate else None
+                asked.decision = Decision(lookup, first, end)
             for place in range(first, len(keys)):
                 state.answers[keys[place]] = place < end
         answer = LookupAnswer.HIT if state.answers.get(key) else LookupAnswer.MISS

@@ -44,8 +44,10 @@ class CallThread:
         dropped.
         """
         if self._calls is None:
-            self._calls = queue.Queue(QUEUED_CALLS_MAX)
-            threading.Thread(target=_run, args=(self._calls,), name=self._name, daemon=True).start()
+            calls: queue.Queue[Call | None] = queue.Queue(QUEUED_CALLS_MAX)
+            threading.Thread(target=_run, args=(calls,), name=self._name, daemon=True).start()
+            # If the thread could not start, the next call tries again.
+            self._calls = calls
         call = Call(action)
         try:
             self._calls.put_nowait(call)

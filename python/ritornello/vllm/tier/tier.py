@@ -249,16 +249,21 @@ class Tier:
         if refusal or self._rows is None:
             return [TicketPart(range(len(keys)), None, refusal or "error")]
         parts: list[TicketPart] = []
-        unassigned, rows = set(range(len(keys))), transfer.chunk_ids.tolist()
-        for group, scope, indices in self._by_group(keys):
-            unassigned.difference_update(indices)
-            group_keys = [keys[index] for index in indices]
-            for run in consecutive_runs(transfer.req_context, group, group_keys):
-                moved = [rows[index] for index in indices[run]]
-                ticket = submit(self._rows, group, scope, group_keys[run], moved)
-                parts.append(TicketPart(indices[run], ticket))
+        unassigned, reason = set(range(len(keys))), "group"
+        try:
+            rows = transfer.chunk_ids.tolist()
+            for group, scope, indices in self._by_group(keys):
+                group_keys = [keys[index] for index in indices]
+                for run in consecutive_runs(transfer.req_context, group, group_keys):
+                    moved = [rows[index] for index in indices[run]]
+                    ticket = submit(self._rows, group, scope, group_keys[run], moved)
+                    parts.append(TicketPart(indices[run], ticket))
+                    unassigned.difference_update(indices[run])
+        except Exception as error:  # the tickets that were started must be waited for
+            self._store.record_failure("transfer", error)
+            reason = "error"
         if unassigned:
-            parts.append(TicketPart(sorted(unassigned), None, "group"))
+            parts.append(TicketPart(sorted(unassigned), None, reason))
         return parts
 
     def take_finished(self) -> list[FinishedJob]:
