@@ -42,7 +42,8 @@ def sources(uses: PackageUses) -> Sources:
 
 def test_lmcache_has_everything_that_is_used(uses: PackageUses) -> None:
     require_served(uses, names=50, overrides=15)
-    assert uses.own_methods() == set()
+    # Our metrics call `counts`.
+    assert uses.own_methods() == {"RitornelloL2Adapter.counts"}
 
 
 def test_versions_take_the_same_arguments() -> None:

@@ -53,8 +53,18 @@ HINTS = Hints(
     parts={"ParallelContext": [FIELDS["parallel"]], "ServerArgs": list(FIELDS.values())},
 )
 # Public methods of our storage that SGLang's base class lacks. SGLang calls `close` if there is
-# one, and our hook of `reset` calls `on_flush`.
-OWN = {f"RitornelloStorage.{name}" for name in ("close", "counts", "on_flush")}
+# one, and our hooks call the others, besides `counts`.
+OWN = {
+    f"RitornelloStorage.{name}"
+    for name in (
+        "close",
+        "counts",
+        "on_flush",
+        "on_prefetch_begin",
+        "on_prefetch_end",
+        "uses_prompts",
+    )
+}
 # Methods of SGLang's base class that our storage does not override: they do nothing.
 NOT_OVERRIDDEN = {"on_host_pools_registered"}
 DYNAMIC = {
