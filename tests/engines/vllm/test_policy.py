@@ -25,6 +25,7 @@ def connector(store: Path, hashes: str) -> CpuPath:
     )
     config: Any = SimpleNamespace(
         kv_transfer_config=transfer,
+        model_config=SimpleNamespace(),
         parallel_config=SimpleNamespace(),
         device_config=SimpleNamespace(device_type="cpu"),
         cache_config=SimpleNamespace(
