@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from held_remote import Held
-from support import SMALL
+from support import SMALL, pages_of
 from tier_support import TOKENS, TierHarness, offload_keys
 
 from ritornello.vllm.tier import cache_lookups
@@ -84,6 +84,24 @@ def test_other_machine_finds_prompt_in_remote(other: TierHarness) -> None:
     assert other.load(request, KEYS).ok == [True] * 12
     assert all(other.right(KEYS))
     assert other.leases() == 0
+
+
+def test_remote_receives_chunks_that_are_passed_in_no_order(machine: Machine) -> None:
+    first = machine("first")
+    request = first.begin("r", KEYS)
+    keys = [KEYS[2], KEYS[0], KEYS[3], KEYS[1]]
+    first.host[range(4)] = pages_of(keys, first.row_bytes)
+    first.tier.save(first._transfer(request, keys, range(4)))
+    # One put: of several at the same time, a later chunk could arrive first.
+    assert [len(job.parts) for job in first.tier._jobs._running] == [1]
+    assert first.ended().ok == [True] * 4
+    flush(first)
+    assert stats(first)["tiers"][-1]["lost_pages"] == 0
+    other = machine("other")
+    again = other.begin("s", KEYS)
+    assert other.hits(again, KEYS) == 4
+    assert other.load(again, keys).ok == [True] * 4
+    assert other.right(keys) == [True] * 4
 
 
 def test_lookup_behind_computed_chunks_names_the_whole_prompt(other: TierHarness) -> None:

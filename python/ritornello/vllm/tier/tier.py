@@ -253,6 +253,8 @@ class Tier:
         try:
             rows = transfer.chunk_ids.tolist()
             for group, scope, indices in self._by_group(keys):
+                # vLLM passes the keys of a set, in no order. A chunk is put after its predecessor.
+                indices = sorted(indices, key=lambda index: self._place(transfer, keys[index]))
                 group_keys = [keys[index] for index in indices]
                 for run in consecutive_runs(transfer.req_context, group, group_keys):
                     moved = [rows[index] for index in indices[run]]
@@ -265,6 +267,11 @@ class Tier:
         if unassigned:
             parts.append(TicketPart(sorted(unassigned), None, reason))
         return parts
+
+    @staticmethod
+    def _place(transfer: Transfer, key: bytes) -> int:
+        """Returns where the tokens of a chunk end in its request; 0 if this is unknown."""
+        return transfer.req_context.get_offload_key_position(key) or 0
 
     def take_finished(self) -> list[FinishedJob]:
         """Returns the jobs that ended since the last call."""
