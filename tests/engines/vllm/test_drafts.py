@@ -57,13 +57,3 @@ def test_drafts_change_no_answer(
     again = ask([1, 2], target, **drafts)
     assert [answer["first_hits"] for answer in again["answers"]] == [CLAIMED, CLAIMED]
     assert [answer["first"] for answer in again["answers"]] == expected
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-def test_pipeline_stages_with_drafts_are_refused_in_one_line(ask: Ask) -> None:
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    found = ask([1], pipeline_parallel_size=2, speculative_config=ngram)
-    assert found["log"].count("speculative decoding with 2 pipeline stages is not served") == 1
-    assert found["answers"][0]["stored_hits"] == 0
-    assert found["answers"][0]["stored"] == found["answers"][0]["first"]
