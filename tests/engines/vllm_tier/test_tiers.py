@@ -21,7 +21,7 @@ CHUNK_BLOCKS = CHUNK // BLOCK
 # Chunks of a host memory, which has room for the longest prompt.
 HOST_CHUNKS = 8
 # Prompts that one engine computes before the other loads them, and prompts that both compute, so
-# that their prefill is measured: the first prefill of an engine is not.
+# that the gate measures their prefill: it ignores the first prefill of an engine.
 OF_CONNECTOR, OF_TIER = prompt(31, 600), prompt(32, 900)
 OWN = [prompt(33, 500), prompt(34, 500)]
 

@@ -245,9 +245,9 @@ impl Space {
         volume.is_some_and(|volume| volume.free.has_segment(id.number()))
     }
 
-    /// The segment to create when the existing segments have no room. The segment is on the volume
-    /// that the last allocation named as having no space, or else on the next volume of the
-    /// allocation order. If that volume cannot grow, the segment is on the volume that has the
+    /// The segment to create when the existing segments have no room. If the last allocation failed
+    /// for lack of space on one volume, the segment is on this volume, otherwise on the next volume
+    /// of the allocation order. If that volume cannot grow, the segment is on the volume that has the
     /// smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {

@@ -1,7 +1,8 @@
 //! The order in which volumes take bytes: each volume takes bytes in proportion to its speed.
 //!
-//! The order follows stride scheduling: each volume has a position, which advances by the units
-//! that it takes, divided by its weight. The volume with the lowest position is next.
+//! The order follows stride scheduling. Each volume has a position. When a volume takes units, its
+//! position advances by their number, divided by the weight of the volume. The volume with the
+//! lowest position takes the next units.
 
 /// A volume counts as at least 1/8 as fast as the fastest, so that it is never unused, and so that
 /// one wrong measurement does little harm.
