@@ -30,6 +30,34 @@ def connector(**extra: Any) -> dict[str, Any]:
     }
 
 
+# vLLM's offloading with a worker that copies CPU tensors; the engine's processes import it.
+CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "servers.cpu_offloading"}
+
+
+def offloading(
+    host_bytes: int, blocks_per_chunk: int, tier: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Returns vLLM's configuration of its own offloading on CPUs, with `RitornelloTier` below its
+    host memory if its settings are given.
+    """
+    tiers = (
+        []
+        if tier is None
+        else [{"type": "RitornelloTier", "module_path": "ritornello.vllm", **tier}]
+    )
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {
+            **CPU_SPEC,
+            "cpu_bytes_to_use": host_bytes,
+            "blocks_per_chunk": blocks_per_chunk,
+            "offload_prompt_only": False,
+            "secondary_tiers": tiers,
+        },
+    }
+
+
 def tokens_by_source(counters: Metrics) -> dict[str, int]:
     """Returns prompt tokens so far: computed, from vLLM's own cache, from the connector."""
     counted = counters.by(TOKENS_BY_SOURCE, "source")

@@ -1,6 +1,7 @@
 """Two real engines under the same requests, with and without the tiers that they share.
 
     make bench-shared                         all set-ups that fit into 30 minutes
+    python -m benches.shared --offloading     vLLM's own offloading, with our tier below it
     python -m benches.shared --short          one of each kind, a tiny model: facts only
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
@@ -28,6 +29,7 @@ from benches.shared.setups import (
     FULL,
     HOST,
     HOST_S3,
+    OFFLOADING,
     SHORT,
     Place,
     Scale,
@@ -35,8 +37,10 @@ from benches.shared.setups import (
     bytes_per_token,
     extra_config,
     full_plan,
+    offloading_plan,
     refusals,
     short_plan,
+    transfer_config,
 )
 from ritornello.bench.show import wide_console
 from servers.environment import ROOT, make_model, program, vllm_versions
@@ -102,7 +106,7 @@ class Bench:
                 Fleet.of(
                     setup.title,
                     self.scale,
-                    [extra_config(setup, place, engine) for engine in range(ENGINES)],
+                    [transfer_config(setup, place, engine) for engine in range(ENGINES)],
                     program=program("vllm", "vllm"),
                     folder=self.folder,
                     cores=len(os.sched_getaffinity(0)),
@@ -115,7 +119,7 @@ class Bench:
                 qps = report.speeds[history].qps(self.scale, history)
                 run.measured[history] = fleet.multi_round_qa(history, qps)
             if setup.has_answers:
-                run.answers = fleet.answers(alone=setup.name in (ALONE, HOST))
+                run.answers = fleet.answers(alone=setup.name in (ALONE, HOST, OFFLOADING))
         return run
 
     def _place(self, setup: Setup) -> Place:
@@ -148,11 +152,13 @@ def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Se
 def run(given: argparse.Namespace, console: Console) -> Report:
     scale = SHORT if given.short else FULL
     deadline = time.monotonic() + 60 * given.minutes
-    folder = ROOT / "build" / ("bench-shared-short" if given.short else "bench-shared")
+    kind = "-short" if given.short else "-offloading" if given.offloading else ""
+    folder = ROOT / "build" / f"bench-shared{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     make_model(scale.model, folder / "model", program("vllm", "python"))
     report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
-    plan = supported_setups(short_plan() if given.short else full_plan(), folder, report)
+    plan = short_plan() if given.short else offloading_plan() if given.offloading else full_plan()
+    plan = supported_setups(plan, folder, report)
     plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
@@ -185,6 +191,7 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--short", action="store_true", help="facts only, with a tiny model, in minutes")
+    add("--offloading", action="store_true", help="vLLM's own offloading, with our tier below it")
     add("--minutes", type=float, default=MINUTES, help="what does not fit is left out (30)")
     add("--s3", choices=KINDS, default=KINDS[0], help="which S3 server (versitygw)")
     add("--setups", nargs="+", metavar="NAME", help='only those whose title has it: "host + disk"')

@@ -19,8 +19,9 @@ from ritornello.bench.long_context import LongContext
 from ritornello.bench.metrics import Metrics
 from ritornello.bench.multi_round_qa import MultiRoundQA
 from ritornello.bench.prompts import Source
+from servers.environment import ROOT
 from servers.process import Started
-from servers.vllm import VLLMServer, connector
+from servers.vllm import VLLMServer
 
 ENGINES = 2
 ANSWER_SECONDS = 300.0
@@ -50,6 +51,8 @@ class Engine(VLLMServer):
         return {
             **super()._environment(),
             "OMP_NUM_THREADS": str(self.threads),
+            # The engine's processes import `servers.cpu_offloading`.
+            "PYTHONPATH": str(ROOT),
             **self.environment,
         }
 
@@ -72,14 +75,14 @@ class Fleet(Started):
         cls,
         title: str,
         scale: Scale,
-        extras: Sequence[dict[str, Any] | None],
+        configs: Sequence[dict[str, Any] | None],
         *,
         program: Path,
         folder: Path,
         cores: int,
         environment: Mapping[str, str],
     ) -> "Fleet":
-        """Returns a fleet that is not started yet. `extras`: the connector's configuration of each
+        """Returns a fleet that is not started yet. `configs`: `kv_transfer_config` of each
         engine; None for an engine without a connector.
         """
         name = "".join(c if c.isalnum() else "-" for c in title)
@@ -90,12 +93,12 @@ class Fleet(Started):
                 model=folder / "model",
                 log=folder / f"{name}-{number}.log",
                 max_tokens=-(-(scale.longest + 1) // scale.block) * scale.block,
-                connector=None if extra is None else connector(**extra),
+                connector=config,
                 scale=scale,
                 threads=max(cores // ENGINES, 1),
                 environment=environment,
             )
-            for number, extra in enumerate(extras)
+            for number, config in enumerate(configs)
         ]
         return cls(engines, scale)
 

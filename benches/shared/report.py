@@ -13,6 +13,7 @@ from benches.shared.setups import (
     ALONE,
     EXPECTED,
     HOST,
+    HOST_OF,
     LOWER,
     Scale,
     Setup,
@@ -115,6 +116,7 @@ class Report:
         tokens = measured.metrics.prompt_tokens() if measured.metrics else 0
         by_tier = {tier: hit / tokens for tier, hit in (whole.hit_tokens or {}).items() if tokens}
         alone = self._records(self.reference(ALONE), history)
+        host = HOST_OF.get(run.setup.name, HOST)
         return Row(
             setup=run.setup.name,
             history_tokens=round(mean([record.history_tokens for record in back])),
@@ -133,7 +135,7 @@ class Report:
             hit_rate=whole.hit_rate,
             hit_rate_by_tier=by_tier,
             over_alone=self._over(back, self.reference(ALONE), history, run),
-            over_host=self._over(back, self.reference(HOST), history, run),
+            over_host=self._over(back, self.reference(host), history, run),
             gate_regret=self._regret(run, back, history),
             answers_as_alone=equal_answer_share(measured.records, alone) if alone else None,
             counters=whole.counters or {},

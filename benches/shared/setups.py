@@ -7,13 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from servers.vllm import connector, offloading
+
 RATES = (2.0, 0.5, 10.0, 1.0)
 ALONE, HOST, STORE = "engine alone", "host", "disk, one tier"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
-LOWER = {HOST_DISK: "disk {folder}/disk {capacity}", HOST_S3: "{s3}"}
+# vLLM's own offloading, as on GPUs: alone, and with `RitornelloTier` below its host memory.
+OFFLOADING, OFFLOADING_DISK = "offloading", "offloading + disk"
+DISK = "disk {folder}/disk {capacity}"
+LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # The tier from which each set-up must have hits. A set-up with only a host tier is not listed: the
 # tier may be too small for hits.
-EXPECTED = {STORE: "disk", HOST_DISK: "disk", HOST_S3: "remote"}
+EXPECTED = {STORE: "disk", HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
+# The set-up with host memory only, with which a set-up is compared.
+HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,10 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
+# Blocks of a chunk of vLLM's offloading: 256 tokens, as `RitornelloConnector` chooses for this
+# model on a GPU.
+OFFLOADED_BLOCKS = 4
+
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # This scale suffices for facts: hits by tier, and equal answers. The second round goes to the other
 # engine, whose host tier cannot have the pages of the first round. When the second round starts,
@@ -74,7 +85,7 @@ class Setup:
         """Returns the measured lengths: all lengths if other set-ups are compared with this
         set-up.
         """
-        if self.name in (ALONE, HOST):
+        if self.name in (ALONE, HOST) and self.history is None:
             return scale.histories
         return (self.history or max(scale.histories),)
 
@@ -110,10 +121,10 @@ class Place:
 
 
 def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] | None:
-    """Returns `kv_connector_extra_config` of one engine; None without a connector. Each engine has
-    its own host tier, as on separate machines; they share the tiers below.
+    """Returns the settings of the connector, or of `RitornelloTier`, in one engine; None without
+    them. Each engine has its own host tier, as on separate machines; they share the tiers below.
     """
-    if setup.name == ALONE:
+    if setup.name in (ALONE, OFFLOADING):
         return None
     if setup.name == STORE:
         return {"path": str(place.folder / "store"), "capacity": place.capacity}
@@ -123,6 +134,14 @@ def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] 
     if setup.rate_x is not None:
         tiers[-1] += f" rate={round(setup.rate_x * place.break_even / 1024)}KiB"
     return {"tiers": tiers, "gate": setup.gate}
+
+
+def transfer_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] | None:
+    """Returns `kv_transfer_config` of one engine; None without a connector."""
+    settings = extra_config(setup, place, engine)
+    if setup.name in HOST_OF:
+        return offloading(place.host_mib << 20, OFFLOADED_BLOCKS, settings)
+    return None if settings is None else connector(**settings)
 
 
 def full_plan() -> list[Setup]:
@@ -144,9 +163,24 @@ def full_plan() -> list[Setup]:
     return [Setup(ALONE), Setup(HOST, ("{host}",)), *auto, *shorter, *told]
 
 
+def offloading_plan() -> list[Setup]:
+    """Returns the set-ups of vLLM's own offloading, at the longest history."""
+    history, tiers = max(FULL.histories), (LOWER[OFFLOADING_DISK],)
+    limited = [
+        Setup(OFFLOADING_DISK, tiers, rate, gate) for gate in ("auto", "always") for rate in RATES
+    ]
+    return [
+        Setup(ALONE, history=history),
+        Setup(OFFLOADING, history=history),
+        *limited[: len(RATES)],
+        Setup(OFFLOADING_DISK, tiers, None, "never"),
+        *limited[len(RATES) :],
+    ]
+
+
 def short_plan() -> list[Setup]:
     """Returns one set-up of each kind, with the gate open, so that every hit is loaded."""
-    lower = [Setup(name, ("{host}", LOWER[name]), None, "always") for name in LOWER]
+    lower = [Setup(name, ("{host}", LOWER[name]), None, "always") for name in (HOST_DISK, HOST_S3)]
     return [Setup(ALONE), Setup(STORE), *lower]
 
 

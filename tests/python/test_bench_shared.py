@@ -22,6 +22,7 @@ from benches.shared.setups import (
     HOST,
     HOST_DISK,
     HOST_S3,
+    OFFLOADING,
     RATES,
     SHORT,
     STORE,
@@ -31,8 +32,10 @@ from benches.shared.setups import (
     extra_config,
     fixed_gate_setups,
     full_plan,
+    offloading_plan,
     refusals,
     short_plan,
+    transfer_config,
 )
 from ritornello.bench.driver import Record
 from ritornello.bench.metrics import CACHED_BY_SOURCE, PROMPT_TOKENS, Metrics
@@ -176,6 +179,24 @@ def test_working_set_exceeds_device_and_host(scale: Any) -> None:
     assert scale.longest < scale.device
 
 
+def test_offloading_plan_compares_gate_with_fixed_gates(tmp_path: Path) -> None:
+    plan = offloading_plan()
+    for setup in plan:
+        if setup.gate == "auto" and setup.rate_x is not None:
+            assert len(fixed_gate_setups(setup, plan)) == 2, setup.title
+    limited = next(setup for setup in plan if setup.rate_x == 2.0)
+    told = transfer_config(limited, place(tmp_path))
+    assert told is not None
+    extra = told["kv_connector_extra_config"]
+    assert extra["cpu_bytes_to_use"] == 24 << 20
+    (tier,) = extra["secondary_tiers"]
+    assert tier["tiers"] == [f"disk {tmp_path}/disk 2GiB rate=20KiB"]
+    host = next(setup for setup in plan if setup.name == OFFLOADING)
+    told = transfer_config(host, place(tmp_path))
+    assert told is not None
+    assert told["kv_connector_extra_config"]["secondary_tiers"] == []
+
+
 def test_token_bytes_cover_all_layers(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": 64}')
@@ -192,11 +213,11 @@ def test_question_rate_reaches_wanted_load() -> None:
 
 
 def test_engines_get_connector_and_little_memory(tmp_path: Path) -> None:
-    def command(extra: dict[str, Any] | None) -> list[str]:
+    def command(config: dict[str, Any] | None) -> list[str]:
         fleet = Fleet.of(
             "host + disk",
             FULL,
-            [extra, extra],
+            [config, config],
             program=tmp_path / "vllm",
             folder=tmp_path,
             cores=2,
@@ -207,9 +228,9 @@ def test_engines_get_connector_and_little_memory(tmp_path: Path) -> None:
         assert fleet.engines[0]._environment()["AWS_REGION"] == "x"
         return fleet.engines[1]._command()
 
-    with_tiers = command({"tiers": ["host 1MiB"]})
+    with_tiers = command({"kv_connector": "X"})
     told = json.loads(with_tiers[with_tiers.index("--kv-transfer-config") + 1])
-    assert told["kv_connector_extra_config"] == {"tiers": ["host 1MiB"]}
+    assert told == {"kv_connector": "X"}
     assert with_tiers[with_tiers.index("--num-gpu-blocks-override") + 1] == str(
         FULL.device // FULL.block
     )

@@ -1,6 +1,6 @@
 """One vLLM with `RitornelloConnector` and the data path of GPU engines. `OffloadingPath` builds
 vLLM's offloading as on a GPU; only its worker copies between CPU tensors and host memory
-(`tier_spec`).
+(`servers.cpu_offloading`).
 
 After its imports the program reads a question, one line of JSON: the `model`, the connector's
 settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
@@ -27,7 +27,7 @@ from tier_harness import FILLER, TierEngine, obey_all  # noqa: E402
 from tier_probes import rows_of  # noqa: E402
 from weights import flip  # noqa: E402
 
-from servers.vllm import connector  # noqa: E402
+from servers.vllm import CPU_SPEC, connector  # noqa: E402
 
 # Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum
 # number of tokens.
@@ -42,7 +42,7 @@ class ConnectorEngine(TierEngine):
         from ritornello.vllm import data_path, offloading_path
 
         data_path.data_path = lambda: offloading_path.OffloadingPath
-        offloading_path.SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "tier_spec"}
+        offloading_path.SPEC = CPU_SPEC
         self.llm = LLM(
             model,
             enforce_eager=True,

@@ -9,6 +9,8 @@ from typing import Any
 
 from harness import BLOCK, BLOCKS, Engine, prompt, reply
 
+from servers.vllm import CPU_SPEC
+
 # Capacity of vLLM's host tier in chunks: it holds the longest prompt, so that the previous prompt
 # is in the store only.
 HOST_CHUNKS = 16
@@ -44,8 +46,7 @@ class TierEngine(Engine):
                 "kv_connector": "OffloadingConnector",
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": {
-                    "spec_name": "CpuTieringSpec",
-                    "spec_module_path": "tier_spec",
+                    **CPU_SPEC,
                     "cpu_bytes_to_use": host_chunks * blocks_per_chunk * block_bytes(model),
                     "blocks_per_chunk": blocks_per_chunk,
                     "secondary_tiers": tiers,
