@@ -217,7 +217,7 @@ pub(crate) fn shut_down(stream: &UnixStream, how: Shutdown) {
     let _ = rustix::net::shutdown(stream, how);
 }
 
-/// Reads a message that borrows from its bytes.
+/// Decodes the message in `bytes`, and rejects trailing bytes.
 pub(crate) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

@@ -31,11 +31,11 @@ const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// This process as a client of one owner.
 ///
-/// A client lives as long as its owner: after a failover the process connects as a new client under
-/// a new name. The old client remains while it holds reservations (see
-/// [`crate::failover_catalog`]). When the old client is dropped, its name is released. All space
-/// that the former owner had granted under this name then returns to the store, including space of
-/// reservations whose response never arrived.
+/// A client never changes its owner: after a failover the process connects as a new client under a
+/// new name. The old client remains while it holds reservations (see [`crate::failover_catalog`]).
+/// When the old client is dropped, its name is released. All space that the former owner had
+/// granted under this name then returns to the store, including space of reservations whose
+/// response never arrived.
 #[derive(Debug)]
 pub(crate) struct Client {
     directory: Arc<NodeDirectory>,
@@ -364,7 +364,7 @@ fn dial(
 ///
 /// # Errors
 /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it did not
-/// reply; the error that it returned.
+/// reply; the error in the owner's reply.
 fn handshake(
     directory: &NodeDirectory,
     (mut channel, file): (Channel, Option<SocketFile>),

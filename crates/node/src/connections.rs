@@ -3,7 +3,7 @@
 //!
 //! Limits keep one peer from starving other peers: on the connections of a client, the names of a
 //! process, and the memory for long messages. Unauthenticated connections have a separate quota.
-//! When it is used up, the oldest of them is closed.
+//! When this quota is used up, the oldest unauthenticated connection is closed.
 
 use crate::authority::Authority;
 use crate::channel::shut_down;
@@ -30,7 +30,8 @@ const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Maximum connections whose handshake is not complete.
 const UNAUTHENTICATED_MAX: usize = 64;
-/// Bytes of long messages over all clients, and per client.
+/// Maximum bytes of long messages over all clients. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per
+/// client.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
 const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 

@@ -9,8 +9,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Gives the store in `path`, which no process may own, the index `to`. If the conversion is
-/// interrupted at any point, the store has either the complete old index or the complete new index.
+/// Converts the index of the store in `path`, which no process may own, to `to`. If the conversion
+/// is interrupted at any point, the store has either the complete old index or the complete new
+/// index.
 ///
 /// # Errors
 /// `Invalid` if a process owns the store or this process has it open; `Retry` if a thread of this

@@ -29,7 +29,8 @@ pub(crate) struct CurrentMembership {
     pub(crate) store: [u8; 16],
     /// Held for reading during a call of the local core.
     membership: RwLock<Arc<Membership>>,
-    /// Held by a [`ChangeGuard`], and taken before `membership`.
+    /// The last search for an owner, if it failed. Locked by a [`ChangeGuard`], and always before
+    /// `membership`.
     changing: Mutex<Option<FailedSearch>>,
     /// Whether the last search for an owner failed because the owner reopens the store, or because
     /// this process could not open the store.
@@ -104,7 +105,7 @@ impl CurrentMembership {
     /// While this holds, a call waits neither for another process nor for the membership's lock.
     /// Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
-        // A waiting writer blocks new readers until the calls in progress have ended.
+        // `try_read` fails while a writer waits, because a waiting writer blocks new readers.
         let membership = self.membership.try_read();
         membership.is_some_and(|membership| matches!(&**membership, Membership::Owner(_)))
     }
@@ -181,7 +182,8 @@ impl CurrentMembership {
         }
     }
 
-    /// Replaces the membership `lost`, unless another call has replaced it.
+    /// Finds the next owner, or becomes it, and replaces the membership `lost`, unless another call
+    /// has replaced it.
     ///
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after

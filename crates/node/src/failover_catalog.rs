@@ -73,7 +73,8 @@ impl FailoverCatalog {
     }
 
     /// Sends a request to the core of this process; `None` if another process owns the store. Most
-    /// probes and gets take this path, which does not say which membership answered.
+    /// probes and gets take this path. Unlike [`Self::call_owner`], it does not return the
+    /// membership that answered.
     fn ask_own_core(&self, request: &Request<'_>) -> Option<Result<Response>> {
         if self.membership.is_leaving() {
             return None;
@@ -385,7 +386,7 @@ impl Unflushed {
         *self.0.lock()
     }
 
-    /// Records that all acknowledgements in `mark` are durable, or were reported as lost.
+    /// Records that no acknowledgement is uncovered, unless one was added after `mark` was taken.
     fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

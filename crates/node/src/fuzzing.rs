@@ -46,7 +46,7 @@ macro_rules! is_message {
     };
 }
 
-/// Like `is_message`, for a first message.
+/// Like `is_message`, for a hello or its reply.
 fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     let read = |bytes: &[u8]| First::<T>::read(bytes, OLDEST..=NEWEST, "a peer");
     read(bytes).is_ok_and(|message| {
@@ -79,8 +79,8 @@ pub fn parse(message: &[u8]) -> bool {
     }
 }
 
-/// Handles `message` as a server does, if it is a request, except a change of capacity, which would
-/// wait for threads. Returns whether `message` was handled.
+/// Handles a request as a server does, except a change of capacity, which would wait for threads.
+/// Returns whether `message` was handled.
 ///
 /// # Panics
 /// If the response changes when it is encoded and decoded again.
@@ -97,15 +97,15 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
     }
 }
 
-/// Messages of every variant; the requests are about `scope`, whose reference is `known`.
+/// Returns messages of every variant. Requests name `scope`, whose reference is `known`.
 ///
 /// # Panics
 /// Never: all of them can be encoded.
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     let keys: [&[&[u8]]; 2] = [&[&[1; 16], &[2; 16], &[3; 16]], &[&[1; 8], &[2; 64], &[3; 64]]];
-    // A core accepts an empty list of units, or a number per key up to the units of a raw page.
-    // Timeouts are zero, so requests do not wait for space.
+    // A core accepts an empty `page_units`, or one entry per key, at most the units of an unencoded
+    // page. Timeouts are zero, so requests do not wait for space.
     let raw = ReserveRequest::default();
     let (page_units, retain_until) = (vec![1; 3], 1 << 33);
     let encoded = ReserveRequest { page_units, slices_per_page: 2, retain_until, ..raw.clone() };

@@ -12,9 +12,9 @@
 //!   any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
-//! The second line serves late mounts; `departure` has its exact conditions. An engine that starts
-//! before its disk is mounted creates a store below the mount point. After the mount every process
-//! leaves this store within seconds, and its caller opens the path again.
+//! The second line of the diagram serves late mounts; `departure` has its exact conditions. An
+//! engine that starts before its disk is mounted creates a store below the mount point. After the
+//! mount every process leaves this store within seconds, and its caller opens the path again.
 
 use crate::failover_catalog::FailoverCatalog;
 use crate::heal_signal::HealSignal;
@@ -38,8 +38,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked until
-/// then.
+/// Maximum time an attempt waits for calls to leave the poisoned core; new calls are blocked during
+/// this time.
 const CALLS_TIMEOUT: Duration = Duration::from_millis(200);
 /// Interval between checks of where the directory's path leads.
 const PATH_PERIOD: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ impl LogThrottle {
     }
 }
 
-/// Starts the thread. The thread ends when the store is closed or dropped.
+/// Starts the thread that runs this module. The thread ends when the store is closed or dropped.
 ///
 /// # Errors
 /// `Retry` if the thread cannot be created.

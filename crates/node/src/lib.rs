@@ -23,15 +23,16 @@
 //! take the lock. The client that gets it recovers the store, the other clients connect to this new
 //! owner, and callers see a delay. A client reconnects under a *new* name and releases the old name
 //! when no reservation is left under it; the release also returns the space of reservations whose
-//! response the client never received. Leases of a former owner are void. Every call is retried
-//! automatically except `commit`, which fails with `Retry`; the pages may be put again
+//! response the client never received. Leases that a former owner granted are void. Every call is
+//! retried automatically except `commit`, which fails with `Retry`; the pages may be put again
 //! ([`ritornello_store::rule`]). The first `flush` after the death of an owner fails if the owner
 //! had acknowledged puts or deletes to this process that no flush has covered, because these may be
 //! lost. A put also acknowledges pages that it found present and that another process wrote.
 //!
-//! **Failed writes.** A failed write or sync poisons the owner's core, and the owner opens another
-//! core in its place when the disks accept writes again (`heal.rs`). Clients see the death of one
-//! owner and the start of the next, with immediate misses in between.
+//! **Failed writes.** A failed write or sync poisons the owner's `StoreCore`, which then refuses
+//! writes. The owner opens another core in its place when the disks accept writes again
+//! (`heal.rs`). To clients this looks like the death of one owner and the start of the next, except
+//! that their calls miss immediately in between.
 //!
 //! **Fork.** A child inherits no locks. In the child, handles of the parent return `Closed` and do
 //! not touch shared state. The child becomes a client when it opens the directory again.

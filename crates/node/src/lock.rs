@@ -23,7 +23,7 @@ pub(crate) struct DirectoryLock {
 }
 
 impl DirectoryLock {
-    /// Opens the file in `dir`, locked or not.
+    /// Opens `LOCK` in `dir`, and creates it if it does not exist. Does not lock it.
     pub(crate) fn open(dir: BorrowedFd<'_>) -> io::Result<Self> {
         let file = Mutex::new(Some(open(dir)?));
         Ok(Self { process: Process::current(), file })
@@ -62,8 +62,8 @@ impl DirectoryLock {
         }
     }
 
-    /// Closes the file permanently. `drop` could run too late, when this process has opened the
-    /// directory again and holds the lock through another descriptor.
+    /// Closes the file permanently. A close in `drop` could come after this process has opened the
+    /// directory again, and would release the lock of the later opening.
     pub(crate) fn close(&self) {
         if self.process.is_current() {
             self.file.lock().take();

@@ -143,7 +143,8 @@ impl Membership {
         }
     }
 
-    /// Ends an ownership that other processes may wait for; see [`Owner::close`].
+    /// Ends this process's ownership, if any, so that another process can become the owner; see
+    /// [`Owner::close`].
     ///
     /// # Errors
     /// `Retry` if the ownership cannot end yet.

@@ -109,8 +109,8 @@ impl Mounts {
     }
 }
 
-/// Returns the mount that contains the root directory of a `chroot(2)`. `/proc/self/mountinfo`
-/// lists all mounts except this mount, which is older than the process.
+/// Returns the mount that contains the root directory of a `chroot(2)`, which
+/// `/proc/self/mountinfo` does not list. This mount is older than the process.
 fn unlisted(number: String) -> Mount {
     [number, String::new(), String::new(), String::new()]
 }

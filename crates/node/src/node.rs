@@ -34,9 +34,10 @@ pub struct Node {
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
 /// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
-/// Each process transfers pages with its own `io`. A client logs a capacity, an index, paths or a
-/// segment size that differ from the store's; an owner resizes the store and converts its index.
-/// Directories of `further_dirs` that the store lacks are added, by a client through the owner.
+/// Each process transfers pages with its own `io`. If `capacity`, `index`, `paths` or
+/// `segment_bytes` differ from the store's, a client only logs the difference; an owner resizes the
+/// store and converts its index. Directories of `further_dirs` that the store lacks are added, by a
+/// client through the owner.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
@@ -212,8 +213,9 @@ impl Node {
         self.shared.catalog.membership.opening.directory.path()
     }
 
-    /// Closes this handle, and with the last handle the store: running tickets finish, an owner
-    /// makes everything durable, and the directory is free. Does nothing in a forked child.
+    /// Closes this handle, and with the last handle the store: waits for tickets, makes everything
+    /// durable if this process is the owner, and releases the directory. Does nothing in a forked
+    /// child.
     ///
     /// # Errors
     /// `Retry` if writes of this process are in progress after 90 seconds: the store refuses calls

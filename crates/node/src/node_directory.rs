@@ -176,11 +176,12 @@ impl NodeDirectory {
             return None;
         }
         match self.mounts.place(&self.path) {
-            // A process leaves whichever store the new mount holds: even a copy of this store has a
+            // Leave even if the new mount holds a copy of this store, because the copy has a
             // separate owner.
             Place::New => Some(Departure::MountedOver),
             Place::Below => None,
-            // A change of the device may be an unmount, so it does not count here.
+            // The device changes after an unmount too, so a change of the device is no reason to
+            // leave.
             Place::Unknown if !is_same_device => None,
             Place::Same | Place::Unknown => {
                 let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();

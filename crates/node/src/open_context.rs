@@ -15,8 +15,9 @@ pub(crate) struct OpenContext {
     pub(crate) options: Options,
     /// The calls that clients may make while this process is the owner.
     pub(crate) permissions: Arc<ClientPermissions>,
-    /// Ends the attempts of [`Membership::join`](crate::membership::Membership::join).
+    /// Whether the store is being closed; [`Membership::join`](crate::membership::Membership::join)
+    /// then stops retrying.
     pub(crate) closing: AtomicBool,
-    /// Notified when a core is poisoned.
+    /// Wakes the thread that reopens a poisoned store ([`crate::heal`]).
     pub(crate) heal_signal: Arc<HealSignal>,
 }

@@ -34,7 +34,8 @@ pub(crate) fn slot(directory: Identity) -> Result<Slot> {
             "this process was forked while its parent was opening a store: fork again",
         ));
     };
-    // Removes entries that no thread holds or waits for.
+    // Remove the entries of a parent process, and the entries of dropped stores that no thread
+    // holds or waits for.
     open.retain(|_, (process, slot)| {
         let vacant = || slot.try_lock().is_some_and(|shared| shared.strong_count() == 0);
         process.is_current() && (Arc::strong_count(slot) > 1 || !vacant())

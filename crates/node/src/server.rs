@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum time until a peer has sent its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for the rest of a message, and for sending a response.
+/// Maximum time to receive a message after its first bytes, and to send a response.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for sending the reason why a connection is closed.
 const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
@@ -302,7 +302,7 @@ pub(crate) fn answer(
     rule.has_response.then(|| called.unwrap_or_else(|error| Response::Failed(error.into())))
 }
 
-/// Releases space and leases that the client does not know about.
+/// Releases the space or the lease of a response that did not reach the client.
 fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
     let undone = match response {
         Response::Reserved(reserved) if !reserved.runs.is_empty() => catalog.abort(reserved.id),

@@ -129,7 +129,7 @@ impl Shared {
     }
 }
 
-/// Creates the payload half of the store over a catalog.
+/// Creates the [`Store`], which transfers payload, over `catalog`.
 fn store_over(catalog: &Arc<FailoverCatalog>, options: &Options) -> Result<Arc<Store>> {
     let membership = &catalog.membership;
     let medium = &membership.opening.medium;

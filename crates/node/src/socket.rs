@@ -17,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The name that clients connect to.
+/// Name of the file that clients connect to.
 pub(crate) const NAME: &str = "owner.sock";
 /// Number of random digits at the end of a socket file's temporary name.
 const SUFFIX: usize = 8;

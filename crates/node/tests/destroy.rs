@@ -1,4 +1,4 @@
-//! Destroying or converting a store that is in use is refused.
+//! Destroying and converting stores. Both are refused for a store in use.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

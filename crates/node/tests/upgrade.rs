@@ -18,7 +18,8 @@ const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
 const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
 /// The first bytes of that version's messages.
 const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
-/// First bytes of the replies to a hello: granted; refused with an error of kind `Invalid`.
+/// First bytes after the greeting in a reply to a hello: of `Granted`, and of `Refused` with an
+/// error of kind `Invalid`.
 const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
 /// The only request without a response.

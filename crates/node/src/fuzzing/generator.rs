@@ -13,7 +13,7 @@ type Result<T> = std::result::Result<T, Error>;
 /// Values of integer fields: small numbers, and large numbers that mutations of small numbers
 /// rarely give.
 const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
-/// Lengths of bytes, all of them lengths of keys.
+/// Lengths of byte strings; each is a valid length of a key.
 const LENGTHS: [usize; 4] = [8, 16, 16, 64];
 /// Maximum attempts to make the requested values of one variant.
 const ATTEMPTS: usize = 1000;

@@ -11,8 +11,8 @@
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-node pinned
 //! ```
 //!
-//! writes the file of `greeting::NEWEST` if it does not exist, and never over a file that does. A
-//! version that was in no release may change: remove its file, and record it again.
+//! This command writes the file of version `greeting::NEWEST`, and never overwrites an existing
+//! file. A version that was in no release may change: remove its file, and record it again.
 
 use super::generator::Generator;
 use super::written;
@@ -26,19 +26,19 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
 use std::path::PathBuf;
 
-/// The name of a variant, from its debugging form, which begins with it.
+/// Returns the name of the message's variant, with which its `Debug` text begins.
 fn variant(message: &impl Debug) -> String {
     let text = format!("{message:?}");
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
 
-/// The sample of `message`: its name, and its encoding, which begins with the variant's number.
+/// Returns a line with `name` and the encoding of `message` in hexadecimal.
 fn sample(name: &str, message: &(impl Serialize + Debug)) -> String {
     let hex: String = written(message).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{name} {hex}\n")
 }
 
-/// Samples of each variant of an enum.
+/// Appends one line for each variant of the enum `T` to `samples`.
 fn each<'de, T: Deserialize<'de> + Serialize + Debug>(
     name: &str,
     known: super::generator::Known<'de>,

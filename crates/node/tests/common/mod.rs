@@ -35,7 +35,7 @@ pub fn scope() -> Scope {
     Scope::opaque("node tests", PAGE, true)
 }
 
-/// Returns the keys of sequence `name`. Key `n` commits to all pages before it.
+/// Returns the keys of the leading `pages` pages of sequence `name`.
 pub fn keys(name: u64, pages: usize) -> Vec<Vec<u8>> {
     (0..pages as u64)
         .map(|n| [name.to_le_bytes(), n.to_le_bytes(), [7; 8], [9; 8]].concat())
@@ -229,7 +229,7 @@ pub fn serve_as_helper() {
     }
 }
 
-/// Puts `count` sequences, prints each after its flush, and then idles.
+/// Puts and flushes `count` sequences, prints each flushed sequence's name, and then idles.
 fn work(store: &Store, first: u64, pages: usize, count: u64) -> ! {
     for name in first..first + count {
         match put(store, name, pages) {
