@@ -37,7 +37,7 @@ pub fn register_opener(opener: Opener) {
     *OPENER.write() = Some(opener);
 }
 
-/// The schemes that are compiled in, as users type them.
+/// Returns the forms of address that [`open`] accepts in this build, as users type them.
 #[must_use]
 pub fn schemes() -> Vec<&'static str> {
     let mut all = Vec::new();

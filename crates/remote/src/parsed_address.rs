@@ -74,9 +74,9 @@ impl ParsedAddress {
         Some(self.options.remove(at).1)
     }
 
-    /// `text` without the values of the options, for messages of backends, which may quote them.
-    /// Values shorter than four bytes, and the values of `master`, `host`, `port` and `region`,
-    /// count as not secret and stay.
+    /// Returns `text`, a message of a backend, with `…` in place of the values of this address's
+    /// options. Values shorter than four bytes, and the values of `master`, `host`, `port` and
+    /// `region`, count as not secret and stay.
     #[must_use]
     pub fn redact(&self, text: &str) -> String {
         let hidden = |(name, value): &&(String, String)| {

@@ -21,7 +21,7 @@ pub(crate) fn is_readable(endpoint: &str) -> bool {
     split_endpoint(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
 }
 
-/// Whether `rest`, in the form `USER@HOST:PORT/PATH`, begins with this machine as the host.
+/// Whether the host in `rest`, which has the form `USER@HOST:PORT/PATH`, is this machine.
 fn is_loopback(rest: &str) -> bool {
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! The remote tier over real servers and faulty networks. `make test-remote` builds and runs it.
+//! The remote tier over real servers and faulty networks. `make test-remote` builds and runs these
+//! tests.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "servers/clouds.rs"]

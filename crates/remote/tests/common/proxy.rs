@@ -43,9 +43,9 @@ impl Proxy {
         Self::with(server, false)
     }
 
-    /// A proxy in front of fake-gcs-server, which fills gaps of the server's XML interface. The
-    /// server accepts values only at signed URLs, and returns no ETag for them. The server's errors
-    /// do not name the missing resource, and it accepts every token.
+    /// Starts a proxy in front of fake-gcs-server that fills gaps of the server's XML interface.
+    /// The server accepts values only at signed URLs, and returns no ETag for them. The server's
+    /// errors do not name the missing resource, and it accepts every token.
     pub fn before_gcs(server: u16) -> Self {
         Self::with(server, true)
     }
@@ -207,8 +207,8 @@ fn serve(
         request.write(to)?;
         to.write_all(&body)?;
         let Some(mut answer) = Head::read(answers)? else { return Ok(()) };
-        // The proxy never requests "100 Continue". The answer to HEAD has a `Content-Length` but no
-        // body.
+        // No client sends `Expect: 100-continue`, so the first answer is the final one. The answer
+        // to HEAD has a `Content-Length` but no body.
         let mut body = vec![0; if is_head { 0 } else { answer.length }];
         answers.read_exact(&mut body)?;
         if answer.value("transfer-encoding").is_some() {

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
 
-/// The variable with the address of the remote that [`another_process`] probes.
+/// Environment variable with the address of the remote that [`another_process`] probes.
 const LOOK_INTO: &str = "RITORNELLO_TEST_REMOTE";
 
 fn gs(port: u16, prefix: &str) -> String {
