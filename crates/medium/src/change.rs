@@ -60,7 +60,7 @@ pub(crate) struct Chance {
 }
 
 impl Chance {
-    /// The seed also decides the share of changes that survive, from none to all.
+    /// Starts from `seed`, which also decides the share of changes that survive, from none to all.
     pub(crate) fn new(seed: u64) -> Self {
         let mut chance = Self { state: seed, quarters: 0, varies_by_file: false };
         chance.quarters = chance.next() % 5;

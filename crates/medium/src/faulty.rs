@@ -28,8 +28,8 @@ impl Faulty {
     }
 
     /// Exposes the descriptors of `inner`'s files: no fault is injected into transfers through
-    /// descriptors, only into calls of this medium and its files. For a process whose transfers use
-    /// the host's I/O, `io_uring` included, while its other calls may fail.
+    /// descriptors, only into calls of this medium and its files. Serves tests in which transfers
+    /// use the host's I/O, `io_uring` included, while other calls fail.
     #[must_use]
     pub fn with_descriptors(mut self) -> Self {
         self.descriptors = true;
@@ -131,7 +131,8 @@ fn aligned(length: usize) -> (Vec<u8>, usize) {
     (memory, start)
 }
 
-/// The first half of `length`, in whole blocks if `length` is a multiple of a block.
+/// Returns half of `length`, rounded down: to whole blocks if `length` is a multiple of a block,
+/// otherwise to whole sectors.
 fn half(length: usize) -> usize {
     let unit = if length.is_multiple_of(BLOCK) { BLOCK } else { SECTOR };
     length / 2 / unit * unit

@@ -84,7 +84,8 @@ pub trait Medium: Send + Sync + Debug {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// Returns the space of the file system that holds `dir`.
     fn room(&self, dir: &Path) -> io::Result<Room>;
-    /// Returns the owner of the directory `dir`. A simulated disk has one user.
+    /// Returns the owner of the directory `dir`. By default the owner is this process's user, the
+    /// only user of a simulated disk.
     fn owner(&self, dir: &Path) -> io::Result<FileOwner> {
         let _ = dir;
         Ok(FileOwner::this_user())

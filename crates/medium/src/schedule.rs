@@ -40,7 +40,7 @@ pub enum Op {
     Stat,
 }
 
-/// Interval at which a stalled operation looks whether it may continue.
+/// Interval at which a stalled operation checks whether it may continue.
 const STALL_CHECK: Duration = Duration::from_millis(2);
 
 /// Number of kinds in [`Op`].

@@ -189,7 +189,8 @@ mod tests {
     fn transfers_follow_each_other_at_the_rate() {
         let mut pace = Pace::new(1000);
         assert_eq!(pace.reserve(Duration::ZERO, 500), SECOND / 2);
-        // Requested while the disk is busy: both ends are later by the length of the transfer.
+        // Both transfers are requested while the disk is busy, so each begins when the previous one
+        // ends.
         assert_eq!(pace.reserve(SECOND / 4, 500), SECOND);
         assert_eq!(pace.reserve(SECOND / 4, 2000), 3 * SECOND);
         assert_eq!(pace.reserve(SECOND, 0), 3 * SECOND);

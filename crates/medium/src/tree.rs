@@ -198,7 +198,7 @@ impl Tree {
         Self { now: split(&mut self.now), durable: split(&mut self.durable), pending: inside }
     }
 
-    /// Restores what [`Tree::split_below`] removed from an equal directory.
+    /// Adds the names that [`Tree::split_below`] removed from a directory, which must be empty now.
     pub(crate) fn merge(&mut self, other: Self) {
         self.now.extend(other.now);
         self.durable.extend(other.durable);

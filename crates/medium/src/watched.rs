@@ -172,7 +172,7 @@ mod tests {
     use crate::SimDisk;
     use parking_lot::Mutex;
 
-    /// Counts changes, and refuses writes to paths that contain "refused".
+    /// Counts changes, and refuses writes to files named "refused".
     #[derive(Debug, Default)]
     struct Counter(Mutex<(u32, u32)>);
 

@@ -38,7 +38,8 @@ impl Mounts {
         self.0.values().flat_map(|mount| mount.unseen.files())
     }
 
-    /// Removes the names below `dir` from `tree`. Returns them.
+    /// Replaces the names below `dir` in `tree` by the names that the mounted file system hid.
+    /// Returns the replaced names.
     fn unmount(&mut self, tree: &mut Tree, dir: &Path) -> io::Result<&mut Tree> {
         if !tree.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
