@@ -16,8 +16,9 @@ pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 /// Minimum number of extents that a header has room for. Further extents are listed while they fit;
 /// only salvage (`fsck --salvage`) reads the list.
 const EXTENT_ROOM: usize = 32;
-/// Magic, version, length, features, store, scope, slot, slices per page, units of header and page,
-/// generation, page bytes, extents in all, extents listed, pages, parent length.
+/// Bytes of the fields of fixed length: magic, version, length, features, store, scope, slot,
+/// slices per page, units of header and page, generation, page bytes, extents in all, extents
+/// listed, pages, parent length.
 const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
 const EXTENT_BYTES: usize = 12;
 const SLICE_BYTES: usize = 4 + 1 + 8;
@@ -68,7 +69,8 @@ pub struct RunHeader {
     pub header_units: u32,
     /// See [`crate::Place::page_units`].
     pub page_units: u32,
-    /// Key of the page before the run's first, if known; `None` in a scope that is not chained.
+    /// Key of the page before the run's first page, if known; `None` in a scope that is not
+    /// chained.
     pub parent: Option<Vec<u8>>,
     /// The run's extents when it was written; a truncated run has fewer. If not all
     /// [`RunHeader::extents_total`] fit, the list holds the leading extents.
@@ -129,7 +131,8 @@ impl RunHeader {
     }
 
     /// The encoded header, not padded, and its checksum: the CRC-64 of all bytes before the last
-    /// eight, which hold the CRC. (The CRC of bytes that end with their own CRC is a constant.)
+    /// eight, which hold the CRC. The checksum does not cover these eight bytes, because the CRC of
+    /// bytes that end with their own CRC is a constant.
     ///
     /// Writes the length of `extents` in place of `extents_total`, and lists only the leading
     /// extents that fit `header_units`.

@@ -15,8 +15,9 @@
 //! | 8 | CRC-64/NVME of all preceding bytes of the frame, the length included |
 //!
 //! Replay is idempotent: replaying a record a second time changes nothing. A record about a removed
-//! run has no effect, even if a later run has the same number, because the reuse counts differ. A
-//! checkpoint can therefore be copied while the index changes.
+//! run has no effect, even if a later run has the same number, because every run of one number has
+//! another reuse count ([`RunImage::run`]). A checkpoint can therefore be copied while the index
+//! changes.
 
 use crate::version::check_version;
 use crate::wire::{Reader, Writer};
@@ -196,7 +197,7 @@ pub struct RunImage<'a> {
     pub chained: bool,
     /// Run and page that this run follows, if known.
     pub parent: Option<(u64, u16)>,
-    /// Recency: when the run was last used.
+    /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
     /// The run's location.
     pub place: Cow<'a, Place>,

@@ -60,8 +60,8 @@ impl VolumeRecord {
     }
 }
 
-/// The identity and layout of a store. The file is replaced as a whole (new file, rename), among
-/// others at every open and clean close.
+/// The identity and layout of a store. The file is replaced as a whole (new file, rename), for
+/// example at every open and clean close.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.

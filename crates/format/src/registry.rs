@@ -1,8 +1,8 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file begins with the head: the registry at one moment, encoded like a file that is replaced
-//! as a whole (module `whole_file`). Records of the changes since then follow. A registration appends one record, so that its cost
-//! does not depend on the number of scopes.
+//! The file begins with the head: the registry at one moment, encoded as a whole-file record
+//! (module `whole_file`). Records of the changes since then follow. A registration appends one
+//! record, so that its cost does not depend on the number of scopes.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -126,9 +126,10 @@ impl ScopeRegistry {
     /// out of order.
     ///
     /// # Errors
-    /// `Invalid` or `Fatal` if the head is refused by [`unseal`]; `Miss` if it has scopes and another
-    /// [`Scope::IDENTITY`]: this build computes other ids for these scopes, under which none of
-    /// their pages would be found.
+    /// `Invalid` if the file is not a registry, or of another version or with unknown features;
+    /// `Fatal` if the head is damaged; `Miss` if it has scopes and another [`Scope::IDENTITY`]:
+    /// this build computes other ids for these scopes, under which none of their pages would be
+    /// found.
     pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
         let body = unseal(MAGIC, "scope registry", bytes)?;
         let mut registry = Self::decode_head(body)?;

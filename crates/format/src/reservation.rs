@@ -49,7 +49,7 @@ impl ReservationRecord {
         record.into_vec()
     }
 
-    /// A log of these records.
+    /// Encodes a log of `records`.
     #[must_use]
     pub fn encode_log(records: &[Self]) -> Vec<u8> {
         let mut log = seal(MAGIC, &[]);

@@ -1,8 +1,8 @@
 //! Residency records: a log of the workers and tiers on which pages are present.
 //!
 //! **File.** A [`ResidencyHeader`] (40 bytes), then frames as in the [journal](crate::journal);
-//! sequence numbers increase by one across files. A file begins with a copy of the whole state at
-//! its start, as [`ResidencyRecord::Stored`], interleaved with concurrent changes.
+//! sequence numbers increase by one across files. A file begins with a copy of the whole state, as
+//! records of kind [`ResidencyRecord::Stored`], interleaved with concurrent changes.
 //! [`ResidencyRecord::Complete`] marks the point at which the copy is complete, so that older files
 //! are no longer needed. The first frame that is short, damaged or out of sequence ends the file.
 

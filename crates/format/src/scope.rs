@@ -78,8 +78,8 @@ pub struct Scope {
     /// within each head in that order. Any other name is defined by the caller and makes a distinct
     /// scope. `opaque` and names that begin with `opaque/` need no shape.
     pub layout: String,
-    /// Bytes per page. `None` if they follow from a known layout, which makes the same scope as the
-    /// derived number.
+    /// Bytes per page. `None` if they follow from a known layout; giving the derived number makes
+    /// the same scope.
     pub page_bytes: Option<u64>,
     /// Whether a key commits to all keys before it in its sequence.
     pub chained: bool,

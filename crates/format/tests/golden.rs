@@ -9,7 +9,7 @@
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-format --test golden
 //! ```
 //!
-//! appends the lines that are missing, and changes none.
+//! This command appends missing lines, and changes no existing line.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use ritornello_format::checkpoint::{CheckpointEnd, CheckpointFrame, CheckpointHeader};
@@ -51,7 +51,8 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Compares with the recorded bytes of the same names; writes names that are missing, if asked to.
+/// Compares `all` with the recorded bytes of the same names. Appends the names that are not
+/// recorded if `RITORNELLO_WRITE_GOLDEN` is set.
 fn compare(all: &[(&str, Vec<u8>)]) {
     let recorded = recorded();
     let mut missing = String::new();
