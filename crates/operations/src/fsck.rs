@@ -33,7 +33,8 @@ pub struct FsckArgs {
 
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
-/// A reason that is not damage: the runs belong to scopes that were dropped shortly before a crash.
+/// A reason for which opening a store drops runs, and which is not damage: their scope was dropped
+/// shortly before a crash.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]

@@ -73,7 +73,7 @@ struct Event<'a> {
     /// `ready`, `waiting`, `failed`, `reopening` or `closed`.
     event: &'a str,
     dir: &'a Path,
-    /// Process of the owner, and capacity of the store.
+    /// Process id of the owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     owner_pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,8 +183,8 @@ impl Served {
 /// Attempts to open a path that now leads to another store.
 #[derive(Default)]
 struct Reopening {
-    /// Stores that the path no longer leads to. The heal threads of these stores close them,
-    /// through the descriptors of their directories.
+    /// Stores that the path no longer leads to. A background thread of each store closes it,
+    /// through the descriptor of its directory.
     left: Vec<Arc<Node>>,
     /// After a failed attempt, the pause until the next attempt, and the reason for the failure.
     failed: Option<(Duration, String)>,

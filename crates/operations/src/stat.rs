@@ -70,7 +70,8 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-/// Formats the piece counts of the kinds of pages that exist; `None` without pages.
+/// Formats the numbers of pieces per page, for pages up to 256 KiB and for longer pages. `None` if
+/// the store has no pages.
 fn pieces(small: PiecePercentiles, large: PiecePercentiles) -> Option<String> {
     let kinds = [("up to 256 KiB", small), ("longer", large)];
     let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {
@@ -132,7 +133,7 @@ pub fn eviction(stats: &EvictionStats) -> String {
     text
 }
 
-/// Formats the latest decisions, newest first.
+/// Formats the latest decisions about the index's shape, newest first.
 fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     let header =
         ["operations", "because", "writes", "hits", "empty", "ranges", "T, K", "ns before", "ns"];

@@ -4,7 +4,7 @@ use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use serde::Serialize;
 use std::io::Write;
 
-/// Writes lines to standard output. Ignores a closed pipe.
+/// Writes lines to standard output. Ignores errors, such as a closed pipe.
 pub fn print_stdout(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());

@@ -14,8 +14,8 @@ pub fn examine(segments: u64) -> Vec<Finding> {
     vec![open_files(segments), locked_memory(), io_uring(), memory()]
 }
 
-/// Compares the hard limit of open files with the needed number: opening a store raises the soft
-/// limit.
+/// Compares the hard limit of open files with the needed number, because opening a store raises the
+/// soft limit.
 fn open_files(segments: u64) -> Finding {
     const WHAT: &str = "open files";
     let limit = getrlimit(Resource::Nofile);

@@ -31,9 +31,9 @@ pub struct Rates {
     pub write_gib_s: f64,
     /// Rate of one get.
     pub read_gib_s: f64,
-    /// Raw rate of the disk, overwriting; `null` without direct I/O.
+    /// Rate of overwriting a file without the store; `null` if it could not be measured.
     pub raw_write_gib_s: Option<f64>,
-    /// Raw rate of the disk, reading.
+    /// Rate of reading a file without the store; `null` if it could not be measured.
     pub raw_read_gib_s: Option<f64>,
 }
 

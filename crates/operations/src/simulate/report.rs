@@ -1,4 +1,4 @@
-//! Traces and tables of their rows: a policy per line, a capacity per column.
+//! Tables of the results: a policy per line, a capacity per column.
 
 use ritornello_sim::Row;
 use ritornello_terminal::print::{bytes, count, table};
