@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Damage has the granularity of the smallest disk sector.
+/// Granularity of damage in bytes: the smallest disk sector.
 const SECTOR: usize = 512;
 /// The unit of direct I/O.
 const BLOCK: usize = 4096;

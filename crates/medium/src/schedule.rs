@@ -46,7 +46,7 @@ const STALL_CHECK: Duration = Duration::from_millis(2);
 /// Number of kinds in [`Op`].
 const OPS: usize = Op::Stat as usize + 1;
 
-/// A fault, injected instead of an operation.
+/// A fault that is injected into an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MediumFault {
     /// Does nothing and returns `EIO`.
@@ -70,7 +70,7 @@ pub enum MediumFault {
 }
 
 impl MediumFault {
-    /// The error that the caller receives.
+    /// The error of an operation that this fault makes fail.
     #[must_use]
     pub fn error(self) -> io::Error {
         let code = match self {

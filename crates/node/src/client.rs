@@ -252,7 +252,7 @@ impl Client {
         First { version: self.version, body: Hello::new(self.presence.name(), false) }
     }
 
-    /// Opens one more connection under the same name.
+    /// Opens one more connection under this client's name.
     fn join(self: &Arc<Self>, until: Instant) -> Result<Channel> {
         let is_owner = self.directory.lock.holder()? == Some(self.owner);
         if !is_owner || self.directory.mismatch.check(self.owner).is_err() {

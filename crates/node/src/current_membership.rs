@@ -35,7 +35,7 @@ pub(crate) struct CurrentMembership {
     /// Whether the last search for an owner failed because the owner reopens the store, or because
     /// this process could not open the store.
     is_reopening: AtomicBool,
-    /// The segments that calls of this process read and write.
+    /// The segments of this process, whose files are closed whenever the owner changes.
     segments: OnceLock<Weak<Segments>>,
     /// Whether calls fail with `Closed` because the store's path no longer leads to it.
     leaving: AtomicBool,

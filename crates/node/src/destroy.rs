@@ -40,7 +40,7 @@ pub fn destroy(path: &Path) -> Result<()> {
         Error::invalid("there is no store here: nothing was removed").with("dir", path.display())
     })?;
     let mut volumes = directory.present_volumes(&manifest);
-    // The manifest does not list the default volume if the volume was drained.
+    // Empty the default volume's directory too, which the manifest does not list after a drain.
     let drained = path.join("segments");
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Maximum time to wait while another thread of this process is opening or closing the store.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `work` on `path`, a canonical directory that holds a store, while holding its lock.
+/// Runs `work` on `path`, the canonical directory of a store, while holding the store's lock.
 ///
 /// # Errors
 /// `Invalid` if this process has the store open, or another process owns it; `Retry` if a thread of

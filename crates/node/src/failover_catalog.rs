@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
 /// Maximum time to wait for writes in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
-/// Number of retries that follow the loss of an owner without a pause; each further retry waits for
-/// [`RETRY_PAUSE`].
+/// Number of retries of one call that are made immediately after its owner was lost; each further
+/// retry first waits for [`RETRY_PAUSE`].
 const QUICK_RETRIES: u32 = 3;
 /// The pause before each retry after the first [`QUICK_RETRIES`].
 const RETRY_PAUSE: Duration = Duration::from_millis(50);

@@ -30,11 +30,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// First and longest pause between attempts. Clients look for the owner every 1 to 5 seconds, so
-/// all processes are served again within some 10 seconds of the end of a fault, if recovery is
-/// fast.
+/// First and longest pause between attempts to reopen a store. Clients look for the owner every 1
+/// to 5 seconds, so all processes are served again within some 10 seconds of the end of a fault, if
+/// recovery is fast.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
-/// Time without an attempt after which a failure restarts the back-off.
+/// Time without an attempt after which the pauses begin with the shortest again.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);
 /// Maximum time an attempt waits for this process's writes in progress.
 const WRITES_TIMEOUT: Duration = Duration::from_secs(5);

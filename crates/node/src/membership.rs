@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// process gets no notice when the lock is released or an owner has recovered.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// The role of this process.
+/// How this process takes part in the store.
 pub(crate) enum Membership {
     /// This process owns the store.
     Owner(Arc<Owner>),
@@ -80,8 +80,8 @@ impl Membership {
                 }
                 return owner.map(|owner| Self::Owner(Arc::new(owner))).map_err(
                     |error| match error.kind() {
-                        // The disk failed before the previous owner died. Calls get the same
-                        // answers as during a reopening.
+                        // The disk probably failed before the previous owner died, so calls get the
+                        // same answers as during a reopening.
                         ErrorKind::Fatal | ErrorKind::Retry if known => {
                             tracing::debug!(%error, "the store cannot be taken over yet");
                             StoreReopening::error(&error.to_string())

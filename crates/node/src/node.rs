@@ -115,9 +115,9 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
     }
     let directory = Directory::new(Arc::clone(medium), &path);
     let manifest = directory.manifest();
-    // Look for `LOCK` after the read of the manifest, which may have found an incomplete store. If
-    // `LOCK` exists, another process may be creating the store, or own a store of another format;
-    // the files are then checked under the lock.
+    // Look for `LOCK` after the read of the manifest, because the read may have seen a store that
+    // another process was creating. If `LOCK` exists, another process may be creating the store, or
+    // own a store of another format; the files are then checked under the lock.
     let is_locked = path.join("LOCK").exists();
     match manifest {
         Ok(Some(stored)) if stored.owner_epoch > 0 => return Ok(path),

@@ -86,7 +86,8 @@ pub(crate) struct NodeDirectory {
 }
 
 impl NodeDirectory {
-    /// Opens an existing directory that is empty or holds a store, and revokes other users' access.
+    /// Opens an existing directory, revokes other users' access, and creates `LOCK` and `clients/`
+    /// in it. The caller has checked that the directory is empty or holds a store.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refused = |error: io::Error| unusable(path, error);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,4 +1,4 @@
-//! A forked child may not use its parent's store, and may open it again.
+//! A forked child cannot use its parent's handle, but can open the store again.
 #![allow(unsafe_code, reason = "fork is")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -150,7 +150,7 @@ fn child_needs_its_own_handle() {
     assert_eq!(parent.listen(), "waited 0");
     assert_eq!(parent.ask("get 2 5"), "5");
     assert_eq!(parent.ask("role"), "owner");
-    // The same holds if the parent is a client.
+    // A child of a client needs its own handle too.
     let mut other = Helper::opened(dir.path());
     assert_eq!(other.ask("role"), "client");
     assert_eq!(other.ask("fork-and-look"), "child is content");

@@ -1,4 +1,4 @@
-//! Stores whose path leads to a different store since they were opened. Every process closes such a
+//! Stores whose path leads to a different store after they were opened. Every process closes such a
 //! store, and reaches its files through the descriptor of the store's directory.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -249,8 +249,8 @@ fn moved_store_does_not_claim_to_answer_at_once() {
     std::thread::scope(|scope| {
         let flush = scope.spawn(|| node.store().flush());
         let other = moved.replace();
-        // The owner repeats its attempts to close the store. `answers_at_once` must not wait for
-        // these attempts, or it would always return true.
+        // `answers_at_once` must return false while an attempt to close the store is in progress:
+        // if it waited until the attempt failed, it would return true.
         eventually("the flush is waited for", || {
             assert!(!flush.is_finished(), "the owner answered while it was waited for");
             !node.answers_at_once()

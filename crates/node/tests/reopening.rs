@@ -41,7 +41,7 @@ fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
     (schedule, node)
 }
 
-/// RocksDB does its own I/O, so no faults can be injected there.
+/// Returns whether faults can be injected into the index's I/O: RocksDB does its own I/O.
 fn index_is_on_the_medium() -> bool {
     options(Path::new("/")).index.is_none_or(|index| index.word() != "lsm")
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Recorded messages of a client and an owner that support only version 7 of the protocol.
 const CLIENT_7: &[u8] = include_bytes!("recorded/client-7.bin");
 const OWNER_7: &[u8] = include_bytes!("recorded/owner-7.bin");
-/// The first bytes of that version's messages.
+/// First bytes of a hello and of its reply in version 7.
 const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
 /// First bytes after the greeting in a reply to a hello: of `Granted`, and of `Refused` with an
 /// error of kind `Invalid`.
@@ -126,7 +126,7 @@ fn recorded_client_of_version_7_is_served() {
     }
     let welcome = &answers[0];
     assert_eq!((&welcome[..8], welcome[8]), (GREETING_7, GRANTED));
-    // Each response has the same kind as the recorded response of an owner of that version.
+    // Each response has the same kind as the recorded response of an owner of version 7.
     let kinds = |answers: &[Vec<u8>]| answers[1..].iter().map(|body| body[0]).collect::<Vec<u8>>();
     let expected: Vec<_> = recorded.iter().map(|frame| frame[4..].to_vec()).collect();
     assert_eq!(kinds(&answers), kinds(&expected));

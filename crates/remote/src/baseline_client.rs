@@ -54,7 +54,7 @@ impl BaselineClient {
         self.all(put, at_once).map(drop)
     }
 
-    /// Reads `range` of every object, `at_once` at a time. Returns the bytes read.
+    /// Reads `range` of every object, `at_once` at a time. Returns the number of bytes read.
     ///
     /// # Errors
     /// The first error of a request.

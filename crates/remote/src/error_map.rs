@@ -71,7 +71,8 @@ pub(crate) fn is_range_past_end(error: &ClientError) -> bool {
     status(&error.to_string()) == Some(416)
 }
 
-/// `Retry` if a retry may help; otherwise `Fatal`, with advice.
+/// Converts an error of the client: to `Retry` if a retry may help, otherwise to `Fatal` with
+/// advice.
 pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
     let text = error.to_string();
     let advice =

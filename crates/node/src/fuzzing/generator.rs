@@ -41,7 +41,7 @@ impl<'a> Generator<'a> {
     }
 
     /// Passes `count` values of each variant of an enum to `each`. `make` deserializes a value, and
-    /// returns `None` for a combination that its type refuses.
+    /// returns `None` for fields that the type's `Deserialize` rejects.
     pub(super) fn each_variant<T>(
         &mut self,
         count: usize,
