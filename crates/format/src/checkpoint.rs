@@ -68,7 +68,7 @@ pub struct CheckpointEnd {
     pub reuse: u32,
     /// Runs in the checkpoint.
     pub runs: u64,
-    /// Pages in the checkpoint, without removed ones.
+    /// Pages in the checkpoint, without removed pages.
     pub pages: u64,
 }
 

@@ -39,7 +39,7 @@ impl SliceChecksum {
         self.0.get_state()
     }
 
-    /// Continues from a CRC register.
+    /// Continues a checksum from the value of [`SliceChecksum::register`].
     #[must_use]
     pub fn resume(register: u64) -> Self {
         Self(Digest::new_with_init_state(CrcAlgorithm::Crc64Nvme, register))

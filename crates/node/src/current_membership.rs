@@ -240,7 +240,7 @@ impl ChangeGuard<'_> {
     ///
     /// Closes this process's segment files first: the new owner may reuse the numbers of segments
     /// that the former owner removed or failed to create, and after a fault the volume may have
-    /// been mounted again. Earlier reservations can no longer be committed.
+    /// been mounted again. Reservations that the former owner issued can no longer be committed.
     pub(crate) fn use_owner(&self, membership: Membership) {
         if let Some(segments) = self.current.segments.get().and_then(Weak::upgrade) {
             segments.close_all();

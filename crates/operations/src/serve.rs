@@ -234,8 +234,8 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Returns a message for each signal that ends the command. A second signal ends the process
-/// immediately.
+/// Returns a receiver that gets a message for each signal that ends the command. A signal after the
+/// receiver is dropped ends the process immediately.
 fn signals() -> Result<Receiver<()>, Failure> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let (sender, receiver) = mpsc::channel();

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 pub struct Context {
     /// Print one JSON object instead of tables.
     pub json: bool,
-    /// An interpreter for measurements that need Python.
+    /// Path of a Python interpreter, for measurements that need one.
     pub python: Option<PathBuf>,
     /// Program and first arguments that start this command in another process.
     pub self_command: Vec<PathBuf>,

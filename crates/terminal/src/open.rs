@@ -10,10 +10,11 @@ use ritornello_tiers::remote::RemoteAddress;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Returns the manifest of the store in `dir`; `None` if `dir` is empty or missing.
+/// Returns the manifest of the store in `dir`; `None` if `dir` holds no store and no other files.
 ///
 /// # Errors
-/// `Unusable` if `dir` is not a directory, holds other files, or has a damaged manifest.
+/// `Unusable` if `dir` does not exist, is not a directory, holds other files, or has a damaged
+/// manifest.
 pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     if !dir.is_dir() {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };

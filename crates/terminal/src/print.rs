@@ -15,7 +15,7 @@ pub fn print_stderr(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Writes one JSON object over several lines.
+/// Writes `value` to standard output, as one JSON object over several lines.
 pub fn json(value: &impl Serialize) {
     match serde_json::to_string_pretty(value) {
         Ok(text) => print_stdout(&text),

@@ -102,8 +102,7 @@ fn io(report: &IoReport) -> Vec<Finding> {
             "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
     });
-    // Leave out warnings about huge pages and the page cache, because the findings above cover
-    // them.
+    // Leave out warnings about huge pages and the page cache, because other findings cover them.
     let reported =
         |warning: &&String| !warning.contains("huge pages") && !warning.contains("page cache");
     findings.extend(

@@ -19,7 +19,7 @@ use std::path::Path;
 const TRACE_BLOCK_TOKENS: u64 = 512;
 /// Default tokens per block of a generated workload.
 const GENERATED_BLOCK_TOKENS: u64 = 64;
-/// Skipped lines that are reported one by one; further lines are counted.
+/// Maximum number of skipped lines whose line numbers are printed.
 const LINES_NAMED: usize = 10;
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct Answer {
 /// Replays traces through eviction policies.
 ///
 /// # Errors
-/// `Unusable` for an unreadable trace or invalid numbers.
+/// `Unusable` for an unreadable trace or invalid numbers; `Failed` if the chart cannot be written.
 pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status, Failure> {
     let mut answer = Answer { traces: Vec::new(), rows: Vec::new() };
     type Given = std::result::Result<(Trace, u64), Failure>;

@@ -16,7 +16,8 @@ pub struct Summary {
     pub clock_jumps: u64,
 }
 
-/// Formats a table for each trace; `rows` holds equally many rows for each, in order.
+/// Formats a table for each trace; `rows` holds the same number of rows for each trace, in the
+/// order of `traces`.
 #[must_use]
 pub fn tables(traces: &[Summary], rows: &[Row]) -> String {
     let each = rows.chunks((rows.len() / traces.len().max(1)).max(1));

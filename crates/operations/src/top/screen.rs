@@ -18,7 +18,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// Characters of the longest label.
 const NAME_WIDTH: u16 = 10;
 
-/// Draws the store until the user presses q.
+/// Draws the store until the user or a signal ends the view.
 ///
 /// # Errors
 /// If the first sample fails, or the terminal cannot be drawn on.
@@ -47,7 +47,7 @@ pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure
                 last = now;
                 trouble.clear();
             }
-            // The owner may be changing. The last figures stay on the screen.
+            // Keep the last figures on the screen, because the store may be changing its owner.
             Err(failure) => trouble = failure.line,
         }
     };
