@@ -75,8 +75,9 @@ pub struct Scope {
     /// The arrangement of a page's bytes. Three layouts are known. `page_first` and `layer_first`
     /// are two names for the same bytes, and so for the same scope: layer by layer, in each layer
     /// the keys, then the values, token by token. A `page_head` page is stored head by head, and
-    /// within each head in that order. Any other name is defined by the caller and makes a distinct
-    /// scope. `opaque` and names that begin with `opaque/` need no shape.
+    /// the bytes of one head have the order of `page_first`. Any other name is defined by the
+    /// caller and makes a distinct scope. `opaque` and names that begin with `opaque/` need no
+    /// shape.
     pub layout: String,
     /// Bytes per page. `None` if they follow from a known layout; giving the derived number makes
     /// the same scope.

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 /// Limits the bytes per second that are read from and written to the files below some directories.
 ///
 /// All reads and writes of the files below one directory, by any thread, share one rate. Other
-/// directories do not slow them. Only transfers of bytes are limited: metadata, allocation and
-/// syncs take as long as the inner medium takes, and so do files outside the directories. A limited
-/// file exposes no descriptor, so its transfers are blocking calls.
+/// directories do not slow them. Only transfers of bytes are limited, not metadata, allocation and
+/// syncs. Files outside the directories are not limited. A limited file exposes no descriptor, so
+/// its transfers are blocking calls.
 #[derive(Clone, Debug)]
 pub struct Throttled {
     inner: Arc<dyn Medium>,

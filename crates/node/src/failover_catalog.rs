@@ -366,8 +366,8 @@ struct Unflushed(Mutex<FlushMark>);
 struct FlushMark {
     /// The earliest epoch with an uncovered acknowledgement.
     owner: Option<u32>,
-    /// Number of acknowledgements: a flush does not cover acknowledgements that came after it
-    /// began.
+    /// Number of acknowledgements so far. If the number grew during a flush, the flush does not
+    /// cover the new acknowledgements.
     changes: u64,
 }
 

@@ -78,8 +78,8 @@ impl<T: DeserializeOwned> First<T> {
     }
 }
 
-/// The versions that a peer speaks, if they do not include the version in use. Serves as the cause
-/// of an error.
+/// The versions that a peer speaks, none of which is the version in use. Serves as the cause of an
+/// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherVersion {
     oldest: u32,
