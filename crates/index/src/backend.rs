@@ -39,7 +39,7 @@ pub struct OpenOptions {
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
     /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page
-    /// cache only. `art` ignores it as well, because it cannot repair the loss of this data.
+    /// cache only. `art` ignores it too, because Holt has no way to write this data again.
     pub clean: bool,
 }
 

@@ -108,7 +108,7 @@ pub fn sum(removed: &[Removed]) -> (BTreeSet<(SegmentId, u32)>, u32, BTreeSet<Ru
 #[must_use]
 pub fn place(generation: u64, pages: u32) -> Place {
     let segment = SegmentId(generation as u32);
-    // Two extents, so that one page is split.
+    // Two extents, so that one page is split if `pages` is odd.
     let first = 1 + pages;
     Place {
         generation,

@@ -1,7 +1,7 @@
 //! Files of a backend that remain after a store was converted to another backend.
 //!
-//! `run` and `lsm` use different names in one directory. The owner of the directory decides which
-//! backend's files count.
+//! `run` and `lsm` use different names in one directory. The store's manifest names the backend
+//! whose files are in use.
 
 use crate::Backend;
 use ritornello_medium::Medium;

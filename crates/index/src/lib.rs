@@ -11,7 +11,7 @@
 //! may find such a run, whose pages then miss by their checksums. In chained scopes the index is
 //! closed: removing a page removes all its descendants.
 //!
-//! **May not know** the bytes of pages or how they are read, and which pages are worth keeping.
+//! **Must not know** the bytes of pages, how they are read, and which pages are worth keeping.
 
 #![forbid(unsafe_code)]
 
@@ -44,10 +44,10 @@ pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
-/// Makes the data of the pages of all runs durable that are in the index when the function is
-/// called. An index calls it before it makes its own records durable, so that no durable record
-/// names data that a power loss can take. The index may call it several times, from any thread that
-/// syncs. During the call the index holds no lock that a writer or a probe needs.
+/// Makes durable the data of all runs that are in the index when the function is called. An index
+/// calls it before it makes its own records durable, so that no durable record names data that a
+/// power loss can destroy. The index may call it several times, from any thread that syncs. During
+/// the call the index holds no lock that a writer or a probe needs.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The name of a run. Unique while the index is open, and not reused in that time. The name may

@@ -44,7 +44,7 @@ pub struct Prices {
     pub block: f64,
     /// The cost of positioning an iterator on one run.
     pub seek: f64,
-    /// Share of filters that wrongly report a key.
+    /// Probability that a filter reports a key that its run does not have.
     pub false_positive: f64,
 }
 
@@ -55,7 +55,8 @@ pub enum Reason {
     First,
     /// The mix of operations changed.
     Shift,
-    /// Since the last decision the tree has at least doubled or halved its size.
+    /// Since the last decision the tree has more than doubled, or shrunk to less than half its
+    /// size.
     Growth,
 }
 
@@ -108,7 +109,7 @@ pub struct Tuning {
     pub levels: u32,
     /// Sorted runs of the family that holds page hashes.
     pub sorted_runs: u64,
-    /// Bytes that compactions wrote over bytes that flushes wrote, since open.
+    /// Bytes written by compactions, divided by bytes written by flushes, since open.
     pub rewrites: f64,
     /// The tree.
     pub tree: TreeSize,

@@ -173,8 +173,8 @@ proptest! {
         prop_assert_eq!(index.stats().pages, model.stats().pages, "no page is left");
     }
 
-    /// The medium fails at one operation, as in a power loss. The index recovers a past state that
-    /// is not older than the last sync, and accepts changes.
+    /// The medium fails from one operation onward, as at a power loss. The index recovers a past
+    /// state that is not older than the last sync, and accepts changes.
     #[test]
     fn power_loss_recovers_a_past_state(
         events in prop::collection::vec(event(), 1..60),
@@ -258,7 +258,7 @@ fn changes_continue_while_files_are_replaced() {
     let (disk, model) = (SimDisk::new(1 << 30), MemoryResidency::new());
     let schedule = Schedule::new();
     let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
-    // The pause lets changes happen during a sync.
+    // Delay every sync, so that changes happen during a sync.
     schedule.add(Rule::always(MediumFault::Slow(Duration::from_micros(200))).on(Op::SyncData));
     let apply_both = |event: &Event| {
         apply(&index, event);

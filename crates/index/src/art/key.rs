@@ -11,7 +11,7 @@
 //! | `r` run | the run's record: the commit marker of its pages |
 //! | `c` parent, child | the page of the parent to which the child is attached |
 //! | `t` run | the end of the run's retention |
-//! | `m` name | numbers of the index itself |
+//! | `m` name | counters of the whole index |
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
@@ -19,11 +19,11 @@ use ritornello_format::{PageHash, ScopeSlot};
 /// Maximum page hashes in the value of one key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
-/// All run numbers below this number are assigned.
+/// Key of a run number below which all numbers count as assigned.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
-/// The total numbers of runs and of pages.
+/// Key of the total numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";
-/// The latest time of the store's clock.
+/// Key of the latest time of the store's clock.
 pub(super) const CLOCK: [u8; 2] = *b"mc";
 
 pub(super) const RUNS: &[u8] = b"r";

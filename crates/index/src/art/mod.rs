@@ -31,8 +31,8 @@
 //! * *Damage is not detected.* Holt's frames have no checksums. Every value therefore carries a
 //!   checksum seeded with its key. A position of a page has no checksum: it is compared with the
 //!   hashes of the run. A damaged value is a miss. The open checks and counts all values that have
-//!   a checksum. If Holt loses keys and all other values stay intact, the stored numbers of runs
-//!   and pages differ from the actual numbers.
+//!   a checksum. If Holt loses keys and all other values stay intact, the open notices the loss by
+//!   comparing the stored numbers of runs and pages with the numbers that it counts.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
@@ -71,11 +71,11 @@ use write::Numbers;
 pub struct ArtOptions {
     /// Memory for frames that are cached and not dirty, in bytes.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns. [`crate::PrefixIndex::sync`] then writes only
-    /// the recency from [`crate::PrefixIndex::touch`].
+    /// Whether every change is durable when the call returns. [`crate::PrefixIndex::sync`] then
+    /// writes only the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
     /// Whether the open checks every run. If `false`, a damaged run is found when it is used, and
-    /// its descendants stay.
+    /// its descendants are not removed.
     pub verify: bool,
 }
 

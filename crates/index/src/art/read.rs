@@ -144,8 +144,9 @@ impl ArtIndex {
         Ok((from < pages.len()).then(|| pages.split_off(from)))
     }
 
-    /// Walks along the keys, run by run. With `skip`, reads the record alone if a run matches as a
-    /// whole. Otherwise reads the hashes of every run, by range reads.
+    /// Matches the keys run by run, calls `visit` with each match and its position in the keys, and
+    /// returns the number of keys matched. With `skip`, reads the record alone if a run matches as
+    /// a whole. Otherwise reads the hashes of every run, by range reads.
     pub(super) fn along(
         &self,
         scope: ScopeSlot,

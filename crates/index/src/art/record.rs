@@ -101,7 +101,7 @@ pub(super) fn decode_entry(value: &[u8]) -> Option<(RunId, u16)> {
     Some((RunId(run), u16::from_be_bytes(value.get(8..)?.try_into().ok()?)))
 }
 
-/// One or two numbers.
+/// Encodes numbers with a checksum that is seeded with the key.
 pub(super) fn encode_numbers(key: &[u8], numbers: &[u64]) -> Vec<u8> {
     seal(key, numbers.iter().flat_map(|number| number.to_be_bytes()).collect())
 }

@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 
 /// Holt's log, in the index's directory.
 const LOG: &str = "journal.wal";
-/// Name of the file that marks the index as created. The file is needed because Holt takes files
-/// without a root for a new tree.
+/// Name of the file that marks the index as created. The file is needed because Holt treats files
+/// that lost their root as a new tree.
 const MADE: &str = "made";
 
 /// Opens the index. If Holt cannot read its files, drops Holt's log; if that is not sufficient,
@@ -166,7 +166,7 @@ impl ArtIndex {
         Ok(retained)
     }
 
-    /// Reads all chunks and links. Returns the chunks without a run in `leftover`.
+    /// Reads all chunks and links. Adds chunks that belong to no run to `leftover`.
     fn verify(
         &self,
         runs: &mut HashMap<RunId, Found>,

@@ -65,7 +65,8 @@ impl ArtIndex {
         batch.put(&key::SUM, &record::encode_numbers(&key::SUM, &sum));
     }
 
-    /// Applies a batch, or poisons the index: a part of it may have been applied.
+    /// Applies a batch. If that fails, poisons the index, because a part of the batch may have been
+    /// applied.
     pub(super) fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
         self.apply(batch).inspect_err(|error| {
             tracing::error!(dir = %self.dir.display(), %error, "the index could not be changed");
@@ -113,8 +114,8 @@ impl ArtIndex {
                     continue;
                 }
                 // Every run but the first is reached once, from its single parent. If the first run
-                // is reached again, it is its own descendant, which only damage can cause: it is
-                // then removed with all its children.
+                // is reached again, it is its own descendant, which the keys of real prompts never
+                // cause: it is then removed with all its children.
                 if child == run && removals[0].1 > 0 {
                     removals[0].1 = 0;
                     for (child, page) in self.children(run)? {

@@ -1,5 +1,6 @@
-//! A suite of the guarantees of every [`Residency`]: `conformance::run_residency(&
-//! Box::new(MyResidency::new()))` panics if a guarantee is broken, and names the scenario.
+//! A suite of the guarantees of every [`Residency`].
+//! `conformance::run_residency(&|| Box::new(MyResidency::new()))` panics at the first guarantee that
+//! is broken.
 
 use super::pages;
 use crate::residency::{Holder, Prefix, Residency, Tier, Tiers, Worker};
@@ -205,7 +206,7 @@ fn chain_may_arrive_page_by_page(index: &dyn Residency) {
         done(index.put(SCOPE, A, Tier::Device, parent, &[*page]));
     }
     assert_eq!(prefixes(index, &chain)[0].1, 1500);
-    // Remove the last page first, as an engine evicts, then every third page.
+    // Remove pages 1,200 and later in reverse order, as an engine evicts, then every third page.
     for page in chain[1200..].iter().rev().chain(chain.iter().step_by(3)) {
         index.remove_block(SCOPE, A, *page);
     }

@@ -264,7 +264,7 @@ pub(super) fn holes_free_their_own_space_once(make: Make<'_>) {
     // Another run may insert a page that was removed from this run.
     bench.insert(false, None, &keys[2..3]);
     assert_eq!(bench.prefix(&keys), 3);
-    // A cut returns the extents that the run still holds, and no others.
+    // A cut returns the extents that the run still held, and none that holes freed before.
     let (units, gone, _) = sum(&bench.index.truncate(run, 1));
     assert_eq!((units, gone), (super::units(&[place.page(1), place.page(4)].concat()), 2));
     let (units, gone, whole) = sum(&bench.index.remove(A, &[keys[0]]));
@@ -304,7 +304,8 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
 
 pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
     let bench = Bench::new(make);
-    // Removing a run removes its descendants, and may free the memory of thousands of records.
+    // Enough runs that an index may drop them in batches: removing a run may free the records of
+    // descendants that come later in the batch.
     const RUNS: u64 = 5000;
     let mut parent = None;
     for number in 0..RUNS {

@@ -175,8 +175,8 @@ impl Families {
         }
     }
 
-    /// The decoded value of a key; `None` as for [`Self::get`], and for a malformed value, which
-    /// counts as damage.
+    /// The decoded value of a key; `None` if [`Self::get`] returns `None`, or if the value is
+    /// malformed, which counts as damage.
     fn decoded<T>(&self, family: Family, key: &[u8], read: fn(&[u8]) -> Result<T>) -> Option<T> {
         match read(&self.get(family, key)?) {
             Ok(value) => Some(value),

@@ -7,7 +7,7 @@ use ritornello_format::{PageHash, ScopeSlot};
 /// The column families. `default` holds the [`Counts`](super::record::Counts).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// `scope | run | page` → hash, without holes.
+    /// `scope | run | page` → hash. Holes have no entry.
     Path,
     /// `scope | hash` → run and page.
     Page,

@@ -24,7 +24,7 @@ const WEIGHT: f64 = 1.0 / 32.0;
 /// Maximum time that counts, as a multiple of the usual time. A longer time includes other work,
 /// for example of a preempting process.
 const OUTLIER: f64 = 8.0;
-/// Variance of the number of filters below which no slope is computed.
+/// Minimum variance of the number of filters for which a slope is computed.
 const SPREAD: f64 = 0.5;
 /// Prices before the first measurement.
 const GUESS: Prices =
@@ -57,7 +57,8 @@ struct Written {
     flushes: u64,
     /// Rewrites that the model predicted for the flushed bytes.
     foreseen: f64,
-    /// Sums over all flushes of the number of sorted runs afterwards, and of its prediction.
+    /// Sums, over all flushes, of the number of sorted runs after the flush, and of the predicted
+    /// number.
     runs: f64,
     runs_foreseen: f64,
 }
@@ -97,7 +98,7 @@ impl Slope {
     fn add(&mut self, number: f64, time: f64) {
         let time = if self.samples == 0 { time } else { time.min(OUTLIER * self.time) };
         self.samples += 1;
-        // Give the first few samples equal weight.
+        // The first 1,024 samples have equal weight; after them, old samples decay.
         let weight = (1.0 / self.samples as f64).max(WEIGHT / 32.0);
         let blend = |mean: &mut f64, value: f64| *mean += weight * (value - *mean);
         blend(&mut self.number, number);
@@ -169,8 +170,8 @@ impl Meter {
 
     /// Returns the number of flushes so far; several flushes since the last call count once. `log`
     /// is the number of the oldest log that RocksDB needs, `entries` the number of entries written
-    /// so far. `tree` gets the bytes of a memtable, and returns the tree with such memtables, and
-    /// the number of sorted runs.
+    /// so far. `tree` takes the bytes of a memtable, and returns the size of the tree and its
+    /// number of sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,

@@ -100,8 +100,8 @@ impl LsmOptions {
     /// readable by a RocksDB that was built without the compressor.
     pub(super) fn database(&self) -> Options {
         let mut options = Options::default();
-        // Flush all families together, so that no log outlives the memtables of one family, and no
-        // table on disk is ahead of another family's log.
+        // Flush all families together, so that no log is kept for the memtable of a single family,
+        // and no table on disk has newer changes than the tables of another family.
         options.set_atomic_flush(true);
         options.set_manual_wal_flush(true);
         options.set_wal_recovery_mode(DBRecoveryMode::PointInTime);
@@ -141,8 +141,8 @@ impl LsmOptions {
         options.set_compression_type(rocksdb::DBCompressionType::None);
         let memtable = self.memtable_bytes.max(MEMTABLE_BYTES_MIN);
         options.set_write_buffer_size(memtable as usize);
-        // The database has several families, and memtables may be small: one block for each family
-        // must not fill them.
+        // Every family allocates at least one arena block. These blocks must not fill the memory
+        // for memtables, which may be small.
         options.set_arena_block_size(((memtable / 64) as usize).next_multiple_of(4096));
         options.set_compaction_style(DBCompactionStyle::Universal);
         let empty = TreeSize { bytes: 0.0, memtable: memtable as f64 };

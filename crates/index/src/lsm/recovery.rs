@@ -212,8 +212,8 @@ fn holds_entries(path: &Path) -> io::Result<bool> {
     Ok(holds)
 }
 
-/// Whether this process or another process has the database open. RocksDB reports it only in the
-/// error's text.
+/// Whether this process or another process has the database open. RocksDB reports this only in the
+/// text of the error.
 pub(crate) fn is_open_already(error: &rocksdb::Error) -> bool {
     let text = error.to_string();
     let texts = ["IO error: While lock file: ", "IO error: lock hold by current process"];

@@ -29,8 +29,8 @@ impl TreeShape {
         Self { setting, levels: tree.levels(setting.ratio).max(1) }
     }
 
-    /// Returns the shape with 24 levels, for a tree that may grow before this is called again: 1
-    /// TiB with memtables of 64 KiB and the smallest size ratio needs 24 levels.
+    /// Returns the shape with 24 levels, for families whose options are set once, before their
+    /// trees grow: 1 TiB with memtables of 64 KiB and the smallest size ratio needs 24 levels.
     pub(super) fn tallest(&self) -> Self {
         Self { levels: 24, ..*self }
     }

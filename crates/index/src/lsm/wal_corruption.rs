@@ -5,7 +5,7 @@
 //! recycled logs. In a file whose first record is of a different type, RocksDB 11.8 does not skip a
 //! record of a recycled log, and reads it again and again (`Reader::ReadPhysicalRecord` in its
 //! `db/log_reader.cc`). This crate does not recycle logs, so these types are damage; a single
-//! flipped bit produces them.
+//! flipped bit can produce them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};

@@ -10,8 +10,8 @@
 //! that cannot be read counts as not stored. A database that does not open is replaced by an empty
 //! one.
 //!
-//! **Locks.** A reader takes the lock of the epochs for reading, and no other lock. No writer holds
-//! this lock across I/O. The writer's lock makes read-modify-write atomic.
+//! **Locks.** A reader takes the lock of the epochs for reading, and no other lock. No thread holds
+//! this lock exclusively across I/O. The writer's lock makes read-modify-write atomic.
 
 use super::prefix::Prefixes;
 use super::{Holder, Prefix, Residency, ResidencyStats, Tier, Tiers, Worker, check};
@@ -66,7 +66,7 @@ pub struct LsmResidency {
     refused: AtomicU64,
     /// Bytes written since the last sync.
     pending: AtomicU64,
-    /// Whether a change was lost. The next sync reports it.
+    /// Whether a change was lost. Every later sync then fails.
     failed: AtomicBool,
     damaged: bool,
 }

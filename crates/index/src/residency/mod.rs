@@ -6,9 +6,9 @@
 //!
 //! | | holds | what survives |
 //! |---|---|---|
-//! | [`RunResidency`] | runs of consecutive pages in memory, spans of them that share one set | what was synced |
+//! | [`RunResidency`] | runs of consecutive pages in memory; pages with equal holders share one set of holders | synced changes |
 //! | [`MemoryResidency`] | a plain map: the oracle | nothing |
-//! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | what was synced |
+//! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | synced changes |
 //!
 //! **Off by default.** No store opens a residency: a router turns it on when it opens one of these
 //! backends itself, as `examples/residency.rs` does.
@@ -17,8 +17,8 @@
 //! readers of pages do not rely on the answers: a wrong answer costs a hit. Events that cannot be
 //! applied and damaged records on disk are therefore dropped.
 //!
-//! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do: a page
-//! with a known hash has the same pages before it. Holders are independent of the chain: a worker
+//! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do: pages
+//! with equal hashes have equal pages before them. Holders are independent of the chain: a worker
 //! may hold a page without the page before it. Removing a page keeps the pages after it, but ends
 //! the worker's prefix.
 
@@ -67,7 +67,8 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `Invalid` if a page is [`PageHash::NONE`]; `Retry` at a limit (call [`Residency::sync`] and
     /// [`Residency::maintain`], or remove pages); `Fatal` if the index is poisoned. In each case
-    /// nothing is changed, and [`ResidencyStats::refused`] counts it.
+    /// nothing is changed, and [`ResidencyStats::refused`] counts the put, except in the backend
+    /// `memory`.
     fn put(
         &self,
         scope: ScopeSlot,

@@ -30,7 +30,8 @@ impl Prefix {
 /// The workers whose prefixes reach a position in a chain, and the prefixes that ended before.
 #[derive(Debug, Default)]
 pub(super) struct Prefixes {
-    /// Workers in order, each with its tiers of the last page.
+    /// Prefixes that have not ended, ordered by worker, each with the worker's tiers of the last
+    /// page.
     alive: Vec<(Prefix, Tiers)>,
     /// Prefixes that have ended, the shortest first; if lengths are equal, the highest worker
     /// first.

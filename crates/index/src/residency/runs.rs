@@ -173,7 +173,7 @@ impl Runs {
         if agrees(span - 1) {
             return span as u16;
         }
-        // Invariant: page `same` of the run matches, and page `other` does not.
+        // Invariant: run and keys agree at the offset `same`, and differ at the offset `other`.
         let (mut same, mut other) = (0, span - 1);
         while other - same > 1 {
             let middle = same.midpoint(other);
@@ -390,8 +390,8 @@ impl Runs {
         self.orphans > 0 || self.sets.waiting() > 0
     }
 
-    /// Removes cleared pages from the next `count` runs, or from fewer runs if they have many
-    /// cleared pages.
+    /// Removes cleared pages from the next `count` runs, or from fewer runs if these have
+    /// [`RUN_PAGES`] pages together.
     pub(super) fn reclaim(&mut self, count: usize) {
         let mut changed = 0;
         for _ in 0..count {

@@ -63,7 +63,7 @@ impl Sets {
     }
 
     /// Bytes of memory held. The estimate counts the holders, the entry and the name of each set,
-    /// and two counters.
+    /// and the two counters of its `Arc`.
     pub(super) fn bytes(&self) -> usize {
         self.entries.capacity() * size_of::<Set>()
             + self.names.capacity() * (size_of::<(Arc<[Holder]>, SetId)>() + 1)

@@ -3,8 +3,8 @@
 use super::sets::{EMPTY, SetId};
 use std::ops::Range;
 
-/// Spans over the pages of a run. The run knows its length. A run with a single set needs no memory
-/// on the heap.
+/// Spans over the pages of a run. The length of the run is stored in the run only. A run with a
+/// single set needs no memory on the heap.
 #[derive(Debug, Default)]
 pub(super) struct Spans {
     /// The set of page zero.

@@ -149,8 +149,8 @@ pub(crate) struct Cold {
     pub(super) extents: Extents,
     pub(super) header_units: u32,
     pub(super) page_units: u32,
-    /// Number of times that this record was used. Together with the record's number this is the
-    /// run's name.
+    /// Reuse count, which grows whenever the record gets a new run. Together with the record's
+    /// number it is the run's name.
     pub(super) reuse: u32,
     pub(crate) parent: Number,
     pub(crate) child: Number,

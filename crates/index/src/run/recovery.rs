@@ -62,7 +62,7 @@ struct Replayed {
     /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// Whether more than one torn frame follows the last replayed record.
+    /// Whether a later file has records that could not be replayed, or the first file is missing.
     damaged: bool,
 }
 

@@ -57,7 +57,7 @@ pub(crate) struct Runs {
     pub(crate) live: u64,
     pub(crate) pages: u64,
     heap_bytes: usize,
-    /// Encoded length of all runs: the length of the next checkpoint.
+    /// Bytes that all runs and retentions take in a checkpoint, without frames.
     pub(crate) image_bytes: u64,
     /// The ends of retentions, by run. Few runs are retained, so the records have no field for it.
     retained: BTreeMap<Number, u64>,

@@ -148,8 +148,8 @@ impl Slots {
         (hash.high() >> (64 - TAG_BITS)) as u32
     }
 
-    /// The run and page number of each slot that may belong to this hash. Nearly always at most one
-    /// slot agrees, and it is mostly the slot of this hash.
+    /// The run and page number of each slot that may belong to this hash. A slot of another hash is
+    /// returned only if 32 bits of both hashes are equal.
     #[inline]
     pub(crate) fn candidates(&self, hash: PageHash) -> impl Iterator<Item = (Number, u16)> + '_ {
         let tag = Self::tag(hash);

@@ -107,7 +107,8 @@ impl Tables {
             }
             let pages = &hot.pages()[first..];
             if hot.chained {
-                // Invariant: page `same` of the run matches, and page `other` does not.
+                // Invariant: run and keys agree at the offset `same`, and differ at the offset
+                // `other`.
                 let (mut same, mut other) = (0, span - 1);
                 while other - same > 1 {
                     let middle = same.midpoint(other);
@@ -255,8 +256,8 @@ impl Tables {
             let first = removals.len();
             removals.extend(self.runs.children(next, from).map(|child| (child, 0)));
             // Every run but the first is reached once, from its single parent. If the first run is
-            // reached again, it is its own descendant, which only damage can cause: the whole first
-            // run is then removed.
+            // reached again, it is its own descendant, which the keys of real prompts never cause:
+            // the whole first run is then removed.
             if let Some(again) = removals[first..].iter().position(|&(child, _)| child == run) {
                 removals.swap_remove(first + again);
                 if keep > 0 && removals[0].1 > 0 {

@@ -28,8 +28,8 @@ pub const SCOPES: u32 = 4;
 
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// Puts the first pages of a path of the tree of sequences. As in a store, the missing pages
-    /// become a run.
+    /// Puts the first `length` pages of a path, which [`key`] describes. The missing pages become
+    /// one run, as in a store.
     Put {
         scope: u32,
         path: u8,

@@ -1,4 +1,4 @@
-//! A disk that records its state after a power loss at each change.
+//! A disk that records, after each change, states that a power loss may leave.
 
 use parking_lot::Mutex;
 use ritornello_medium::{DiskChange, SimDisk, Watch, Watched};

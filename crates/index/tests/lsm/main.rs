@@ -184,7 +184,7 @@ fn files_stay_within_their_budget() {
         }
     }
     assert!(most > 500, "and the budget is used: {most} runs of eight pages");
-    // After some removals the index meets a smaller budget.
+    // After removals the files fit a smaller budget.
     index.set_budget(budget / 2);
     for _ in 0..runs.len() * 3 / 4 {
         index.truncate(runs.pop_front().unwrap(), 0);
@@ -194,7 +194,7 @@ fn files_stay_within_their_budget() {
     insert(&index, 3001, None, &pages(3001, 8)).unwrap();
 }
 
-/// Inserts chains until `flushes` flushes have happened, with maintenance after each.
+/// Inserts chains and calls `maintain` until `flushes` flushes have happened.
 fn flush(index: &LsmIndex, next: &mut u64, flushes: u64) {
     for _ in 0..flushes {
         let before = index.stats().written_bytes;

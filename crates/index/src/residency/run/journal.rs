@@ -15,7 +15,7 @@ use std::sync::Arc;
 const PREFIX: &str = "residency-";
 /// Maximum bytes copied under one hold of the locks; a longer run is copied alone.
 const COPY_BYTES: u64 = 64 << 10;
-/// Maximum records visited under one hold of the locks.
+/// Maximum runs visited under one hold of the locks.
 const SCAN_RECORDS: usize = 4096;
 /// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
@@ -161,7 +161,7 @@ impl RunResidency {
         self.write(&mut journal)?;
         let synced = journal.file.sync_data();
         self.or_poison(synced)?;
-        // Records that are appended after the write above go to the next file.
+        // Records that are not written yet go to the next file.
         let header =
             ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
         let created = create(self.medium.as_ref(), &self.dir, header);

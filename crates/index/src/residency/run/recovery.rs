@@ -1,9 +1,9 @@
 //! Opens the index from its files.
 //!
 //! **Undamaged** files are one complete file, which may end in a torn frame; or, after a crash
-//! during a copy, the newest file and the older files that it continues. A damaged file may end
-//! before the next file begins. In this case the next file is used alone if its copy of the state
-//! is complete, and skipped if the copy is incomplete.
+//! during a copy, the newest file and the older files that it continues. Damage may leave a gap
+//! between the records of a file and those of the next file. In this case the next file is used
+//! alone if its copy of the state is complete, and skipped if the copy is incomplete.
 //!
 //! A single complete file stays in use, without its torn frame. In all other cases, before the
 //! index is used, the recovered state is written to a new file, and all other files are removed.
@@ -34,7 +34,7 @@ struct Restored {
 }
 
 impl Restored {
-    /// The empty state, up to record `last`.
+    /// An empty state whose next record has the sequence number `last + 1`.
     fn new(last: u64) -> Self {
         let recovered = ResidencyRecovered::default();
         Self { runs: Runs::new(), last, length: 0, copied: 0, is_whole: false, recovered }
