@@ -175,8 +175,8 @@ proptest! {
         }
     }
 
-    /// Encodes any mixture of frequent and rare exponents, at every length and thus with every
-    /// remainder.
+    /// Encodes mixtures of frequent and rare exponents, of any length, so that the last group of a
+    /// block has any length.
     #[test]
     fn any_numbers_round_trip(
         length in 0usize..5000,

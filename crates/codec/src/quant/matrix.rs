@@ -41,7 +41,7 @@ const STEP_MIN: f32 = 1e-37;
 /// The number 2^23. Adding a number to it rounds the number to an integer, which the low bits of
 /// the sum hold.
 const TO_INTEGER: f32 = 8_388_608.0;
-/// Numbers compared in parallel to find the smallest and largest of a row.
+/// Numbers compared in parallel to find the smallest and largest of a group of values.
 const LANES: usize = 32;
 
 /// Buffers for one row of a matrix.
@@ -75,8 +75,8 @@ fn u16_of(bytes: &[u8; 2]) -> u16 {
 }
 
 /// Encodes rows of keys, one row per token, that share their groups. `out` receives the smallest
-/// numbers of all channels, their steps, then the codes row by row. `None` if a number is not
-/// finite.
+/// numbers of all channels, their steps, then the codes row by row. `None` if a number, or the
+/// range of a group, is not finite.
 #[inline(always)]
 pub fn encode_keys<N: Number>(
     bits: Bits,
@@ -138,7 +138,8 @@ pub fn decode_keys<N: Number>(
 }
 
 /// Encodes one row of values in groups of `group` channels. `out` receives the smallest numbers of
-/// all groups, their steps, then the codes. `None` if a number is not finite.
+/// all groups, their steps, then the codes. `None` if a number, or the range of a group, is not
+/// finite.
 #[inline(always)]
 pub fn encode_values<N: Number>(
     bits: Bits,

@@ -1,5 +1,5 @@
 //! `split` for bfloat16 with AVX2. AVX2 packs and unpacks bytes within each half of a register, so
-//! codes are reordered once, before they are stored or after they are loaded.
+//! each result is reordered once, before it is stored.
 
 use super::codebook::{Codebook, ESCAPE, Lookup};
 use super::strip::{self, Numbers, list_escapes, patch_escapes};

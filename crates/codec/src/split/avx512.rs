@@ -8,7 +8,8 @@ use super::{GROUP, scalar};
 use std::arch::x86_64::*;
 
 /// Indices for permuting the bytes of two registers. `EVEN` and `ODD` gather the even and the odd
-/// bytes; `FRONT` and `BACK` are the inverse.
+/// bytes; `FRONT` and `BACK` interleave two registers, and select the first and the second half of
+/// the result.
 const EVEN: [u8; 64] = sequence(0, 2);
 const ODD: [u8; 64] = sequence(1, 2);
 const FRONT: [u8; 64] = interleaved(0);

@@ -70,7 +70,7 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     .ok_or_else(|| damaged("number of escapes"))
 }
 
-/// The window that covers most of a sample; `None` if it covers less than three quarters.
+/// The window that covers most of a sample; `None` if it covers at most three quarters.
 fn choose(groups: &[Numbers]) -> Option<u8> {
     let mut counts = [0u32; 32];
     for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE).max(1)) {
