@@ -7,7 +7,7 @@
 //! **Promises.** Every byte read is compared with the byte put. Files of a measurement are removed
 //! when it ends, also by Ctrl-C.
 //!
-//! **May not know** the operations of the command.
+//! **Must not know** the operations of the command.
 
 #![forbid(unsafe_code)]
 

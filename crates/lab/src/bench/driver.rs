@@ -105,7 +105,7 @@ impl LoadDriver {
         Rate { bytes, seconds, cpu_seconds: cpu_seconds() - cpu }
     }
 
-    /// Puts `sequences` of `set`, then flushes. Only the calls are timed.
+    /// Puts the first `sequences` sequences of set `set`, then flushes. Only the calls are timed.
     ///
     /// # Errors
     /// Store errors, and pages that the store did not take.
@@ -160,8 +160,8 @@ impl LoadDriver {
         Ok(())
     }
 
-    /// Gets `sequences` of `set`, and compares every byte unless the codec is lossy. Only the calls
-    /// are timed.
+    /// Gets the first `sequences` sequences of set `set`, and compares every byte unless the codec
+    /// is lossy. Only the calls are timed.
     ///
     /// # Errors
     /// Store errors, missing pages, and wrong bytes.

@@ -301,7 +301,7 @@ fn now() -> u64 {
 pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));
-    // As bfloat16, the magnitudes are 2^-8 to 2, with any sign and mantissa.
+    // As bfloat16, the magnitudes are 2^-7 to 2, with any sign and mantissa.
     let (keep, set) = match numbers && !seed.is_multiple_of(3) {
         true => (0x83ff_83ff_83ff_83ff, 0x3c00_3c00_3c00_3c00),
         false => (u64::MAX, 0),

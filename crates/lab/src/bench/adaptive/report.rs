@@ -126,7 +126,7 @@ pub struct Answer {
     pub put_p50_us: f64,
     /// 99th percentile of puts over all stages, in microseconds.
     pub put_p99_us: f64,
-    /// Bytes that compactions wrote over bytes that flushes wrote.
+    /// Bytes that compactions wrote divided by bytes that flushes wrote.
     pub rewrites: f64,
     /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
@@ -169,7 +169,8 @@ pub struct Switch {
     pub moving: Puts,
     /// Puts while the tree has its target setting.
     pub resting: Puts,
-    /// 99th percentile while the tree moves, divided by the 99th percentile otherwise, by round.
+    /// 99th percentile while the tree moves, divided by the 99th percentile otherwise: the median
+    /// of the rounds.
     pub p99_ratio: f64,
 }
 

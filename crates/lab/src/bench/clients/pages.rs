@@ -4,7 +4,7 @@ use crate::bench::shape::Shape;
 use ritornello_codec::Codec;
 use ritornello_format::Scope;
 
-/// Sequences of 256 short pages, for probes and leases, which use only their keys.
+/// Number of sequences of 256 short pages, for probes and leases, which use only their keys.
 pub const MATCH_SEQUENCES: u32 = 64;
 /// Pages per probe, and per lease.
 pub const MATCH_PAGES: u32 = 256;

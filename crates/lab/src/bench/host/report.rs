@@ -46,7 +46,7 @@ pub struct Row {
     pub gib_s: f64,
     /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,
-    /// Rate over the rate of memcpy in the same round.
+    /// Rate divided by the rate of memcpy in the same round.
     pub ratio: f64,
     /// Ratio of each round.
     pub ratios: Vec<f64>,

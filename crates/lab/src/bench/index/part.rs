@@ -28,7 +28,7 @@ pub struct IndexPartArgs {
 const WARM_SEQUENCES: u32 = 4;
 /// Pages between two syncs of [`Sync::Group`].
 const GROUP_SYNC_PAGES: u64 = 1 << 16;
-/// Unsynced bytes at which the index is synced, in every mode.
+/// Unsynced bytes at which the backend `run` is synced in the mode [`Sync::Off`].
 const PENDING_BYTES_MAX: u64 = 32 << 20;
 /// Probes by each method, and probes before them that are not counted.
 const PROBES: usize = 4000;
@@ -227,7 +227,7 @@ fn whole(load: &Load) -> u32 {
     u32::try_from(load.whole()).unwrap_or(u32::MAX)
 }
 
-/// Probes for sequences out of the first `sequences`.
+/// Probes by `method` for sequences among the first `among`.
 fn probe(
     index: &dyn PrefixIndex,
     load: &Load,

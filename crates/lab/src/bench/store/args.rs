@@ -9,7 +9,7 @@ use ritornello_terminal::print::bytes;
 use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
-/// Tokens of a sequence, within the limits below.
+/// Tokens of a sequence, unless [`SEQUENCE_PAGES_MAX`] or [`SEQUENCE_BYTES_MAX`] limits it.
 const SEQUENCE_TOKENS: u64 = 4096;
 /// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;

@@ -163,7 +163,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Returns `None` if no Python with the package is available.
+    /// Returns the median microseconds of a probe from Python; `None` if no Python with the package
+    /// is available.
     fn python_p50(&self, dir: &Path) -> Option<f64> {
         let python = self.context.python.as_ref()?;
         match ask_python(python, dir) {
@@ -200,7 +201,7 @@ fn reopen(dir: &Path) -> Result<f64, Failure> {
     Ok(millis)
 }
 
-/// The timed question: the number of leading pages present.
+/// A timed probe, which returns the number of leading pages present.
 type Ask<'a> = &'a dyn Fn(&[&[u8]]) -> Result<usize, Error>;
 
 fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {

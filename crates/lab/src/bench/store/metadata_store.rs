@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Pages per sequence, and per probe.
 pub const PROBE_PAGES: u32 = 256;
-/// The set of these sequences; sequences of other sets have other keys.
+/// Number of the set of these sequences; sequences of other sets have other keys.
 pub const SET: u32 = 4;
 /// Runs between two syncs.
 const RUNS_A_SYNC: u32 = 1 << 14;
@@ -35,7 +35,7 @@ pub fn sequences(entries: u64) -> u32 {
 }
 
 /// Creates a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its
-/// index. Without entries the store is empty and has the same limits.
+/// index.
 ///
 /// # Errors
 /// File system errors and index errors.

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Probes through the socket.
+/// Number of timed probes through the socket.
 const PROBES: usize = 4000;
 /// Uncounted probes that warm connections and caches.
 const WARM_UP: usize = 200;
@@ -57,7 +57,7 @@ pub fn open_index(dir: &Path, entries: u64, run_pages: u32) -> Result<Status, Fa
     answer(&Answer { resident, millis, ..Answer::default() })
 }
 
-/// Opens a store.
+/// Opens a store, and prints the increase of resident memory.
 ///
 /// # Errors
 /// If the store cannot be opened.

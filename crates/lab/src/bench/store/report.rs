@@ -115,7 +115,7 @@ pub struct Raw {
 pub struct Moved {
     /// Payload in GiB per second.
     pub gib_s: f64,
-    /// Rate over the raw limit of the same round.
+    /// Rate divided by the raw limit of the same round.
     pub ratio: f64,
     /// Processor seconds per GiB, of the whole process.
     pub cpu_s_per_gib: f64,

@@ -25,7 +25,8 @@ const FLUSH_EVERY: u64 = 8;
 /// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
 /// Retention of pages: a day, because an evicted page would count as lost, and a soak takes less
-/// than a day. With the limits above, all pages together stay below the retention limit of a scope.
+/// than a day. [`LIVE_SEQUENCES`] and [`UNFLUSHED_MAX`] keep the retained pages below the retention
+/// limit of a scope.
 const RETAIN_SECONDS: u64 = 24 * 3600;
 /// Pauses after a failed round, and after a failed opening.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
@@ -92,9 +93,9 @@ struct Client {
     is_soak_store: bool,
     /// Sequences put since the last successful flush.
     put: Vec<u64>,
-    /// Sequences that may have pages in the store which no flush has covered. The client deletes
-    /// them at the next opportunity, because they would otherwise fill the store and evict flushed
-    /// pages.
+    /// Sequences to delete at the next opportunity: sequences that no flush has covered, and the
+    /// oldest sequences beyond [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store,
+    /// which would evict flushed pages.
     orphans: Vec<u64>,
     /// Sequences that must be found.
     live: VecDeque<u64>,

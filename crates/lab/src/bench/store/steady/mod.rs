@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes written to the full store, in capacities.
+/// Bytes written to the full store, as a multiple of its capacity.
 const CAPACITIES_WRITTEN: u64 = 4;
 /// Divisor of the capacity: the quotient is the bytes of one set of sequences.
 const SET_SHARE: u64 = 16;
@@ -144,7 +144,8 @@ impl Bench {
             let longest = share.min(capacity / SEQUENCE_SHARE);
             let pages = u64::from(page_kind.pages).min(longest / page_bytes).max(1);
             let sequences = (share / (pages * page_bytes)).max(1);
-            // The casts are safe: both numbers are at most a few hundred.
+            // The casts are safe: `pages` is at most 512, and a set has far fewer than 2^32
+            // sequences.
             Shape {
                 scope: page_kind.scope(),
                 codec: page_kind.codec,
@@ -269,7 +270,7 @@ impl Bench {
     }
 
     /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
-    /// requests an older set, and a set that was never put. Returns the last set.
+    /// touches a sequence of an older set, and a sequence that was never put. Returns the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {

@@ -82,8 +82,8 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Returns a capacity for each of the shapes, with the same number of segments in each of
-/// `directories`.
+/// Returns one capacity that suffices for each of the shapes, with the same number of segments in
+/// each of `directories`.
 fn capacity(shapes: &[Shape], segment_bytes: u64, directories: u64) -> Result<u64, Failure> {
     let mut most = 0;
     for shape in shapes {
@@ -177,7 +177,7 @@ impl Bench {
     }
 
     /// Measures the raw limits and the calls. Every other round is in the opposite order, so that a
-    /// drift of the disks hits all alike.
+    /// drift of the disks affects all measurements equally.
     fn round(&mut self, round: u32) -> Result<Round, Failure> {
         let is_even = round.is_multiple_of(2);
         let raw_before = if is_even { Some(self.raw()?) } else { None };

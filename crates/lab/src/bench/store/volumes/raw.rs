@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Direction of a pass.
+/// Direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     Write,
@@ -32,7 +32,8 @@ impl RawLimits {
         Ok(Self(limits))
     }
 
-    /// Moves the file of each directory in turn. Returns a rate per directory.
+    /// Writes or reads the file of each directory, one directory after the other. Returns a rate
+    /// per directory.
     ///
     /// # Errors
     /// `Retry` if a file system fails.
@@ -40,8 +41,8 @@ impl RawLimits {
         self.0.iter_mut().map(|limit| pass(limit, direction)).collect()
     }
 
-    /// Moves the files of all directories at the same time. Returns the sum of their bytes, over
-    /// the time until the last file was moved.
+    /// Writes or reads the files of all directories at the same time. Returns one rate: the sum of
+    /// their bytes, divided by the time until the last file is done.
     ///
     /// # Errors
     /// `Retry` if a file system fails.

@@ -75,7 +75,7 @@ pub struct Passes {
     pub read: Rate,
 }
 
-/// Figures of calls of one length. Ratios are to the sum.
+/// Figures of calls of one length. Ratios are to the raw limit of all directories at the same time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calls {
     /// Payload bytes per put and per get.
