@@ -27,7 +27,8 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     let page_bytes = units_of(sizes.block_bytes) * UNIT;
     // For each block, the request that uses the block next; `None` if the block is not stored.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
-    // Blocks by the farthest next use, then by depth. Entries of past uses are stale.
+    // Blocks, the farthest next use first, then the deepest block. Entries whose next use is past
+    // are stale.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
     let mut counts = ReplayCounts::default();

@@ -123,7 +123,7 @@ fn stroke(policy: &str, at: usize) -> String {
 }
 
 fn percent(share: f64) -> String {
-    // Capacities are shown with at most four decimal places of a percent.
+    // Show at most four decimal places of a percent, which small capacities need.
     let rounded = (share * 1e6).round() / 1e4;
     format!("{rounded} %")
 }

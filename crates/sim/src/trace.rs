@@ -18,7 +18,7 @@ pub struct Trace {
     clock_jumps: u64,
 }
 
-/// A part of a trace, for tuning on one half and reporting the second half.
+/// A part of a trace, for tuning on the first half and reporting results of the second half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum TracePart {
     /// The first half of the requests.
@@ -143,8 +143,8 @@ impl TraceBuilder {
         Self { trace: Trace { name: name.into(), ..Trace::default() }, ..Self::default() }
     }
 
-    /// Adds a request. Requests keep the order of the calls; a time, in milliseconds, before the
-    /// preceding request's time is counted and kept.
+    /// Adds a request. Requests keep the order of the calls; a time, in milliseconds, that is
+    /// before the preceding request's time counts as a clock jump.
     pub fn request(&mut self, time_ms: f64, ids: impl IntoIterator<Item = u64>) {
         self.trace.clock_jumps += u64::from(time_ms < self.last_time);
         self.last_time = time_ms;

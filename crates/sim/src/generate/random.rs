@@ -16,7 +16,7 @@ impl Random {
         mix64(self.0)
     }
 
-    /// A number from 0 to 1, exclusive.
+    /// A uniform number from 0 to below 1.
     pub(super) fn unit(&mut self) -> f64 {
         (self.word() >> 11) as f64 / (1u64 << 53) as f64
     }

@@ -27,7 +27,7 @@ pub struct TenStage {
     pub stage_tokens: u64,
     /// Tokens per prompt.
     pub prompt_tokens: u64,
-    /// How strongly the oldest prompts are preferred: from 0 to 1, exclusive.
+    /// How strongly the oldest prompts are preferred: from 0 to below 1.
     pub skew: f64,
     /// Tokens per block.
     pub block_tokens: u64,
