@@ -32,10 +32,10 @@ pub struct OpenOptions {
     pub metadata_bytes_max: u64,
     /// Bytes of memory that cache the files.
     pub cache_bytes: u64,
-    /// Every change is durable when the call returns, if the backend supports it. With other
-    /// backends a change is durable after the next sync.
+    /// Whether every change is durable when the call returns, if the backend supports this. With
+    /// other backends a change is durable after the next sync.
     pub durable: bool,
-    /// Check everything on disk at open, if the backend leaves a choice.
+    /// Whether the open checks everything on disk, if the backend offers the choice.
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
     /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page

@@ -13,10 +13,10 @@ const NEVER: u32 = u32::MAX;
 /// used again are not written.
 ///
 /// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
-/// computer", 1966, with bypass). A block is used again no later than the blocks that continue it,
-/// and is evicted after them if the same request uses both again. The blocks before a stored block
-/// are therefore always stored, and every stored block is a hit. Unlike the store's policies, which
-/// cut runs, this policy evicts single blocks.
+/// computer", 1966, with bypass). A block is used again no later than the blocks that follow it in
+/// a request, and is evicted after them if the same request uses both again. The blocks before a
+/// stored block are therefore always stored, and every stored block is a hit. Unlike the store's
+/// policies, which cut runs, this policy evicts single blocks.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated.

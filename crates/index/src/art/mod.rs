@@ -91,7 +91,7 @@ pub struct ArtIndex {
     tree: Holt,
     dir: PathBuf,
     options: ArtOptions,
-    /// The numbers of the index. The lock on them serialises writers.
+    /// The run numbers that are assigned next. The lock on them serialises writers.
     numbers: Mutex<Numbers>,
     /// Recency of runs that is not written to the tree yet.
     touched: Mutex<HashMap<RunId, u64>>,
@@ -123,9 +123,9 @@ struct Gauges {
 /// Files, runs and keys that [`ArtIndex::open`] dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArtRecovered {
-    /// Holt refused its log, which was dropped.
+    /// Whether Holt refused its log, which was therefore dropped.
     pub log_dropped: bool,
-    /// Holt refused all of its files, which were dropped.
+    /// Whether Holt refused all of its files, which were therefore dropped.
     pub all_dropped: bool,
     /// Whether the numbers of runs and pages differ from the stored numbers.
     pub lost: bool,

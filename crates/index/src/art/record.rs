@@ -88,7 +88,8 @@ pub(super) fn decode_chunk(key: &[u8], value: &[u8]) -> Option<Vec<PageHash>> {
     rest.is_empty().then(|| pages.iter().map(|page| PageHash(*page)).collect())
 }
 
-/// Position of a page. Has no checksum: it is a hint, which the run's hashes verify.
+/// Encodes the position of a page. A position has no checksum: it is a hint, which the run's hashes
+/// verify.
 pub(super) fn encode_entry(run: RunId, page: u16) -> [u8; 10] {
     let mut value = [0; 10];
     value[..8].copy_from_slice(&run.0.to_be_bytes());

@@ -37,7 +37,7 @@ fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
     done(index.put(SCOPE, worker, tier, None, pages));
 }
 
-/// Worker, number of pages, and number of pages by tier.
+/// Returns for each worker the length of its prefix, and the number of pages in each tier.
 fn prefixes(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
     let prefixes = index.prefixes(SCOPE, &pages);
     prefixes.iter().map(|Prefix { worker, pages, on }| (*worker, *pages, *on)).collect()

@@ -102,7 +102,7 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     }
     let mut off = trunk.clone();
     for at in 0..40 {
-        // In a chain all hashes after a difference differ.
+        // Two chains have no equal hashes after their first difference.
         off.truncate(at);
         off.extend((0..5).map(|number| page(100 + at as u64, number)));
         assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");

@@ -118,7 +118,7 @@ fn finish_interrupted_save(names: &Names) -> io::Result<()> {
     remove(&names.new)?;
     if names.old.exists() {
         if names.database.exists() {
-            // Remove the marker only now, when the new database has its name.
+            // Remove the marker only now, when the new database has its final name.
             let _ = fs::remove_file(&names.marker);
             remove(&names.old)?;
         } else {

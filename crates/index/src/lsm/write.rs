@@ -83,7 +83,7 @@ impl LsmIndex {
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }
 
-    /// Logs an error that the caller cannot get; the next sync reports it.
+    /// Logs an error of a method that does not return errors; the next sync reports it.
     pub(super) fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
             tracing::error!(%error, what, "a change of the index failed");

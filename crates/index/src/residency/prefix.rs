@@ -40,8 +40,8 @@ pub(super) struct Prefixes {
 }
 
 impl Prefixes {
-    /// Advances by `pages` pages. `holders` hold them, and are ordered by worker. Returns `false`
-    /// if no worker is left.
+    /// Advances by `pages` pages, which `holders`, ordered by worker, hold. Returns `false` if no
+    /// worker is left.
     pub(super) fn extend(&mut self, holders: &[Holder], pages: u32) -> bool {
         if !self.begun {
             self.begun = true;

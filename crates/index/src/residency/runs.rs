@@ -33,7 +33,7 @@ pub(super) struct Runs {
     free: Vec<Number>,
     sets: Sets,
     scopes: HashMap<ScopeSlot, ScopeNumber>,
-    /// The scopes by number, and the number of their pages.
+    /// The scopes by number, each with its number of pages.
     alive: HashMap<ScopeNumber, (ScopeSlot, u64)>,
     next_scope: ScopeNumber,
     pages: u64,
@@ -130,8 +130,8 @@ impl Runs {
         prefixes: &mut Prefixes,
     ) -> bool {
         let Some(&scope) = self.scopes.get(&scope) else { return false };
-        // During this call equal names mean equal sets, because names are reused under the write
-        // lock only.
+        // During this call equal names of sets mean equal sets, because names are reused only under
+        // the write lock.
         let mut last = EMPTY;
         let mut steps = 0;
         while steps < LOCK_BATCH {

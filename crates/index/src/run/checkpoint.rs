@@ -30,9 +30,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum bytes of encoded runs copied under one hold of the lock; a longer run is copied alone.
+/// Bytes of encoded runs after which the copy releases the lock at the latest. The last run may
+/// exceed them.
 const COPY_MAX: usize = 64 << 10;
-/// Maximum records visited under one hold of the lock.
+/// Maximum runs visited under one hold of the lock, removed runs included.
 const SCAN: Number = 4096;
 /// Maximum retentions per frame.
 const RETAINED_ENTRIES: usize = 4096;

@@ -57,7 +57,7 @@ struct Replayed {
     records: u64,
     /// Sequence number of the last record.
     last: u64,
-    /// The file to append to, and the offset in it. `None` if its header is missing or damaged.
+    /// The file to append to, and the offset in it. `None` if this file has no valid header.
     tail: Option<(u64, u64)>,
     /// Number of the last file that was read.
     ended_in: u64,
@@ -312,7 +312,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The best attempt, and whether the files were undamaged.
+    /// Returns the result of the best attempt, and whether the files were undamaged.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();

@@ -35,8 +35,8 @@ impl Restored {
         self.reuse = self.reuse.max(reuse);
     }
 
-    /// Restores a run, unless its record belongs to the same run or to a later run. Returns whether
-    /// the run was restored.
+    /// Restores a run, unless its image is invalid, or its number was already used for the same run
+    /// or a later run. Returns whether the run was restored.
     pub(super) fn insert(&mut self, image: RunImage<'static>) -> bool {
         self.note_reuse((image.run >> 32) as u32);
         let holes = image.pages.iter().filter(|page| **page == PageHash::NONE).count();

@@ -391,8 +391,8 @@ impl Runs {
         Some((hash, self.place(run).page(u32::from(page))))
     }
 
-    /// Restores a run from a checkpoint or journal, unless its record belongs to the same run or to
-    /// a later run. Returns whether the run was restored.
+    /// Restores a run from a checkpoint or journal, unless its number was already used for the same
+    /// run or a later run. Returns whether the run was restored.
     pub(crate) fn restore(&mut self, image: RunImage<'static>) -> bool {
         let (run, reuse) = (image.run as u32, (image.run >> 32) as u32);
         if run == NO_RUN || run > NUMBER_MAX {
@@ -403,8 +403,8 @@ impl Runs {
             return false;
         }
         if self.is_live(run) {
-            // The record holds an earlier run: the record of its removal was in a part of the
-            // journal that could not be read.
+            // An earlier run still has the number: its removal was in a part of the journal that
+            // could not be read.
             let _ = self.cut(run, 0);
         }
         self.reuse = self.reuse.max(reuse);

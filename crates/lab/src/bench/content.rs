@@ -5,7 +5,7 @@ use crate::random::mix;
 
 /// Bytes of a block, the unit of contents.
 const BLOCK: usize = 4096;
-/// Random bytes that blocks are cut from.
+/// Length of the random bytes from which blocks are cut.
 const PATTERN: usize = 1 << 20;
 /// Bytes at the start of a block that identify it.
 const STAMP: usize = 16;

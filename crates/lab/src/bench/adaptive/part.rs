@@ -21,8 +21,8 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// An interval, and processor seconds: background threads are idle if the process uses less
-/// processor time within the interval.
+/// An interval, and processor seconds. Background threads count as idle if the process uses fewer
+/// processor seconds than this within the interval.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -34,7 +34,7 @@ pub struct Reports {
     pub slowest: u64,
 }
 
-/// One client, restarted after each end.
+/// A client, whose process can be started again after it ended.
 pub struct Process<'a> {
     context: &'a Context,
     /// The client's number, which distinguishes its sequences from the sequences of other clients.
