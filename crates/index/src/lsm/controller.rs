@@ -25,7 +25,7 @@ const SHIFT: f64 = 0.15;
 /// Share of the current cost that a new setting must save. The cost model's error is of about this
 /// size, and a transition costs merges.
 const GAIN: f64 = 0.1;
-/// Growth of the tree after which the same mix leads to a new decision.
+/// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
 /// Maximum number of decisions kept.
 const LOG: usize = 64;

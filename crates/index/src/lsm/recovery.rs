@@ -3,7 +3,7 @@
 //! ```text
 //! lsm/           the database
 //! lsm.new/       the new database for the runs of a damaged database, until it is complete
-//! lsm.old/       the damaged database, until the new database has its name
+//! lsm.old/       the damaged database, until the new database is named lsm/
 //! lsm.damaged    marks damage: the next open checks and repairs the database
 //! lsm.seal       the recorded length of RocksDB's manifest
 //! ```

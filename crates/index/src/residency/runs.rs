@@ -3,9 +3,9 @@
 //!
 //! A run holds pages of one chain in the order of their arrival, so that a long prefix takes few
 //! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
-//! they are half of the run. A hash commits to all pages before it. If two pages of a run match a
-//! chain at the same distance, the pages between them therefore match as well, except for holes.
-//! The page of a hole may be in another run.
+//! they are half of the run. A hash commits to all pages before it. If two pages of a run match two
+//! pages of a chain that are equally far apart, the pages between them therefore match as well,
+//! except for holes. The page of a hole may be in another run.
 //!
 //! **Clears** change no pages at first: a cleared scope gets another number, and a cleared worker
 //! is removed from the sets. [`Runs::reclaim`] removes the pages later, a few runs at a time.

@@ -5,7 +5,7 @@
 //! runs are dropped together with their descendants.
 //!
 //! Files are **undamaged** if one checkpoint loads, or no checkpoint was written yet; if the
-//! journal has all changes that the checkpoint may show; and if only a torn frame follows the
+//! journal has all changes that the checkpoint may show; and if at most a torn frame follows the
 //! journal's last record. The torn frame is truncated. Checkpoint, journal files and directory are
 //! synced, because a process that was killed may have left them in the page cache.
 //!

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// Maximum bytes copied under one hold of the locks; a longer run is copied alone.
+/// Bytes of records after which the copy releases the locks at the latest. The last run may exceed
+/// them.
 const COPY_BYTES: u64 = 64 << 10;
 /// Maximum runs visited under one hold of the locks.
 const SCAN_RECORDS: usize = 4096;
