@@ -3,8 +3,9 @@
 //! Loading takes time in proportion to bytes. Computing a token takes longer the more tokens
 //! precede it, because of attention. Within a tier's span, the time saved by loading one more page
 //! therefore grows from page to page, so it is best to load either the whole span or nothing of it.
-//! Both speeds are learned from measured loads and prefills. The estimate of a slow tier is raised
-//! as time passes, so that the tier is tried again and its recovery is noticed.
+//! Both speeds are learned from measured loads and prefills. The estimated speed of a tier rises
+//! with the time since its last load, so that a tier that was slow is tried again, and its recovery
+//! is noticed.
 
 use crate::Tier;
 use ritornello_format::{Error, Result};
@@ -14,13 +15,13 @@ use std::time::Duration;
 const OBSERVATION_WEIGHT: f64 = 0.2;
 /// Assumed bytes per second of an unused tier: about the rate of an NVMe drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
-/// Weight of [`INITIAL_BYTES_PER_SECOND`]; a long load has weight 1. It is low, so that the first
-/// measured load has more weight.
+/// Weight of [`INITIAL_BYTES_PER_SECOND`] in the average with measured loads, in which a long load
+/// has weight 1. The weight is low, so that the first measured load outweighs the assumption.
 const INITIAL_CONFIDENCE: f64 = 0.1;
 /// Factor per second since the last load by which a tier's estimated speed rises.
 const RECOVERY_PER_SECOND: f64 = 1.02;
-/// Minimum gain of loading, as a share of the time to compute. The estimates are less precise than
-/// this share. When in doubt the gate computes, because after a load it cannot learn that computing
+/// Minimum gain of loading, as a share of the time to compute. A smaller gain is within the error
+/// of the estimates: the gate then computes, because after a load it cannot learn that computing
 /// would have been faster.
 const MIN_GAIN: f64 = 0.05;
 
@@ -84,7 +85,7 @@ pub struct LoadQuery<'a> {
 pub struct LoadDecision {
     /// Number of leading found pages to load.
     pub pages: usize,
-    /// Estimated time to load them.
+    /// Estimated time to load [`pages`](Self::pages).
     pub load: Duration,
     /// Estimated time to compute the tokens after the loaded pages.
     pub compute: Duration,
@@ -97,7 +98,8 @@ pub struct LoadDecision {
 /// it. A least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
 struct PrefillModel {
-    // Exponentially weighted sums of the products of tokens, pairs and seconds.
+    // Moving averages of the products of tokens (t), pairs (p) and seconds (s), all divided by the
+    // tokens of the prefill.
     tt: f64,
     tp: f64,
     pp: f64,

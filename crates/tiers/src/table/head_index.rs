@@ -12,7 +12,7 @@ const INITIAL_SLOTS: usize = 64;
 /// Slots of the old array that each insertion empties: enough to empty the old array before the new
 /// array is half full, when the index grows again.
 const MOVES_PER_INSERTION: usize = 8;
-/// Values of unused slots: `EMPTY` was never used; `TOMBSTONE` was used before.
+/// Values of slots without an entry: a probe ends at `EMPTY`, and continues past `TOMBSTONE`.
 const EMPTY: u64 = 0;
 const TOMBSTONE: u64 = u32::MAX as u64;
 
@@ -25,8 +25,8 @@ pub(super) struct HeadIndex {
     len: usize,
 }
 
-/// A power of two of slots. A used slot holds 32 bits of a hash, and the node's id plus one.
-/// Probing starts at the slot that the 32 bits select.
+/// Slots, in a number that is a power of two. A used slot holds 32 bits of a hash, and the node's
+/// id plus one. Probing starts at the slot that the 32 bits select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
 
@@ -153,7 +153,8 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Returns hashes many of which select the same slot, also the last slot of the array.
+    /// Returns the hash of a page for the test. Many of these hashes select the same slot, also the
+    /// last slot of the array.
     fn head(number: u64) -> PageHash {
         let low = if number.is_multiple_of(3) {
             u64::MAX - number % 7
@@ -170,8 +171,7 @@ mod tests {
         for step in 0..60_000_u64 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let number = (random >> 33) % 6000;
-            // The first half of the steps inserts more than it removes, the second half removes
-            // more.
+            // The first 40,000 steps insert more than they remove, the later steps remove more.
             let adds = (random >> 20) % 4 < if step < 40_000 { 3 } else { 1 };
             let id = Id(number as u32);
             if adds && map.insert(number, id).is_none() {

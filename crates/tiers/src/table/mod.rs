@@ -99,7 +99,8 @@ impl PageTable {
         spans
     }
 
-    /// Leading pages hit at least `times` times since insertion.
+    /// Returns the number of leading pages that at least `times` walks have visited since the pages
+    /// were inserted.
     #[must_use]
     pub fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
         self.tree.read().hot_prefix(pages, times)
@@ -194,8 +195,9 @@ impl PageTable {
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
-        // Concurrent walks may make entries of the queue stale as fast as they are requeued. After
-        // one round over the entries, stale entries are therefore evicted too.
+        // Concurrent walks may use nodes as fast as eviction steps requeue them. After as many
+        // steps as the queue had entries, nodes are therefore evicted even if a walk used them
+        // since they were queued.
         let mut relists_left = self.tree.read().evictable(tier);
         while taken < requested {
             let most = (requested - taken).min(NODE_PAGES_MAX);

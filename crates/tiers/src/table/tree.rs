@@ -11,14 +11,15 @@ use ritornello_format::{PageHash, PageHashes};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Maximum stale entries that one write-locked step of eviction requeues.
+/// Maximum entries that one write-locked step of eviction requeues, because a walk used their nodes
+/// since they were queued.
 const RELIST_BATCH: usize = 64;
 
 /// The result of one write-locked step of eviction.
 #[derive(Debug)]
 pub(super) enum EvictionStep {
     Evicted(EvictedPages),
-    /// Some entries were stale and were requeued; the next step continues.
+    /// The step only requeued entries; the caller runs another step.
     Continue,
     Exhausted,
 }
@@ -197,8 +198,8 @@ impl Tree {
         });
     }
 
-    /// Evicts up to `most` pages, least recently used first. With `now` it also evicts entries that
-    /// were used since they were queued.
+    /// Evicts up to `most` pages, least recently used first. With `now`, also evicts a node that a
+    /// walk used since the node was queued.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> EvictionStep {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {
@@ -378,7 +379,7 @@ impl Tree {
         if front.children != 1 || !alike || front.pages.len() + node.pages.len() > NODE_PAGES_MAX {
             return;
         }
-        // The queues list the parent by its id, which is freed below.
+        // Remove the parent from the queues, because its id becomes free.
         for tier in 0..TIERS {
             self.delist(before, tier);
         }
