@@ -37,7 +37,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Settings {
     /// Maximum time that a lookup stays pending while pages are fetched from the remote.
     pub prefetch: PrefetchPolicy,
-    /// Bytes that may wait to be written to one tier; further pages are dropped.
+    /// Maximum bytes that wait to be written to one tier; further pages are dropped.
     pub write_queue: u64,
 }
 
@@ -116,12 +116,13 @@ impl Cache {
         Ok(Self { tiers, lower, promotions, prefetcher, lookups, closing, process })
     }
 
-    /// Looks up a prompt, starting at its first page; in an unchained scope, any pages, and the
-    /// result counts all pages found. Leases the pages to load for `ttl`. In a chained scope, if the list has a host and a disk tier, pages to load from disk are promoted
-    /// to the host tier in the background. The call never waits for a remote: while the remote is
-    /// queried or pages are fetched, the result is [`Querying`](super::Readiness::Querying) or
-    /// [`Loading`](super::Readiness::Loading), for as long as the prefetch policy allows, and the
-    /// caller should repeat the lookup.
+    /// Looks up the pages of a prompt, starting at its first page. In an unchained scope `keys` may
+    /// name any pages, and the result counts all pages found. The pages to load are leased for
+    /// `ttl`. In a chained scope, if the list has a host and a disk tier, pages to load from disk
+    /// are promoted to the host tier in the background. The call never waits for a remote: while
+    /// the remote is queried or pages are fetched, the result is
+    /// [`Querying`](super::Readiness::Querying) or [`Loading`](super::Readiness::Loading), for as
+    /// long as the prefetch policy allows, and the caller should repeat the lookup.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`.

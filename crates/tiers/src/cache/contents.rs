@@ -1,5 +1,5 @@
-//! The contents and the state of the local tiers: calls that move no pages. Lists of scopes and keys
-//! come from the lowest local tier, because this tier keeps pages longest.
+//! The contents and the state of the local tiers: calls that move no pages. Lists of scopes and
+//! keys come from the lowest local tier, because this tier keeps pages longest.
 
 use super::cache::Cache;
 use super::local_tier::LocalTier;
@@ -46,8 +46,8 @@ impl Cache {
         Ok(most)
     }
 
-    /// Returns the number of leading pages on local tiers. Unlike a lookup, the call leases no page,
-    /// and asks no remote.
+    /// Returns the number of leading pages on local tiers. Unlike a lookup, the call leases no
+    /// page, and asks no remote.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Closed`; errors of a tier's store.
@@ -71,8 +71,8 @@ impl Cache {
     /// same time may store a page again. Returns how many of `keys` were on a local tier.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. The call removes pages from
-    /// the other tiers even if one fails.
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. The call removes pages
+    /// from the other tiers even if one fails.
     pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         let present = self.exists(scope, keys)?.into_iter().filter(|present| *present).count();
         self.on_each(|tier| tier.store().delete(scope, keys).map(drop))?;
@@ -83,8 +83,8 @@ impl Cache {
     /// lookups fetch them again.
     ///
     /// # Errors
-    /// `Closed`; errors of a tier's store. The call drops the scope from the other tiers even if one
-    /// fails.
+    /// `Closed`; errors of a tier's store. The call drops the scope from the other tiers even if
+    /// one fails.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.check()?;
         self.on_each(|tier| tier.store().drop_scope(scope))

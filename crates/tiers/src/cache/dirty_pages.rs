@@ -174,7 +174,8 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (random >> 33) as usize % max_pages
         };
-        // Make prompts that leave prompt 0 at some page, in chained and in unchained scopes.
+        // Make prompts with a common beginning of random length, in chained and in unchained
+        // scopes.
         let mut prompt = |chained: bool| {
             let (number, fork) = (below(4), below(30));
             let own = |at: usize| if at < fork { [0; 2] } else { [number as u8, fork as u8] };

@@ -29,7 +29,7 @@ impl LoadGate {
         }
     }
 
-    /// Seconds since this gate was created: the time that [`Gate`] is given.
+    /// Seconds since this gate was created: the clock of all times passed to [`Gate`].
     fn clock(&self) -> f64 {
         self.opened.elapsed().as_secs_f64()
     }

@@ -14,7 +14,7 @@ pub(super) struct LoadTracker {
     queued: [AtomicU64; 4],
 }
 
-/// A counted load; dropping it ends the count.
+/// A load in progress; dropping the guard ends the load.
 #[derive(Debug)]
 pub(super) struct LoadGuard {
     tracker: Arc<LoadTracker>,

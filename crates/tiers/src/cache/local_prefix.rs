@@ -1,4 +1,5 @@
-//! The leading pages of a prompt that are on local tiers, leased; in an unchained scope, every page.
+//! The leading pages of a prompt that are on local tiers, leased; in an unchained scope, every
+//! page.
 
 use super::local_tier::LocalTier;
 use super::lookup::TierLease;
@@ -11,7 +12,7 @@ use ritornello_format::{ErrorKind, Result};
 use ritornello_store::LeaseNumber;
 use std::time::Duration;
 
-/// Maximum passes over the local tiers. Each pass leases one more span of a prompt whose pages
+/// Maximum passes over the local tiers. More than one pass is needed if the pages of a prompt
 /// alternate between the tiers.
 const MAX_ROUNDS: usize = 4;
 
@@ -27,8 +28,8 @@ pub(super) struct LocalPrefix {
 }
 
 impl LocalPrefix {
-    /// Leases the leading pages that are on local tiers; in an unchained scope, every page that is on
-    /// a local tier.
+    /// Leases the leading pages that are on local tiers; in an unchained scope, every page that is
+    /// on a local tier.
     ///
     /// # Errors
     /// `Invalid` for an invalid key.
@@ -73,7 +74,8 @@ impl LocalPrefix {
             let store = tier.store();
             let leased = answered(tier, store.lease(&pages.scope, &keys, ttl))?;
             let Some(leased) = leased else { continue };
-            // The lease covers every page present, and counts the leading pages only.
+            // The lease covers every page present, whereas `leased.pages` counts the leading pages
+            // only.
             all.keep_lease(0, tier, leased.lease);
             let present = match leased {
                 leased if leased.pages == keys.len() => Some(vec![true; keys.len()]),

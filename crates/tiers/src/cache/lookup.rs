@@ -12,8 +12,8 @@ pub struct LookupOptions {
     /// Tokens per page. Zero skips the gate: all pages found are loaded, unless the mode forbids
     /// it.
     pub page_tokens: u64,
-    /// Bytes to move in order to load one page, if other objects with the same keys hold parts of
-    /// it. Zero stands for the page bytes of the scope.
+    /// Bytes to move in order to load one page, if parts of the page are stored under the same key
+    /// in several scopes. Zero stands for the page bytes of the scope.
     pub page_bytes: u64,
     /// Number of leading tokens whose pages the engine already holds.
     pub computed: u64,
@@ -60,14 +60,14 @@ pub struct TierLease {
     pub lease: LeaseNumber,
 }
 
-/// The result of a lookup. In an unchained scope all fields count pages anywhere in the keys instead
-/// of leading pages.
+/// The result of a lookup. In an unchained scope all fields count pages anywhere in the keys
+/// instead of leading pages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
-    /// Tiers of the leading pages, in prompt order. They include remote pages if the answer is
-    /// final and the remote has answered.
+    /// Tiers of the leading pages, in prompt order. The spans include remote pages if the lookup's
+    /// answer is final and the remote has answered.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,

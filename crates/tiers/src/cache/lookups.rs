@@ -41,8 +41,8 @@ impl Lookups {
         ttl: Duration,
         options: &LookupOptions,
     ) -> Result<Lookup> {
-        // Callers repeat a pending lookup often. The name of the keys alone therefore finds the
-        // answer to a pending lookup.
+        // Callers repeat a pending lookup often, so its prefetch is found before the hashes of all
+        // pages are computed.
         let waits = name_of(scope, keys).and_then(|name| {
             let job = self.prefetcher.get(name)?;
             self.pending_answer(keys.len(), options, &job)

@@ -56,8 +56,9 @@ impl LowerTiers {
             below.arrived_above(pages, range.clone());
         }
         for writer in &self.writers {
-            // The engine lacked these pages, so a lower tier may have evicted them. Their entries
-            // in the page table are removed, so that the pages are written again.
+            // The engine has computed these pages, so a lower tier that had them may have evicted
+            // them. Their entries in the page table are removed, so that the pages are written
+            // again.
             writer.forget(pages, range.clone());
             if writer.policy == WritePolicy::WriteThrough {
                 let put =

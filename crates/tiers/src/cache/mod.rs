@@ -3,21 +3,21 @@
 //! The host and disk tiers are stores that all processes of this machine share; the remote tier is
 //! shared by several machines. A **lookup** leases the leading pages on local tiers. If these pages
 //! end before the prompt does, the prefetcher asks the remote for the further pages in the
-//! background, if the lookup permits loads. In an unchained scope a lookup takes any pages, and does
-//! the same for each page that is on no local tier. A **read** takes
+//! background, if the lookup permits loads. In an unchained scope a lookup leases every page on a
+//! local tier, and the prefetcher asks the remote for each of the other pages. A **read** takes
 //! each page from the fastest local tier that has it; a **put** writes to the first tier, and each
 //! lower tier receives the pages according to its write policy. The load gate decides how many of
 //! the found pages are worth loading.
 //!
 //! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
-//! of a tier with a rate limit waits until earlier transfers have used the time that they reserved.
-//! A background transfer reserves at most 20 ms at a time; a put, and the storing of fetched pages,
-//! reserve their whole time. Background work drops pages that it cannot write within the limits of
-//! its queue and its deadlines, and counts them as `dropped_pages`. Pages of a put that are neither
-//! stored on the first tier nor spilled are reported as missing by the put's ticket, and a lower
-//! tier that should write them counts them as `lost_pages`. A faulty tier causes misses, and never
-//! delivers wrong bytes: a read returns the bytes that were put or, in scopes with the lossy codecs
-//! `int8` and `int4`, the values as the codec has rounded them.
+//! of a tier with a rate limit waits for the time that earlier transfers and the read itself take
+//! at that rate. A background transfer reserves at most 20 ms at a time; a put, and the storing of
+//! fetched pages, reserve their whole time. Background work drops pages that it cannot write within
+//! the limits of its queue and its deadlines, and counts them as `dropped_pages`. Pages of a put
+//! that are neither stored on the first tier nor spilled are reported as missing by the put's
+//! ticket, and a lower tier that should write them counts them as `lost_pages`. A faulty tier
+//! causes misses, and never delivers wrong bytes: a read returns the bytes that were put or, in
+//! scopes with the lossy codecs `int8` and `int4`, the values as the codec has rounded them.
 //!
 //! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
 //! only the parts listed below it:
@@ -32,13 +32,13 @@
 //! └─ TierSet       the stores, the remote, the page table, the load gate, the counters
 //! ```
 //!
-//! **A read from a remote** begins in `Lookups`: if the local pages end before the prompt does, it hands the prompt to `Prefetcher`, and asks the caller to repeat the lookup
-//! for as long as the prefetch policy waits. A thread of the prefetcher asks the remote which pages
-//! exist, and the gate which of these are worth loading, and fetches the latter (`Fetch`):
-//! `RemoteTier` reads objects, each verified by `ObjectRead`, with calls that have a deadline,
-//! retries and a breaker (`remote::call_executor`). The fetched pages are put into the first tier,
-//! where a later lookup leases them. The requests to an object store are made in
-//! `ritornello_remote`.
+//! **A read from a remote** begins in `Lookups`: if the local pages end before the prompt does, it
+//! hands the prompt to `Prefetcher`, and asks the caller to repeat the lookup for as long as the
+//! prefetch policy waits. A thread of the prefetcher asks the remote which pages exist, and asks
+//! the gate how many of these to load. `Fetch` loads them: `RemoteTier` reads objects, each
+//! verified by `ObjectRead`, with calls that have a deadline, retries and a circuit breaker
+//! (`remote::call_executor`). The fetched pages are put into the first tier, where a later lookup
+//! leases them. The requests to an object store are made in `ritornello_remote`.
 
 #[allow(clippy::module_inception, reason = "one noun a file")]
 mod cache;

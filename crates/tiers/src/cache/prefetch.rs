@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time for which an outcome stays valid after a lookup has returned it; then the remote is queried
-/// again.
+/// Time after the end of a prefetch for which its outcome stays valid if a lookup has returned it.
+/// A lookup after this time queries the remote again.
 const REPORTED_VALID_FOR: Duration = Duration::from_secs(5);
-/// Time for which an outcome that no lookup has returned stays valid, and for which its fetched
-/// pages count as reserved.
+/// Time after the end of a prefetch for which its outcome stays valid if no lookup has returned it,
+/// and for which its fetched pages count as reserved.
 const KEEP_FOR: Duration = Duration::from_secs(10);
 
 /// The prefetch of one prompt.
@@ -46,8 +46,8 @@ pub(super) enum Stage {
     /// `fetched` of `of` pages are stored.
     Fetching { fetched: usize, of: usize },
     /// Complete since `at`. The first `known` pages of the prompt are on local tiers or the remote;
-    /// in an unchained scope, `known` pages are. `fetched` is the
-    /// number of pages fetched, or zero after a lookup has taken it.
+    /// in an unchained scope, any `known` pages are. `fetched` is the number of pages fetched, or
+    /// zero after a lookup has taken it.
     Done { at: Instant, known: usize, fetched: usize },
 }
 
@@ -115,13 +115,14 @@ impl Prefetch {
         (fetched, std::mem::take(&mut *self.kept.lock()))
     }
 
-    /// Bytes of a page in all its objects, each of which a separate prefetch fetches.
+    /// Bytes of a page in all scopes that hold parts of it. A separate prefetch fetches the part in
+    /// each scope.
     pub(super) fn page_bytes(&self) -> u64 {
         self.options.page_bytes.max(self.pages.page_bytes)
     }
 
-    /// Bytes on the first tier that are reserved for this prompt, in all objects: pages in
-    /// transfer, and fetched pages until a lookup takes them.
+    /// Bytes on the first tier that are reserved for this prompt, in all scopes that hold parts of
+    /// its pages: pages in transfer, and fetched pages until a lookup takes them.
     pub(super) fn reserved_bytes(&self) -> u64 {
         let pages = match self.stage() {
             Stage::Fetching { of, .. } => of,
@@ -131,7 +132,7 @@ impl Prefetch {
         (pages as u64).saturating_mul(self.page_bytes())
     }
 
-    /// Bytes of this object still to fetch.
+    /// Bytes that this prefetch still has to fetch.
     pub(super) fn remaining_bytes(&self) -> u64 {
         match self.stage() {
             Stage::Fetching { fetched, of } => self.pages.bytes(of - fetched),

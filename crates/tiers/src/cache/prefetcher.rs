@@ -1,4 +1,4 @@
-//! Prefetch: fetches pages of a prompt from the remote before its request is computed.
+//! Prefetch: fetches pages of a prompt from the remote before the engine computes the request.
 //!
 //! A few threads run prefetches, each thread one prompt at a time. A thread asks the remote how
 //! many leading pages it has, and the gate how many of these are worth fetching. It fetches these
@@ -76,7 +76,7 @@ impl Prefetcher {
         self.known.lock().get(&name).cloned()
     }
 
-    /// Starts the prefetch of a prompt. `None` if the limits do not allow it.
+    /// Starts the prefetch of a prompt. `None` if too many prefetches are queued or tracked.
     pub(super) fn start(
         self: &Arc<Self>,
         pages: &PromptPages,
@@ -225,9 +225,8 @@ impl Prefetcher {
 
     /// Returns how many leading pages are worth having on this machine, according to the gate: at
     /// least the local pages. In an unchained scope the gate counts `known` pages as the leading
-    /// ones, local pages first.
-    /// Prefetched pages of all prompts may fill three quarters of the first tier. If the pages to
-    /// fetch do not fit, returns the number of local pages.
+    /// ones, local pages first. Prefetched pages of all prompts may fill three quarters of the
+    /// first tier. If the pages to fetch do not fit, returns the number of local pages.
     fn pages_worth_fetching(&self, job: &Prefetch, known: usize) -> usize {
         let local = job.local_pages();
         if known <= local {
@@ -237,7 +236,7 @@ impl Prefetcher {
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
         let (others, own) = self.usage_beside(&job.pages);
         let mut queued = self.tiers.pending_load_bytes();
-        // The gate counts this prompt's bytes in all its objects as bytes to load, so they must not
+        // The gate counts this prompt's bytes in all scopes as bytes to load, so they must not
         // count as queued as well.
         let remote = &mut queued[Tier::Remote as usize];
         *remote = remote.saturating_sub(own);

@@ -5,8 +5,8 @@ use ritornello_format::{PageHash, Scope, ScopeId};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages in one scope. If the scope is chained, the pages are consecutive pages of a prompt, starting
-/// at its first page unless `parent` is set. In an unchained scope they may be any pages.
+/// Pages in one scope. If the scope is chained, the pages are consecutive pages of a prompt,
+/// starting at its first page unless `parent` is set. In an unchained scope they may be any pages.
 #[derive(Clone, Debug)]
 pub(super) struct PromptPages {
     pub(super) scope: Arc<Scope>,
@@ -81,8 +81,8 @@ impl PromptPages {
     }
 }
 
-/// Identifies the pages of a lookup: by the hash of the last page, which commits to all pages before
-/// it, or in an unchained scope by the hash of all keys. `None` without keys.
+/// Identifies the pages of a lookup: by the hash of the last page, which commits to all pages
+/// before it, or in an unchained scope by the hash of all keys. `None` without keys.
 pub(super) fn name_of(scope: &Scope, keys: &[&[u8]]) -> Option<PageHash> {
     let last = keys.last()?;
     if scope.chained {

@@ -17,11 +17,12 @@ type Spill = Box<dyn FnOnce(usize, StagedPages) + Send>;
 impl Cache {
     /// Starts to put pages `first..` of a prompt. `source` must not change until the ticket is
     /// done. `keys` holds the keys of the prompt, starting at its first page. A caller that lacks
-    /// the earlier keys passes the key of the preceding page as `parent`; these pages of a chained
-    /// scope are not written to a remote. The first tier is written immediately, and the ticket reports that
-    /// write; lower tiers are written in the background according to their policies. Pages that the
-    /// first tier has no space for are written from staging to the write-through tiers, and to the
-    /// second tier if it is write-back; they are skipped if staging is more than half full.
+    /// the earlier keys passes the key of the preceding page as `options.parent`; in a chained
+    /// scope such pages are not written to a remote. The first tier is written immediately, and the
+    /// ticket reports that write; lower tiers are written in the background according to their
+    /// policies. Pages that the first tier has no space for are written from staging to the
+    /// write-through tiers, and to the second tier if it is write-back; they are skipped if staging
+    /// is more than half full.
     ///
     /// # Errors
     /// `Invalid` for bad keys or sizes, or if `first` exceeds the number of keys; `Retry` if too

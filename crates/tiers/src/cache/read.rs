@@ -57,7 +57,7 @@ impl Read<'_> {
         read.outcome(keys.len(), page_bytes)
     }
 
-    /// Stores the pages `loaded` in the first tier, from the target. Pages for which staging has no
+    /// Copies the pages `loaded` from the target to the first tier. Pages for which staging has no
     /// space are skipped.
     fn store(&self, loaded: &[usize]) {
         let first_tier = self.tiers.first();
@@ -181,8 +181,8 @@ impl PartialRead {
         }
         let requested_keys: Vec<&[u8]> = requested.iter().map(|page| keys[*page]).collect();
         let picked = SelectedPages::new(target, &requested);
-        // The arrival of a section means that all missing pages have it. `get_batch` knows only
-        // the pages passed to it, so it reports no sections if other pages are missing too.
+        // A section is reported once all missing pages have it. `get_batch` knows only the pages
+        // passed to it, so it must report no sections if other pages are missing too.
         let rest = requested.len() < self.missing.len() && control.sections.is_some();
         let whole = rest.then(|| Control { sections: None, ..control.clone() });
         let control = whole.as_ref().unwrap_or(control);

@@ -220,8 +220,8 @@ pub struct CallStats {
     pub unsealed: u64,
     /// Objects rejected because the key file lacks the key of their seal.
     pub unknown_key: u64,
-    /// Objects rejected because the authenticator does not match: forged, damaged, or duplicate key
-    /// id.
+    /// Objects rejected because the authenticator does not match: the object is forged or damaged,
+    /// or two key files give different keys the same id.
     pub wrong_tag: u64,
 }
 

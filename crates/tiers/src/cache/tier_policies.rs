@@ -11,7 +11,8 @@ pub enum WritePolicy {
     WriteThrough,
     /// After the given number of hits.
     Selective(u32),
-    /// When the tier above is nearly full and more than a quarter of it is dirty, and at a flush.
+    /// When the tier above is three quarters full and dirty pages use more than a quarter of it,
+    /// and at a flush.
     WriteBack,
     /// Never; this process still reads pages that other processes wrote.
     Never,

@@ -16,8 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Maximum pages of the page table; the least recently used pages beyond this number are removed
-/// from the table.
+/// Number of pages above which the least recently used pages are removed from the page table.
 const TABLE_PAGES: u64 = 1 << 20;
 
 /// The remote tier of a cache and its configured limit.
@@ -120,7 +119,8 @@ impl TierSet {
         }
     }
 
-    /// Keeps the table within [`TABLE_PAGES`].
+    /// If the table has more than [`TABLE_PAGES`] pages, removes an eighth of this number from each
+    /// tier.
     pub(super) fn trim_table(&self) {
         if self.table.stats().pages > TABLE_PAGES {
             for tier in [Tier::Remote, Tier::Disk, Tier::Host] {

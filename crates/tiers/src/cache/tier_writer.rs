@@ -44,8 +44,8 @@ pub(super) struct TierWriter {
     below: Option<Arc<TierWriter>>,
 }
 
-/// The leading pages of a job, up to page `end` of the prompt, were written, or given up. `whole`:
-/// all of them are on the tier.
+/// The finished leading part of a job: its pages, up to page `end` of the prompt, were written or
+/// given up. `whole`: all of them are on the tier.
 struct FinishedPart {
     end: usize,
     whole: bool,
@@ -323,16 +323,16 @@ impl TierWriter {
         (at - range.start, lost)
     }
 
-    /// Writes a job to the remote. Returns the same numbers as `write_local`. Objects of a chained
-    /// scope hold groups of pages counted from the start of the prompt, so missing pages before the
-    /// range are written too: without these pages no lookup reaches the range.
+    /// Writes a job to the remote. Returns the same numbers as `write_local`. In a chained scope,
+    /// pages before the range that the remote lacks are written too: without them no lookup reaches
+    /// the range.
     fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
         let counts = self.tiers.counts(Tier::Remote);
         let chained = pages.scope.chained;
         if chained && pages.parent.is_some() {
-            // The object of a page depends on the page's position in the prompt, and the position
-            // is unknown.
+            // An object holds a group of pages counted from the start of the prompt, and the
+            // position of these pages in the prompt is unknown.
             return (0, 0);
         }
         let step = step_pages(pages.page_bytes);

@@ -70,8 +70,8 @@ impl WriteBack {
             .iter()
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
-        // The page table cannot choose dirty pages that it no longer has. They are written once it
-        // chooses no others.
+        // Dirty pages that are no longer in the page table are written once the table chooses no
+        // pages.
         let forgotten =
             if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {

@@ -1,8 +1,8 @@
 //! The queue of background writes to one tier, and its worker thread.
 //!
-//! A job holds keys, not bytes: the worker reads the pages from the tiers above when the job's turn
-//! comes. The queue is bounded by the bytes to write; pages beyond the bound are refused, so that
-//! no put waits for a slow tier.
+//! A job holds keys, not bytes: the worker reads the pages from other tiers when it runs the job.
+//! The queue is bounded by the bytes to write; pages beyond the bound are refused, so that no put
+//! waits for a slow tier.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub(super) struct WriteQueue {
     max_bytes: u64,
     state: ForkSafeLock<State>,
-    /// The thread of the worker. It takes jobs from `state` instead of the pool's queue, because
+    /// The worker's thread. The worker takes jobs from `state` instead of the pool's queue, because
     /// waiting jobs are merged, and because a worker without jobs still watches the tier above.
     thread: ThreadPool<Box<dyn FnOnce() + Send>>,
 }
