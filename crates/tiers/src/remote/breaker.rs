@@ -38,8 +38,8 @@ pub(super) struct Breaker {
 
 impl Breaker {
     /// Returns the kind of call that may be made now; `None` if no call may be made. The caller
-    /// must record the outcome. A trial call without a recorded outcome, because its caller timed
-    /// out, delays the next trial by at most [`LONGEST`].
+    /// must record the outcome. If the outcome of a trial call is never recorded, the next trial
+    /// may begin [`LONGEST`] after that call began.
     pub(super) fn admit(&mut self, now: Instant) -> Option<CallKind> {
         let Some((since, wait)) = self.open else { return Some(CallKind::Regular) };
         let no_trial = self.trial_since.is_none_or(|begun| now >= begun + LONGEST);
@@ -64,7 +64,7 @@ impl Breaker {
         self.failures = self.failures.saturating_add(1);
         let enough = outcome == CallOutcome::Refused || self.failures >= FAILURES;
         let wait = match self.open {
-            // A call that began before the breaker opened says nothing new about the remote.
+            // A call that began before the breaker opened does not extend the wait.
             Some(_) if call == CallKind::Regular => return None,
             Some((_, wait)) => (wait * 2).min(LONGEST),
             None if outcome == CallOutcome::Refused => LONGEST,

@@ -88,8 +88,8 @@ impl CallExecutor {
         }
     }
 
-    /// Starts `call`. It is retried while the remote does not answer and the deadline has not
-    /// passed.
+    /// Starts `call`, which is retried if it fails with `Retry`, within the limits of retries and
+    /// the deadline.
     ///
     /// # Errors
     /// `Retry` if no call may be made now.
@@ -159,8 +159,8 @@ impl<T> PendingCall<T> {
 }
 
 impl Shared {
-    /// Calls until there is an answer, the deadline passes, or no retry is left. A late answer is
-    /// discarded.
+    /// Calls the backend until it answers with anything but `Retry`, the deadline passes, or no
+    /// retry is left. A late answer is discarded.
     fn run<T>(
         &self,
         kind: CallKind,

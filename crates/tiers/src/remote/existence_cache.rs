@@ -37,8 +37,7 @@ impl ExistenceCache {
     }
 
     /// Whether the object `name` was found, could not be read, and has not been found since. Such
-    /// an object must be queried if no valid entry is cached; any other object then counts as
-    /// existing.
+    /// an object must be queried again before it counts as existing.
     pub(super) fn is_lost(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.lost)
     }

@@ -26,9 +26,9 @@ impl ObjectFinder {
         Self { executor, form, existence: ExistenceCache::default() }
     }
 
-    /// Finds the objects that hold the leading pages. A ternary search finds the last full group,
-    /// which is the pages of a full object (see `packing`); then it queries smaller objects.
-    /// Considers the first `groups_before_hole` groups only.
+    /// Finds the objects that hold the leading pages. A ternary search finds the last full object,
+    /// which holds a full group of pages (see `packing`); then the smaller objects after it are
+    /// queried, largest first. Full objects after the first `groups_before_hole` count as missing.
     pub(super) fn find(
         &self,
         prompt: &Prompt<'_>,
@@ -43,7 +43,7 @@ impl ObjectFinder {
         let group = prompt.group();
         let pages = prompt.keys.len();
         let name = |end: usize| prompt.object_name(self.form, &((end - 1) * group..end * group));
-        // Bounds of the number of leading groups that exist.
+        // Bounds of the number of leading full objects.
         let (mut least, mut most) = (0, pages / group);
         while least < most {
             let third = (most - least).div_ceil(3);
@@ -57,8 +57,8 @@ impl ObjectFinder {
                 [true, true] => least = high,
                 [true, false] => (least, most) = (low, high - 1),
                 [true] => least = low,
-                // Later groups do not matter, because pages after the first missing group cannot be
-                // used.
+                // Full objects after the first missing object do not matter, because their pages
+                // cannot be used.
                 _ => most = low - 1,
             }
         }
@@ -90,7 +90,8 @@ impl ObjectFinder {
         let (mut present, mut slowest) = (Vec::with_capacity(names.len()), Duration::ZERO);
         for queried in names.chunks(NAMES_PER_QUERY) {
             let begun = Instant::now();
-            // A query that the deadline ends would count as a failure of the remote.
+            // Start no query that would probably exceed the deadline, because a timeout counts as a
+            // failure of the remote.
             if !present.is_empty() && begun + 2 * slowest > deadline {
                 break;
             }
@@ -105,8 +106,8 @@ impl ObjectFinder {
         Ok(present)
     }
 
-    /// Returns the number of full groups before the first known hole. A hole is a group that is
-    /// cached as missing, or a group that could not be read and is missing when this method queries
+    /// Returns the number of full objects before the first known hole. A hole is a full object that
+    /// is cached as missing, or one that could not be read and is missing when this method queries
     /// it again. Pass the result to [`find`](Self::find): with a larger bound its ternary search
     /// may skip the hole, and count pages after it.
     pub(super) fn groups_before_hole(

@@ -51,7 +51,8 @@ pub struct RejectedObjects {
     pub unsealed: u64,
     /// The key file does not hold the key of the seal.
     pub unknown_key: u64,
-    /// The authenticator does not match: forged, damaged, or duplicate key id.
+    /// The authenticator does not match: the object is forged or damaged, or two key files give
+    /// different keys the same id.
     pub wrong_tag: u64,
 }
 

@@ -81,9 +81,9 @@ impl RemoteTier {
         Ok(self.finder.find(prompt, groups, deadline)?.last().map_or(0, |span| span.end))
     }
 
-    /// Returns for each page of an unchained scope whether the remote has it. This is a hint, as for
-    /// [`probe`](Self::probe). Sends at most one query for each page. Pages that the remote has not
-    /// been asked about before `deadline` count as missing.
+    /// Returns for each page of an unchained scope whether the remote has it. This is a hint, as
+    /// for [`probe`](Self::probe). Sends at most one query for each page. Pages that the remote has
+    /// not been asked about before `deadline` count as missing.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer.
@@ -168,11 +168,10 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects that are not written until `deadline` are dropped and counted.
-    /// In a chained scope, later objects whose write has not begun are dropped too, because no
-    /// lookup would reach them.
-    /// Returns the number of pages of `have` that the remote now has, up to the first missing
-    /// object.
+    /// object is skipped. Objects that are not written until `deadline` are dropped and counted. In
+    /// a chained scope, later objects whose write has not begun are dropped too, because no lookup
+    /// would reach them. Returns the number of pages of `have` that the remote now has, up to the
+    /// first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths.

@@ -32,7 +32,8 @@ pub(super) const fn seal_bytes(pages: usize) -> usize {
     FRONT_BYTES + pages * TAG_BYTES
 }
 
-/// The position of a page in its object. The page's authenticator covers it and the page's bytes.
+/// The position of a page in its object. The page's authenticator covers the position and the
+/// page's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position<'a> {
     pub(super) key: &'a [u8],
