@@ -121,7 +121,7 @@ fn prefetch_stops_at_first_missing_page() {
     remote.inner.list("", &mut |found| lost.lock().unwrap().push(found)).unwrap();
     let cache =
         over(&[&host(&dir, 64), "memory:"], &settings(PrefetchPolicy::WaitComplete), &remote);
-    // The probe finds all objects. The reads after it return half of the bytes.
+    // The probe finds all objects, and later reads return half of the bytes.
     let remote_now = Arc::clone(&remote);
     assert_eq!(find_once(&cache, &prompt).readiness, Readiness::Querying);
     until("pages are fetched", || cache.stats().unwrap().prefetch.pages > 0);

@@ -160,8 +160,8 @@ fn pages_extended_by_another_process_are_written_back() {
 fn spilled_pages_go_to_the_next_tier() {
     for policy in ["write_through", "write_back"] {
         let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // 200 pages take 4.7 MiB with padding. A lease keeps the first pages on the first tier;
-        // they are less than half of its capacity, the limit for one client.
+        // 200 pages take 4.7 MiB with padding. A lease keeps the first 40 pages on the first tier:
+        // one client may lease at most half of the tier.
         let prompt = keys(1, 0, 200);
         let disk = format!("{} write={policy}", disk(&dir, 64));
         let cache = open(&[&host(&dir, 4), &disk, &remote(remote_dir.path())]);

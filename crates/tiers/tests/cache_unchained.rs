@@ -225,7 +225,7 @@ fn write_policies_move_each_unchained_page() {
         let remote = format!("{} write={policy}", remote(far.path()));
         let cache = open(&[&disk(&dir, 64), &remote]);
         store(&cache, &some(1..7), None);
-        // Different lists find the pages.
+        // Two lookups with different lists count as two hits of each page.
         for list in [some(0..7), some((0..7).rev())] {
             let found = look(&cache, &list);
             release(&cache, &found);

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
-/// Options for prompts whose pages are each in two objects; lookups skip the gate.
+/// Options for prompts each of whose pages has a part in two scopes; the gate loads all found
+/// pages.
 const HALVES: LookupOptions = LookupOptions {
     mode: LoadMode::Always,
     page_tokens: 16,
@@ -65,8 +66,8 @@ fn answer(
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // The pages of one prompt take 14 MB. A lookup may lease at most half of the first tier, which
-    // has 32 MiB, so it can lease all pages of one prompt and not of both.
+    // The pages of one prompt take 14 MB. Prefetched pages may fill three quarters of the first
+    // tier, 24 MiB: enough for one prompt and not for both.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);

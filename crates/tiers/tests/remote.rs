@@ -19,7 +19,7 @@ fn soon() -> Instant {
 
 /// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0.
 fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it, so the keys after the fork contain its position.
+    // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -96,7 +96,7 @@ fn cold_probe_of_256_pages_queries_12_times() {
     for log in 0..=7_u32 {
         let bytes = (8 << 20) >> log;
         for present in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {
-            // Only names count here, so all pages may share one buffer.
+            // A probe queries names only, so the values may be empty.
             let backend = faulty();
             let all = keys(1, 0, 256);
             let refs = refs(&all);
@@ -146,7 +146,7 @@ fn faults_cost_hits_and_no_wrong_byte() {
         let writer = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
         assert_eq!(put(&writer, &all, 64 << 10, 0..100), 100);
         let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-        // The pages are found before the fault begins.
+        // Find the pages before the fault begins, so that the tier then attempts to read them.
         assert_eq!(probe(&tier, &all, 64 << 10), 100);
         backend.fail(fault);
         let refs = refs(&all);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Bytes per page: not a multiple of the unit, so that padding matters.
+/// Bytes per page: not a multiple of the unit of 4,096 bytes, so that pages are padded.
 pub const PAGE: usize = 20_000;
 pub const TTL: Duration = Duration::from_secs(30);
 
@@ -30,7 +30,7 @@ pub fn scope() -> Arc<Scope> {
 
 /// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0.
 pub fn keys(number: u8, fork: usize, pages: usize) -> Vec<Vec<u8>> {
-    // A key commits to all pages before it, so the keys after the fork contain its position.
+    // A key commits to all pages before it, so the keys after the fork contain the fork's position.
     let own = |at: usize| if at < fork { [0; 2] } else { [number, fork as u8] };
     let key = |at: usize| [own(at).repeat(12), (at as u64).to_le_bytes().to_vec()].concat();
     (0..pages).map(key).collect()
@@ -89,8 +89,7 @@ pub fn open_over(list: &[&str], settings: &Settings, over: Arc<dyn Backend>) -> 
     .unwrap()
 }
 
-/// Puts the pages after the first `first`. Returns the number of pages that are on the first tier
-/// afterwards.
+/// Puts pages `first..`. Returns the number of these pages that are on the first tier afterwards.
 pub fn put(cache: &Cache, keys: &[Vec<u8>], first: usize) -> usize {
     let pages: Vec<Vec<u8>> = keys[first..].iter().map(|key| page(key)).collect();
     let source = BorrowedPages::new(&refs(&pages));
@@ -125,9 +124,9 @@ pub fn find(cache: &Cache, keys: &[Vec<u8>]) -> Lookup {
     }
 }
 
-/// Leases pages as a read does, to which the limit on a client's leases does not apply. This
-/// process has the store in `dir` open. The returned handle must be dropped before the cache
-/// closes.
+/// Leases pages as a read does, because the limit on a client's leases does not apply to reads. The
+/// store in `dir` must be open in this process as its owner. The returned handle must be dropped
+/// before the cache closes.
 pub fn begin_read(dir: &Path, keys: &[Vec<u8>]) -> Arc<Node> {
     let node = ritornello_node::open(&ritornello_node::Options::new(dir)).unwrap();
     let catalog = node.core().unwrap().catalog_for(ClientId::LOCAL, "");
@@ -144,7 +143,7 @@ pub fn spans(found: &Lookup) -> Vec<(Tier, usize)> {
     found.spans.iter().map(|span| (span.tier, span.pages)).collect()
 }
 
-/// Reads the pages after the first `first`, and checks every page reported as read.
+/// Reads pages `first..`, and checks the bytes of every page reported as read.
 pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     let target = Arc::new(OwnedPagesMut::new(vec![vec![0xa5; PAGE]; keys.len() - first]));
     let parent = first.checked_sub(1).map(|before| keys[before].as_slice().into());
@@ -173,7 +172,7 @@ pub fn get(cache: &Cache, keys: &[Vec<u8>], first: usize) -> Arc<Outcome> {
     outcome
 }
 
-/// Returns whether all pages can be read.
+/// Returns whether pages `first..` can all be read.
 pub fn reads(cache: &Cache, keys: &[Vec<u8>], first: usize) -> bool {
     get(cache, keys, first).pages == keys.len() - first
 }
