@@ -14,7 +14,7 @@ pub(crate) use uring::Uring;
 use std::io;
 use std::time::{Duration, Instant};
 
-/// One call's operations, and its computation while these are in flight.
+/// The operations of one call, and what the call computes while operations are in flight.
 pub(crate) trait Work {
     /// The next operation. `None` if no operation is ready: all are submitted, or an operation in
     /// flight must complete first, or [`Work::compute`] must run first.

@@ -13,7 +13,7 @@
 //! the bytes that each call keeps in flight, and by the length of staging.
 //!
 //! **May not know** which pages exist, which client requests them, or which may be overwritten: the
-//! caller supplies places.
+//! caller supplies the places of runs.
 
 pub mod baseline;
 mod fork_safe_lock;

@@ -24,8 +24,8 @@ pub fn run_on_threads<T: Send>(
     })
 }
 
-/// Calls `work` for every number below `count` on up to `threads` threads, the caller's included, and
-/// returns the results in order.
+/// Calls `work` for every number below `count` on up to `threads` threads, the caller's included,
+/// and returns the results in order.
 pub(crate) fn map_on_threads<T: Send>(
     threads: usize,
     count: usize,

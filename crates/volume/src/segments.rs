@@ -55,7 +55,8 @@ pub struct SegmentsConfig {
     pub segment_bytes: u64,
     /// How to move bytes.
     pub io: IoChoice,
-    /// Bytes that one call keeps in flight on each volume; zero means [`SegmentsConfig::IN_FLIGHT_BYTES`].
+    /// Bytes that one call keeps in flight on each volume; zero means
+    /// [`SegmentsConfig::IN_FLIGHT_BYTES`].
     pub in_flight_bytes: usize,
 }
 
@@ -195,7 +196,8 @@ impl Segments {
         let made = filled.and_then(|file| self.sync_names(id.volume()).map(|()| file));
         match made {
             Ok(file) => {
-                // Another thread may have opened an earlier file of this name.
+                // Close the handle of an earlier file of this name, which another thread may have
+                // opened.
                 self.close(id);
                 self.cache_file(id, file);
                 Ok(())

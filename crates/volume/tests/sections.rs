@@ -136,7 +136,7 @@ fn arrived_sections_are_not_written_again() {
             let _ = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert_eq!(ends.arrived(), 2);
             to.iter_mut().for_each(|page| page.slice_mut().fill(0x77));
-            // The run has the pages as another store wrote them, in slices of other lengths.
+            // Write the same pages in slices of other lengths, as another store may.
             let run = run_of(&rig, PAGE, slices, &[]);
             let outcomes = read(&rig, &run, 0, &mut to, PAGE, &ends);
             assert!(outcomes.iter().all(|outcome| outcome.is_verified()));

@@ -68,7 +68,7 @@ impl Segments {
     pub(super) fn sync_names(&self, volume: u8) -> io::Result<()> {
         self.medium.sync_dir(&self.dir(volume).map_err(io::Error::other)?)?;
         // Check after the sync: a different file system may have been mounted on the directory
-        // before it.
+        // before the sync.
         self.check_volume(volume)
     }
 

@@ -138,8 +138,8 @@ fn on_segment(medium: &dyn Medium, dir: &Path, trust: Trust) -> Option<io::Resul
     Some(trial(trust, open, read))
 }
 
-/// Writes and reads several units. The offset is one unit, and the address is aligned to at
-/// least one unit, the least alignment of later I/O.
+/// Writes and reads several units. The offset is one unit, and the address is aligned to at least
+/// one unit: the least alignment of later I/O.
 fn round_trip(file: &Arc<dyn MediumFile>) -> io::Result<()> {
     let unit = UNIT as usize;
     let mut written = Block::new(TRIAL_BYTES);

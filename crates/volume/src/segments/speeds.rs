@@ -13,11 +13,11 @@ const TRANSFER_BYTES_MIN: u64 = 8 << 20;
 /// Minimum bytes of a measurement, to which transfers are added up: other work of the machine
 /// disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
-/// Percent of a transfer that each lane computes on average: above this value, later transfers use
-/// one more lane for each volume.
+/// Percentage of a transfer's time for which each lane computes, on average: above this value,
+/// later transfers use one more lane for each volume.
 const BUSY: u64 = 90;
-/// Percent of a transfer that each lane would compute if there were one lane less: below this
-/// value, later transfers use one lane less for each volume.
+/// Percentage of a transfer's time for which each lane would compute if there were one lane less:
+/// below this value, later transfers use one lane less for each volume.
 const IDLE: u64 = 70;
 
 /// The direction of a transfer.

@@ -32,7 +32,7 @@ struct VolumeOps {
     progress: AtomicU64,
     /// Whether an operation that was begun during the stall is in flight.
     is_probed: AtomicBool,
-    /// Time at which the last such operation was begun, in milliseconds since `opened`.
+    /// Time at which the last operation during a stall was begun, in milliseconds since `opened`.
     probed: AtomicU64,
     is_logged: AtomicBool,
 }
@@ -48,8 +48,8 @@ impl Stalls {
         }
     }
 
-    /// Records an operation on `volume` that is in flight until the result is dropped. `None` if the
-    /// volume has stalled: the operation must not begin.
+    /// Records an operation on `volume` that is in flight until the result is dropped. `None` if
+    /// the volume has stalled: the operation must not begin.
     pub(crate) fn begin(&self, volume: u8) -> Option<OpInFlight<'_>> {
         let ops = &self.volumes[usize::from(volume)];
         let is_probe = self.is_stalled(volume);

@@ -1,15 +1,16 @@
 //! The allocator of the owner: free space of all segments.
 //!
-//! Purely in memory and never persisted. At open, free space is derived from the extents that the
-//! index names ([`Space::mark`]), so allocator and index cannot disagree after a crash.
+//! The allocator is in memory only, and never persisted. At open, free space is derived from the
+//! extents that the index names ([`Space::mark`]), so allocator and index cannot disagree after a
+//! crash.
 //!
 //! **Rules**, found by simulation (see `docs/space.md`). A run's header and page 0 are contiguous.
 //! If page 0 is longer than 16 MiB, or does not fit into a segment with the header, the header and
 //! the first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
 //! if possible; consecutive runs are on different volumes. A page longer than 16 MiB is cut into
-//! pieces on all volumes. A share of all space stays free, so that runs have a choice of holes (free
-//! extents).
+//! pieces on all volumes. A share of all space stays free, so that runs have a choice of holes
+//! (free extents).
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file
@@ -148,8 +149,8 @@ pub struct Space {
     segments_max: u64,
     /// The order in which allocation and growth try the volumes.
     rotation: Rotation,
-    /// The volume on which the last allocation found no space, and which must grow before its run
-    /// fits.
+    /// The volume on which the last allocation found no space, and which must grow before the run
+    /// of that allocation fits.
     lacking: Option<usize>,
     runs: u64,
     extents: u64,
@@ -247,8 +248,8 @@ impl Space {
 
     /// The segment to create when the existing segments have no room. If the last allocation failed
     /// for lack of space on one volume, the segment is on this volume, otherwise on the next volume
-    /// of the allocation order. If that volume cannot grow, the segment is on the volume that has the
-    /// smallest fraction of its share. `None` if no volume may grow.
+    /// of the allocation order. If that volume cannot grow, the segment is on the volume that has
+    /// the smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
         let order = self.rotation.order();

@@ -7,8 +7,8 @@ use ritornello_format::{Extent, PIECE_UNITS};
 
 /// Maximum volumes of one page: with more, the longest page would have too many pieces.
 const STRIPES_MAX: usize = 16;
-/// Maximum pieces of one page. More occur only with segments so short that a page needs tens of
-/// them.
+/// Maximum pieces of one page. A page needs more pieces only if segments are so short that the page
+/// spans tens of them.
 const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {

@@ -258,8 +258,8 @@ enum Work<'a> {
 
 impl<'a> PartCheck<'a> {
     /// Begins the check of a part whose bytes are in `staged`. If `staged` is `None`, the bytes
-    /// were read to the target or are in a mapped segment. Unless they are checked in the target
-    /// ([`Expected::is_in_place`]), `copy` then returns a copy of them, given their length.
+    /// were read to the target or are in a mapped segment: they are checked in the target
+    /// ([`Expected::is_in_place`]), or in a copy that `copy` returns for a given length.
     ///
     /// # Errors
     /// A failure of `copy`.

@@ -64,7 +64,7 @@ type Piece<'m> = (usize, Range<usize>, &'m PageMemory);
 
 /// Bytes of a page that move through a buffer rather than in place.
 struct Bounce {
-    /// The number of the piece.
+    /// The caller's number of the page: the first value of [`Piece`].
     piece: usize,
     range: Range<usize>,
     /// Whether the whole page goes through staging. If false, only its last unit is copied.

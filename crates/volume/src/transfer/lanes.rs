@@ -17,8 +17,8 @@ use ritornello_format::{Place, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Maximum lanes of one transfer. Volumes whose numbers differ by a multiple of it share a lane, and
-/// are not measured by transfers that touch both.
+/// Maximum lanes of one transfer. Volumes whose numbers differ by a multiple of this limit share a
+/// lane, and are not measured by transfers that touch both.
 const LANES_MAX: usize = 16;
 
 /// Runs of one transfer that are moved by one thread.

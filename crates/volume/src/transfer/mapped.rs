@@ -1,4 +1,5 @@
-//! Transfers from and to mapped segments: copies, checksummed while they are in the cache.
+//! Transfers from and to mapped segments: copies, checksummed while their bytes are in the
+//! processor's cache.
 //!
 //! A page is copied in pieces of [`PIECE`] bytes, and each piece is added to the page's checksum
 //! before the next is copied. The checksum then reads from the first-level cache, at several times

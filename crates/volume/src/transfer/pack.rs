@@ -7,7 +7,7 @@ use crate::segments::Segments;
 use crate::staging::StagingBuffer;
 use ritornello_format::{Slice, UNIT, units_of};
 
-/// Encodes slices. The store implements it: this crate knows no codecs.
+/// Encodes slices. The store implements this trait: this crate knows no codecs.
 pub trait Pack: Send + Sync {
     /// Encodes a slice into the start of `out`, which is as long as the slice. Returns the codec's
     /// number ([`Slice::RAW`] if the slice is better stored raw) and the number of bytes written;
@@ -15,7 +15,7 @@ pub trait Pack: Send + Sync {
     fn pack(&self, slice: &[u8], out: &mut [u8]) -> Option<(u8, usize)>;
 }
 
-/// Decodes slices. The store implements it: this crate knows no codecs.
+/// Decodes slices. The store implements this trait: this crate knows no codecs.
 pub trait Unpack: Send + Sync {
     /// Whether the codec of number `codec` is known.
     fn knows(&self, codec: u8) -> bool;

@@ -1,5 +1,5 @@
 //! Segments in a temporary directory, and runs whose places tests choose.
-#![allow(dead_code)] // Each test file uses a part of it.
+#![allow(dead_code)] // Each test file uses a part of this module.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of};
@@ -103,7 +103,7 @@ pub fn bytes(seed: u64, page: usize, length: usize) -> Vec<u8> {
     out
 }
 
-/// A run: its keys, its header, and the bytes of its pages.
+/// A run: its place, its header, and the bytes of its pages.
 #[derive(Clone)]
 pub struct Run {
     pub place: Place,

@@ -178,7 +178,7 @@ impl<'a> Fetches<'a> {
         self.queue.extend(chunks.into_iter().map(span));
     }
 
-    /// The memory that receives a part, and the offset in the run of that memory.
+    /// The memory that receives a part, and the offset in the run of the memory's first byte.
     pub(super) fn memory(&self, part: usize) -> (&PageMemory, u64) {
         match &self.parts[part].staged {
             Some(staged) => (&staged.memory, self.job.cover(part).start),
@@ -294,7 +294,8 @@ impl<'a> Fetches<'a> {
     fn complete_header_chunk(&mut self, run: usize, failure: Option<MissReason>) {
         let fetch = &mut self.headers[run];
         fetch.chunks -= 1;
-        // Operations on other chunks of the header write to the block until the last is complete.
+        // Keep the block until the last chunk of the header is complete, because operations write
+        // to it.
         let block = if fetch.chunks == 0 { fetch.block.take() } else { None };
         if !matches!(self.job.runs[run].header, Header::Awaited) {
             return;

@@ -131,7 +131,7 @@ fn copy(job: &ReadJob<'_>, runs: &[Option<MappedRun>], part: usize) -> Result<()
         return result.unwrap_or(Err(MissReason::Checksum));
     }
     let bytes = match expected.read.encoded {
-        // The target takes the padding too.
+        // A page delivered as stored includes its padding.
         Encoded::AsStored => job.runs[run].layout.page as usize,
         _ => (expected.stored.end - expected.stored.start) as usize,
     };
