@@ -279,8 +279,8 @@ impl Cache {
         stats_of(py, &stats)
     }
 
-    /// Writes the pages that are due to lower tiers, waits for all queued writes, and makes the
-    /// tiers of this machine durable.
+    /// Writes all dirty pages to lower tiers, waits for all queued writes, and makes the tiers of
+    /// this machine durable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         let cache = self.cache(py)?;
         py.detach(|| cache.flush()).or_raise(py)

@@ -32,14 +32,14 @@ impl Completions {
         Ok(Self { queue, pending: Mutex::default(), process: std::process::id() })
     }
 
-    /// An eventfd, readable when a ticket has completed since it was last read. It closes with this
-    /// object.
+    /// An eventfd, readable if a ticket has completed since the last read of the eventfd. The
+    /// eventfd stays open as long as this object exists.
     fn fileno(&self) -> i32 {
         self.queue.fd().as_raw_fd()
     }
 
     /// Adds a ticket. Once it is done, `drain` returns `tag` with the ticket's outcome. A ticket
-    /// can be added to one collection at most.
+    /// can be added to at most one `Completions`.
     fn add(&self, ticket: &Bound<'_, Ticket>, tag: Py<PyAny>) -> PyResult<()> {
         check_process(ticket.py(), self.process)?;
         let mut pending = self.pending.lock();

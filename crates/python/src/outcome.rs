@@ -92,7 +92,8 @@ impl Ticket {
 
 #[pymethods]
 impl Ticket {
-    /// An eventfd, readable once the ticket is done. It closes with the ticket.
+    /// An eventfd, readable once the ticket is done. The eventfd stays open as long as the ticket
+    /// exists.
     fn fileno(&self) -> i32 {
         self.ticket.fd().as_raw_fd()
     }
@@ -174,7 +175,7 @@ pub(crate) fn listed_keys<'py>(
     (listed.keys.iter().map(|key| PyBytes::new(py, key)).collect(), listed.last)
 }
 
-/// Converts figures to a dictionary.
+/// Converts statistics to a dictionary.
 pub(crate) fn stats_of<'py>(
     py: Python<'py>,
     stats: &impl serde::Serialize,

@@ -20,8 +20,8 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether all pages of the pool are disjoint. If they are, two ids overlap only if they are
-    /// equal.
+    /// Whether the used ranges of all buffers are disjoint. If they are, the pages of two different
+    /// ids do not overlap.
     apart: bool,
     _held: BufferGuard,
 }

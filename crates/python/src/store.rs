@@ -326,7 +326,7 @@ impl Store {
         self.node.call(py, |store| store.clear())
     }
 
-    /// Returns figures of the store, and of the transfers of this process.
+    /// Returns statistics of the store, and of the transfers of this process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         stats_of(py, &self.node.call(py, |store| store.stats())?)
     }
