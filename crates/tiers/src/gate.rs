@@ -95,7 +95,7 @@ pub struct LoadDecision {
 }
 
 /// Estimates prefill seconds as a cost per token plus a cost per pair of a token and a token before
-/// it. A least-squares fit over exponentially weighted observations.
+/// it. The costs are a least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
 struct PrefillModel {
     // Moving averages of the products of tokens (t), pairs (p) and seconds (s), all divided by the
@@ -184,7 +184,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Limits a tier to `bytes_per_second`.
+    /// Limits the estimated speed of a tier to `bytes_per_second`.
     pub fn set_cap(&mut self, tier: Tier, bytes_per_second: u64) {
         self.tiers[tier as usize].cap = bytes_per_second.max(1) as f64;
     }

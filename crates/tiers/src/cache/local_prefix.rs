@@ -1,5 +1,5 @@
-//! The leading pages of a prompt that are on local tiers, leased; in an unchained scope, every
-//! page.
+//! Leases the leading pages of a prompt that are on local tiers; in an unchained scope, every page
+//! that is on a local tier.
 
 use super::local_tier::LocalTier;
 use super::lookup::TierLease;

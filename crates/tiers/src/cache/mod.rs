@@ -11,13 +11,14 @@
 //!
 //! **Promises.** No lookup, read or put waits for the remote, or for background work to end. A read
 //! of a tier with a rate limit waits for the time that earlier transfers and the read itself take
-//! at that rate. A background transfer reserves at most 20 ms at a time; a put, and the storing of
-//! fetched pages, reserve their whole time. Background work drops pages that it cannot write within
-//! the limits of its queue and its deadlines, and counts them as `dropped_pages`. Pages of a put
-//! that are neither stored on the first tier nor spilled are reported as missing by the put's
-//! ticket, and a lower tier that should write them counts them as `lost_pages`. A faulty tier
-//! causes misses, and never delivers wrong bytes: a read returns the bytes that were put or, in
-//! scopes with the lossy codecs `int8` and `int4`, the values as the codec has rounded them.
+//! at that rate. Under a rate limit, a background transfer reserves at most 20 ms of the tier's
+//! time at once; a put, and the storing of fetched pages, reserve all the time that they take.
+//! Background work drops pages that it cannot write within the limits of its queue and its
+//! deadlines, and counts them as `dropped_pages`. Pages of a put that are neither stored on the
+//! first tier nor spilled are reported as missing by the put's ticket, and a lower tier that should
+//! write them counts them as `lost_pages`. A faulty tier causes misses, and never delivers wrong
+//! bytes: a read returns the bytes that were put or, in scopes with the lossy codecs `int8` and
+//! `int4`, the values as the codec has rounded them.
 //!
 //! **Parts.** Each part has a separate state, with locks and threads if it needs them, and knows
 //! only the parts listed below it:

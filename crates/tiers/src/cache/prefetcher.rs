@@ -38,7 +38,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Prefetcher {
     tiers: Arc<TierSet>,
     lower: Arc<LowerTiers>,
-    /// Tracked prefetches by the hash of the last page of the prompt.
+    /// Tracked prefetches, by [`PromptPages::name`].
     known: Mutex<HashMap<PageHash, Arc<Prefetch>>>,
     /// A prefetch holds this lock while it decides how much to fetch, so that two prefetches do not
     /// count on the same space.

@@ -173,8 +173,8 @@ pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
                 below.extend(dir.as_os_str().as_encoded_bytes());
             }
             TierLocation::Remote(address) => {
-                // Options may hold a secret, and a plain checksum of them, in a public name, would
-                // reveal it.
+                // The options may hold a secret, and the directory's name is public, so only a
+                // cryptographic hash of the options goes into the name.
                 let (front, options) = address.expose().split_once('?').unzip();
                 below.extend(front.unwrap_or(address.expose()).as_bytes());
                 below.extend(

@@ -197,11 +197,11 @@ pub struct TierStats {
 /// Calls of a backend and their outcome.
 #[derive(Clone, Debug, Serialize)]
 pub struct CallStats {
-    /// Calls made.
+    /// Attempts made, retries included.
     pub calls: u64,
     /// Calls that were retries.
     pub retries: u64,
-    /// Calls that failed after all retries.
+    /// Calls that ended with an error or timed out.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,

@@ -37,7 +37,7 @@ pub(super) struct TierWriter {
     pub(super) to: Tier,
     pub(super) policy: WritePolicy,
     pub(super) queue: WriteQueue,
-    /// The dirty pages of the tier above, if the tier is written back.
+    /// The dirty pages of the tier above, if this tier has the policy `WriteBack`.
     pub(super) write_back: Option<WriteBack>,
     tiers: Arc<TierSet>,
     /// The writer of the next lower tier, which is told about pages that arrive on this tier.

@@ -71,7 +71,7 @@ impl WriteBack {
             .filter_map(|victim| self.dirty.take_prompt(&victim.pages, false))
             .collect();
         // Dirty pages that are no longer in the page table are written once the table chooses no
-        // pages.
+        // pages to evict.
         let forgotten =
             if victims.is_empty() { self.dirty.sample(BATCH_PAGES) } else { Vec::new() };
         for page in forgotten {

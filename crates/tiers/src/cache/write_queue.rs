@@ -174,7 +174,7 @@ impl WriteQueue {
         (cancelled, any)
     }
 
-    /// Whether the current job has not been cancelled.
+    /// Whether a job runs and has not been cancelled.
     pub(super) fn is_job_current(&self) -> bool {
         self.state.lock().running.is_some()
     }

@@ -62,8 +62,9 @@ struct Shared {
     counts: Counters,
 }
 
-/// Executes calls of one backend. A drop abandons threads that hang. Such threads keep the backend,
-/// its counters and the data of their calls in memory, but nothing else of the tier.
+/// Executes calls of one backend. Dropping the executor abandons threads that hang. Such threads
+/// keep the backend, its counters and the data of their calls in memory, but nothing else of the
+/// tier.
 #[derive(Debug)]
 pub(super) struct CallExecutor {
     shared: Arc<Shared>,

@@ -110,7 +110,7 @@ pub fn object(input: &[u8]) -> bool {
     whole
 }
 
-/// Names as in a listing.
+/// One valid name of each form of object.
 #[must_use]
 pub fn names() -> Vec<Vec<u8>> {
     let hex = "0123456789abcdef0123456789abcdef";

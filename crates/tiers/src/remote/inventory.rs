@@ -53,7 +53,7 @@ impl Object {
 pub struct Inventory {
     /// Objects of this version of the format.
     pub objects: Vec<Object>,
-    /// Objects and bytes of other versions, by version.
+    /// Number and bytes of the objects of other versions, by version.
     pub others: BTreeMap<String, (u64, u64)>,
     /// The first [`Inventory::UNRECOGNIZED_MAX`] names that no version uses.
     pub unrecognized: Vec<String>,

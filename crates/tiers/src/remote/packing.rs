@@ -29,7 +29,7 @@ pub(super) const PAGES_MAX: u64 = 128;
 /// other form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Form {
-    /// With checksums.
+    /// With checksums, and without a seal.
     Plain,
     /// With a seal, which proves that a holder of the key wrote the object.
     Sealed,

@@ -63,7 +63,7 @@ pub struct EvictedPages {
     /// The slots that the pages had on the host tier: the numbers that the caller of
     /// [`PageTable::mark_present`] gave, one per page, or none. Empty for other tiers.
     pub slots: Vec<u32>,
-    /// Walks over these pages since they were inserted.
+    /// Number of walks that visited these pages since they were inserted.
     pub hits: u32,
 }
 
