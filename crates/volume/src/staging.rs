@@ -94,7 +94,7 @@ impl Staging {
         if state.waiting == 0 { self.carve(&mut state, bytes) } else { None }
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB. Waits for it until `deadline`, at
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB. Waits for memory until `deadline`, at
     /// most 30 seconds, or until `is_stopped` returns true. `None` if no free span was long enough
     /// in time, or if the arena is shorter than `bytes`.
     #[must_use]

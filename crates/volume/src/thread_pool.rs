@@ -25,9 +25,9 @@ impl Job for Box<dyn FnOnce() + Send> {
     }
 }
 
-/// Threads start when they are first needed. If a thread fails to start, the pool continues with
-/// fewer. A panic of a job ends the job only. A drop does not wait: the threads end after they have
-/// run the queued jobs.
+/// The threads of a pool start when they are first needed. If a thread fails to start, the pool
+/// continues with fewer. A panic of a job ends the job only. Dropping the pool does not wait: the
+/// threads end after they have run the queued jobs.
 pub struct ThreadPool<J> {
     shared: Arc<ForkSafeLock<State<J>>>,
     name: Cow<'static, str>,

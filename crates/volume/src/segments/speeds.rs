@@ -46,7 +46,7 @@ struct Direction {
 /// The speed of a volume, and the measurement in progress.
 #[derive(Clone, Copy, Debug, Default)]
 struct VolumeSpeed {
-    /// Smoothed, in KiB/s; zero before the first measurement.
+    /// Smoothed speed in KiB/s; zero before the first measurement.
     speed: u32,
     bytes: u64,
     micros: u64,
@@ -105,7 +105,7 @@ impl Speeds {
         speeds.filter(|speed| *speed > 0).min()
     }
 
-    /// [`Speeds::get`] if a volume was measured since the last call.
+    /// Returns [`Speeds::get`] if a volume was measured since the last call.
     pub(crate) fn take_new(&self) -> Option<Vec<u32>> {
         self.is_new.swap(false, Ordering::AcqRel).then(|| self.get())
     }

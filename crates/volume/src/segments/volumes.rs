@@ -16,11 +16,12 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Volume {
     /// The volume's directory; empty if the volume is retired or absent.
     pub(super) dir: PathBuf,
-    /// Whether its files are opened with `O_DIRECT`.
+    /// Whether the volume's files are opened with `O_DIRECT`.
     pub(super) direct: bool,
-    /// Whether its files are in memory, so that any process may have mapped them.
+    /// Whether the volume's files are in memory, so that any process may have mapped them.
     pub(super) in_memory: bool,
-    /// Whether `MediumFile::drain` waits for the writes of dead processes on its file system.
+    /// Whether `MediumFile::drain` waits for the writes of dead processes on the volume's file
+    /// system.
     pub(super) drains: bool,
 }
 

@@ -315,7 +315,7 @@ impl Space {
     }
 
     /// Marks `extents` as in use, at open. On an error no extent is marked, and the caller drops
-    /// the run that claims them.
+    /// the run that claims the extents.
     ///
     /// # Errors
     /// The extent that is not free or not inside a segment, and why.

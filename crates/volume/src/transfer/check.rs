@@ -103,7 +103,8 @@ pub(super) fn decode_header(read: &RunRead<'_>, bytes: &[u8]) -> Result<RunHeade
 /// The slices that the header lists for page `page` of the read.
 ///
 /// # Errors
-/// The miss reason if key or slices do not fit the read, or a codec is not available.
+/// The miss reason if the key or the slices do not fit the read, or if the read does not accept the
+/// codec of a slice.
 pub(super) fn slices_of<'h>(
     read: &RunRead<'_>,
     header: &'h RunHeader,

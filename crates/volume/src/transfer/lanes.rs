@@ -1,4 +1,4 @@
-//! Splits a long transfer into lanes that run at the same time, each on a thread of its own.
+//! Splits a long transfer into lanes that run at the same time, each on a separate thread.
 //!
 //! A lane moves the runs of one volume: it keeps up to
 //! [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in flight, and checksums these bytes.
