@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Maximum time for running calls to end at exit.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Running calls, until the interpreter exits.
+/// The running calls, and whether the interpreter is exiting.
 static CALLS: Mutex<Calls> = Mutex::new(Calls { running: 0, over: false });
 static ENDED: Condvar = Condvar::new();
 

@@ -32,7 +32,7 @@ struct OpenNode {
 /// detaches instead, so that no attached call waits for a closing store.
 pub(crate) type CloseGate = RwLock<()>;
 
-/// A node until it is closed, usable in the process that opened it.
+/// Handle of a node, usable until the node is closed, and only in the process that opened it.
 pub(crate) struct NodeHandle {
     /// `None` once the node is closed.
     node: RwLock<Option<Arc<Node>>>,
