@@ -16,7 +16,7 @@ enum Step {
     Get(usize, usize, usize),
     Cancel(usize),
     Flush,
-    /// Closes the cache and reopens it with these tiers.
+    /// Closes the cache and reopens it with the list of tiers at this index.
     Open(usize),
 }
 

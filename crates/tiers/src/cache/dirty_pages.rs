@@ -1,5 +1,5 @@
-//! The dirty pages of a write-back tier: pages of the tier above it that are still to be written to
-//! it.
+//! The dirty pages of a write-back tier: pages on the tier above that are still to be written to
+//! the write-back tier.
 
 use super::prompt::PromptPages;
 use parking_lot::Mutex;

@@ -24,10 +24,10 @@ pub(super) struct ExistenceCache(Mutex<[HashMap<String, Entry>; 2]>);
 struct Entry {
     exists: bool,
     until: Instant,
-    /// The object was found, could not be read, and has not been found since.
+    /// Whether the object was found, could not be read, and has not been found since.
     lost: bool,
-    /// The object was fetched and rejected. A write by this process or a successful read of the
-    /// whole object clears the flag; an existence query does not.
+    /// Whether the object was fetched and rejected. A write by this process or a successful read of
+    /// the whole object clears the flag; an existence query does not.
     rejected: bool,
 }
 

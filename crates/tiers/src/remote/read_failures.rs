@@ -16,8 +16,8 @@ impl ReadFailures {
     /// Returns the answer, or the error if the error is tolerated.
     ///
     /// # Errors
-    /// The eighth consecutive error; `Invalid` immediately, because the backend lacks the
-    /// operation.
+    /// The eighth consecutive error; `Invalid` immediately, because this error means that the
+    /// backend lacks the operation.
     pub(super) fn tolerate<T>(
         &mut self,
         answer: Result<T>,
