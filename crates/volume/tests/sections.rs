@@ -20,7 +20,7 @@ fn run_of(rig: &Rig, page_bytes: usize, slices: u16, extents: &[u32]) -> Run {
     run
 }
 
-/// Reads the pages from `first` into `memory`, cut into fragments of `fragment` bytes.
+/// Reads the pages from `first` into `memory`, which is cut into fragments of `fragment` bytes.
 fn read(
     rig: &Rig,
     run: &Run,
