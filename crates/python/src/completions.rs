@@ -13,7 +13,8 @@ use std::sync::Arc;
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Completions {
     queue: Arc<CompletionQueue>,
-    /// Tickets by the number that they push into `queue`.
+    /// The added tickets and their tags, each by the number that the ticket pushes into `queue`
+    /// when it is done.
     pending: Mutex<Pending>,
     process: u32,
 }

@@ -136,9 +136,9 @@ impl Store {
         let held = Keys::of(keys)?;
         let keys = held.slices();
         let probe = || node.store().probe(&scope.inner, &keys);
-        // A probe in this process takes a microsecond, which is less than detaching takes while
-        // other threads run. A call that stays attached waits neither for another process nor for a
-        // closing store.
+        // A probe in this process takes a microsecond, which is less than detaching from the
+        // interpreter takes while other threads run. A call that stays attached waits neither for
+        // another process nor for a closing store.
         let open = self.node.gate.try_read();
         let attached = open.is_some() && node.answers_at_once();
         let hit = if attached {
