@@ -132,7 +132,7 @@ pub struct AdmissionDecision {
 }
 
 /// Decides on admission. The methods take `now`, the time since a fixed moment. The bucket does not
-/// fill while `now` is earlier than before.
+/// fill while `now` is earlier than in a previous call.
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -191,7 +191,7 @@ impl Ghost {
 
 impl Admission {
     /// Creates a state machine whose ghost list holds `ghost_pages` pages (at most
-    /// [`GHOST_PAGES_MAX`]), about as many as the store.
+    /// [`GHOST_PAGES_MAX`]). Callers give about the number of pages that the store holds.
     #[must_use]
     pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
         let bucket = budget.map(|budget| {

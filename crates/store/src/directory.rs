@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! MANIFEST        the store's description     replaced completely at every open and clean close
-//! MANIFEST.copy   a copy of MANIFEST          written before it
-//! SCOPES          the scope registry          appended, replaced when much of it is dead
-//! RESERVATIONS    space clients write to      appended, replaced when mostly ended
+//! MANIFEST.copy   a copy of MANIFEST          replaced before MANIFEST
+//! SCOPES          the scope registry          appended, replaced when mostly obsolete
+//! RESERVATIONS    space clients write to      appended, replaced when mostly obsolete
 //! policy.toml     permissions                 written by operators only, see `permissions`
-//! index/          the index backend's own
+//! index/          files of the index backend
 //! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
 //! ```
 
@@ -46,8 +46,8 @@ const STORE_NAMES: [&str; 15] = [
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 const MANIFEST: &str = "MANIFEST";
-/// The copy is written before `MANIFEST`, so it is never older, and an owner that reads the copy
-/// does not use an epoch a second time.
+/// The copy is replaced before `MANIFEST`, so it is never older. An owner that must read the copy
+/// therefore never reuses an owner epoch.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
 
 /// Name of the policy file in the store's directory.
@@ -145,9 +145,10 @@ impl Directory {
         })
     }
 
-    /// Chooses the manifest if MANIFEST was missing and its copy exists. Reads MANIFEST again,
-    /// because another process may be creating the store: that process writes the copy, then
-    /// MANIFEST, both in epoch 0, before it writes the copy of a later epoch.
+    /// Chooses between MANIFEST, which was missing at the first read, and `copy`. Reads MANIFEST
+    /// again, because another process may have created the store since. If MANIFEST is still
+    /// missing, a copy of epoch 0 is of a creation that has not ended; a later copy means that
+    /// MANIFEST was lost.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
             let decoded = Manifest::decode(&bytes);
@@ -240,7 +241,7 @@ impl Directory {
         Ok(differences)
     }
 
-    /// The manifest of a new store. An interrupted creation starts again under the same identity,
+    /// The manifest of a new store. An interrupted creation starts again under the same UUID,
     /// because directories may be marked with it. `begun`, the manifest of the interrupted
     /// creation, supplies what `options` leave out.
     fn new_manifest(&self, options: &Options, begun: Option<Manifest>) -> Result<Manifest> {
@@ -343,8 +344,8 @@ impl Directory {
         Ok(volumes)
     }
 
-    /// Resolves the directory of a volume's name, with links and `..` in the existing part of the
-    /// path, so that two names of one directory compare equal.
+    /// Returns the directory of a volume's name. Resolves `..`, and symbolic links in the part of
+    /// the path that exists, so that two names of one directory give equal paths.
     pub(crate) fn real(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         let there =
@@ -392,8 +393,8 @@ impl Directory {
         let bytes = manifest.encode();
         self.replace(MANIFEST_COPY, &bytes)?;
         let Err(error) = self.replace(MANIFEST, &bytes) else { return Ok(()) };
-        // If the change failed for lack of space or file handles, the copy is restored, because it
-        // must not stay ahead of the manifest.
+        // If the change failed for lack of space or file handles, restore the copy, because it must
+        // not stay newer than MANIFEST.
         let restored = error.kind() != ErrorKind::Fatal
             && self
                 .read(MANIFEST)
@@ -401,8 +402,9 @@ impl Directory {
         Err(if restored { error } else { self.uncertain_error(MANIFEST).because(error) })
     }
 
-    /// Reads the scope registry. A missing registry is returned as empty and not whole. `None` if
-    /// the registry is damaged, or its scopes have ids of a different version.
+    /// Reads the scope registry. A missing registry is returned as empty, with
+    /// [`StoredRegistry::is_whole`] unset. `None` if the registry is damaged, or its scopes have
+    /// ids of a different version.
     ///
     /// # Errors
     /// File-system errors; `Invalid` if the format version differs.
@@ -441,10 +443,10 @@ impl Directory {
         Ok(self.read(RESERVATIONS)?.unwrap_or_default())
     }
 
-    /// Replaces the reservation log by `log`. Returns the renamed file for appending: opening
-    /// it again by its name could fail and leave the caller with a file that no next owner reads.
-    /// The directory is not synced, because a failed sync would have the same effect, and a power
-    /// loss ends the clients too.
+    /// Replaces the reservation log by `log`. Returns the new file for appending. The file is not
+    /// opened again by its name: if that failed, the caller would append to the old file, which no
+    /// later owner reads. The directory is not synced: a power loss can undo the rename, but ends
+    /// the clients too.
     ///
     /// # Errors
     /// File-system errors, with advice: the old log remains in place.

@@ -7,7 +7,7 @@ use ritornello_volume::transfer::{MissReason, Pack, Unpack};
 
 /// Minimum length of a slice, unless its page is shorter. Shorter slices compress equally well, but
 /// each slice takes space in the run header. Longer slices would not stay in the processor's cache
-/// between two passes.
+/// between two passes of a codec.
 const SLICE_BYTES_MIN: u64 = 128 << 10;
 
 /// Encodes the pages of one scope.
@@ -28,7 +28,7 @@ struct Pairs {
 /// least two pages.
 const SLICES_MAX: u64 = 512;
 /// Maximum slices of an unencoded page. With more slices a run header would hold fewer than 64
-/// pages, and a long put would become several runs.
+/// pages with keys of 32 bytes, and a long put would become several runs.
 const RAW_SLICES_MAX: u64 = 16;
 
 /// Returns the number of slices of an unencoded page. A slice has at least [`SLICE_BYTES_MIN`]

@@ -15,17 +15,18 @@ use std::time::{Duration, Instant};
 const THREADS: usize = 8;
 /// Threads reserved for gets, because reads come first.
 const THREADS_FOR_GETS: usize = 5;
-/// Maximum threads while a volume completes no operations. A call on a stalled volume keeps its
-/// thread until the kernel returns the operation, so tickets for other volumes need more threads.
+/// Maximum threads while a volume is stalled. A call on a stalled volume keeps its thread until the
+/// kernel returns the operation, so tickets for other volumes need more threads.
 const THREADS_MAX: usize = 64;
-/// Maximum threads until the volume counts as stalled. Until then calls still begin operations on
-/// it, and may take all of these threads; later calls on it end immediately.
+/// Maximum threads while a volume completes no operations and does not count as stalled yet. Calls
+/// still begin operations on such a volume, and may take all of these threads. Calls on a stalled
+/// volume end immediately.
 const THREADS_MAX_AT_FIRST: usize = 32;
-/// Time without a completion after which a volume may be about to stall.
+/// Time without a completion on a volume after which further threads are started.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
 /// Interval at which the queues are checked while all threads are busy.
 const CHECK: Duration = Duration::from_millis(250);
-/// Time without a ticket after which a thread beyond the usual number ends.
+/// Time without a ticket after which a thread ends, if there are more than [`THREADS`].
 const IDLE: Duration = Duration::from_secs(5);
 /// Maximum waiting tickets.
 const QUEUE_MAX: usize = 4096;

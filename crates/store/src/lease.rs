@@ -5,8 +5,8 @@
 //! of the owner's core state covers the lookup of runs, their pins and the free extents, so that no
 //! leased extent is allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
-//! A reader that is slower than its lease may read the bytes of another run. The checksums detect
-//! this, so leases are needed for hits, not for correctness.
+//! A reader whose lease has expired may read the bytes of another run. The checksums detect this,
+//! so leases are needed for hits, not for correctness.
 //!
 //! The leases and pins of a client may not exceed the leases and pins that are still free (the
 //! dynamic threshold of Choudhury and Hahne, 1998). A single client thus has at most half of them,

@@ -121,7 +121,8 @@ impl Directory {
         }
     }
 
-    /// The directories of the store, besides its own, that are neither in `further` nor drained.
+    /// The directories of the store, besides its own, that are neither in `further` nor being
+    /// drained.
     fn unlisted<'a>(&self, stored: &'a Manifest, further: &[PathBuf]) -> Vec<&'a str> {
         let names: Vec<String> =
             further.iter().filter_map(|path| self.volume_name(path).ok()).collect();

@@ -42,8 +42,7 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
-            // Both counters are of regular files: pages of a file system in memory count as
-            // anonymous.
+            // Both counters exclude files on tmpfs, whose pages count as anonymous memory.
             let is_file = ["active_file", "inactive_file"].contains(&name);
             is_file.then(|| bytes.trim().parse::<u64>().ok())?
         };

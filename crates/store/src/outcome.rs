@@ -38,7 +38,7 @@ pub(crate) struct PutProgress {
     pub(crate) bytes: u64,
     pub(crate) disk_bytes: u64,
     pub(crate) reason: &'static str,
-    /// Whether the put is acknowledged only after a flush.
+    /// Whether the put must be flushed before it is acknowledged.
     pub(crate) unflushed: bool,
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     }
 }
 
-/// The cause of an error from an owner that does not respond.
+/// The cause of an error: the owner is alive and does not respond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerSilent;
 
@@ -51,7 +51,7 @@ impl OwnerSilent {
     }
 }
 
-/// The cause of an error from an owner that reopens the store.
+/// The cause of an error: the owner reopens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreReopening;
 
@@ -64,7 +64,7 @@ impl fmt::Display for StoreReopening {
 impl StdError for StoreReopening {}
 
 impl StoreReopening {
-    /// The error; `why` is the failure.
+    /// The error; `why` describes the failed write or sync.
     #[must_use]
     pub fn error(why: &str) -> Error {
         Error::retry(

@@ -17,7 +17,7 @@ const PART_BYTES: u64 = 16 << 20;
 /// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
 const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Consecutive pages of a put, encoded if they are missing and encoding shortens them.
+/// Consecutive pages of a put. A page is encoded if it is not stored yet and encoding shortens it.
 pub(crate) struct Part<'a> {
     pub(crate) keys: Range<usize>,
     pub(crate) pages: PackedPages<'a>,
@@ -51,7 +51,8 @@ impl Part<'_> {
     }
 }
 
-/// The parts of a put, encoded on demand. Ends early if the put is stopped.
+/// The parts of a put, encoded on demand. Ends early if the put is cancelled or its deadline has
+/// passed.
 pub(crate) struct Parts<'a> {
     pub(crate) segments: &'a Segments,
     pub(crate) scope: ScopeRef,

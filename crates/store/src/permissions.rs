@@ -98,7 +98,7 @@ impl StorePolicy {
     /// Checks that a client process may make `call`.
     ///
     /// # Errors
-    /// `Invalid`, naming the file.
+    /// `Invalid` if the policy file denies the call; the error names the file.
     pub fn check_client(&self, call: ClientCall) -> Result<()> {
         if !self.deny_clients.contains(&call) {
             return Ok(());

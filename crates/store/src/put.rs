@@ -209,7 +209,7 @@ impl Put<'_> {
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.without_bytes;
         let lost = reserved.runs.iter().any(lacks);
-        // In a chained scope the index refuses runs after a missing page.
+        // In a chained scope write nothing: the index would refuse all runs after the evicted page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =

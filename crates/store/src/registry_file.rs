@@ -1,8 +1,8 @@
 //! The file of the scope registry.
 //!
 //! The file begins with a *head*: the complete registry at the time when the file was written.
-//! *Records* of later registrations and removals are appended to it. When most of the file's bytes
-//! are dead, it is replaced by a new file with a head only.
+//! *Records* of later registrations and removals are appended to it. When the obsolete bytes exceed
+//! the bytes of live scopes by more than 64 KiB, the file is replaced by one with a head only.
 
 use crate::budget::REGISTRY_DEAD_BYTES;
 use crate::directory::{Directory, SCOPES};
@@ -58,7 +58,7 @@ impl RegistryFile {
             return self.replace(changed);
         };
         if let Err(error) = file.write_at(record, self.length) {
-            // The partial record is cut off, so that the next record can follow.
+            // Cut off the partial record, so that the next record can follow.
             self.file = file.set_len(self.length).is_ok().then_some(file);
             return Err(self.directory.refused(error).with("file", SCOPES));
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of this owner since the store was created.
+    /// Number of owners that the store has had, including this one.
     pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
@@ -44,7 +44,7 @@ pub struct CatalogStats {
     pub reserved_bytes: u64,
     /// Bytes withheld because their contents failed verification.
     pub quarantined_bytes: u64,
-    /// Free extents by size class: lower bound in bytes, number.
+    /// Number of free extents by size class. The key is the minimum length of the class in bytes.
     pub free_extents: BTreeMap<u64, u64>,
     /// Mean extents of runs placed since open.
     pub extents_per_run: f64,
@@ -150,7 +150,7 @@ pub struct IndexTuning {
 pub struct IndexDecision {
     /// Operations counted before the decision.
     pub at: u64,
-    /// `first`, `shift` (of the mix) or `growth` (of the tree).
+    /// `first`, `shift` (the mix of operations changed) or `growth` (the tree grew).
     pub reason: String,
     /// Share of writes among the operations on which the decision is based.
     pub writes: f64,
@@ -228,9 +228,9 @@ pub struct SpaceHealth {
     pub header_bytes: u64,
     /// Mean extents per stored run; 1 if the store has no runs.
     pub extents_per_run: f64,
-    /// Pieces per page, over the pages of at most 256 KiB.
+    /// Extents that hold parts of a page, for pages of at most 256 KiB.
     pub small_pages: PiecePercentiles,
-    /// Pieces per page, over the longer pages.
+    /// Extents that hold parts of a page, for longer pages.
     pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
@@ -242,7 +242,7 @@ pub struct SpaceHealth {
     pub sealed_bytes: u64,
 }
 
-/// Pieces per page; zero without pages.
+/// Percentiles of the number of extents that hold parts of a page; zero without pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PiecePercentiles {
     /// Median.
@@ -275,7 +275,7 @@ pub const SCOPES_SHOWN: usize = 16;
 /// Contents and limits of one scope.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ScopeUsage {
-    /// Digest of its identity, as hexadecimal digits.
+    /// Digest of the scope's identity, as hexadecimal digits.
     pub id: String,
     /// The model that the scope names.
     pub model: String,
@@ -439,7 +439,8 @@ impl LsmEstimate {
     const PAGE: u64 = 72;
     const RUN: u64 = 150;
 
-    /// Computes the estimate from the lengths of entries, and a log as long as the memtables.
+    /// Computes the estimate. Assumes constant lengths of entries, and a log as long as the
+    /// memtables.
     /// `ritornello bench index --backends lsm --entries 100000,1000000` measured 90 and 86 percent
     /// of the estimate.
     #[must_use]

@@ -95,9 +95,9 @@ impl Store {
         }
     }
 
-    /// Lists keys of a scope in batches of whole runs, oldest run first, until a batch has `limit`
-    /// keys. `after` is zero for the first batch, then `last` of the previous batch. Pages added or
-    /// removed concurrently may or may not be included.
+    /// Returns a batch of a scope's keys: whole runs, oldest first, until the batch has at least
+    /// `limit` keys. `after` is zero for the first batch, then `last` of the previous batch. Pages
+    /// added or removed concurrently may or may not be included.
     ///
     /// # Errors
     /// Like `probe`.
@@ -242,8 +242,8 @@ impl Store {
     /// Makes all pages put before the call durable.
     ///
     /// # Errors
-    /// `Retry` while the store is poisoned or reopened; `Miss`, once, if puts since the last flush
-    /// may be lost.
+    /// `Retry` while the store is poisoned or reopened; `Miss` if puts since the last flush may be
+    /// lost, which is reported once.
     pub fn flush(&self) -> Result<()> {
         self.check_process()?;
         self.catalog.flush()

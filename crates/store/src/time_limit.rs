@@ -3,9 +3,10 @@
 use crate::store::Store;
 use std::time::Duration;
 
-/// The limit of a transfer of any length, unless its caller asks for more.
+/// Maximum time limit of a transfer, unless its caller asks for more.
 const LONGEST: Duration = Duration::from_secs(60);
-/// A transfer may be slower than the slowest volume by this factor: other transfers share it.
+/// A transfer may be slower than the slowest volume by this factor, because other transfers use the
+/// volume too.
 const SLACK: u64 = 4;
 /// Assumed speed of a volume that was not measured, in bytes per second.
 const UNMEASURED: u64 = 64 << 20;

@@ -32,19 +32,19 @@ pub struct StoreStats {
 /// Payload that this process moved.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TransferStats {
-    /// Puts finished.
+    /// Puts that wrote pages.
     pub puts: u64,
     /// Payload bytes written.
     pub put_bytes: u64,
     /// Bytes of this payload on disk: encoded, with headers and padding.
     pub put_stored_bytes: u64,
-    /// Seconds spent in puts, over all threads.
+    /// Seconds spent in these puts, over all threads.
     pub put_seconds: f64,
-    /// Gets finished.
+    /// Gets of registered scopes, with hits or without.
     pub gets: u64,
     /// Payload bytes read and verified.
     pub get_bytes: u64,
-    /// Seconds spent in gets, over all threads.
+    /// Seconds spent in these gets, over all threads.
     pub get_seconds: f64,
     /// Pages read and verified.
     pub read_pages: u64,
