@@ -186,8 +186,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::Scopes { from }), Response::Scopes(scopes) => scopes)
     }
 
-    /// Lists the keys of whole runs whose generation is above `after`, until the list has `limit`
-    /// keys. Reads run headers, and skips runs whose header cannot be read.
+    /// Lists the keys of whole runs whose generation is above `after`, until the list has at least
+    /// `limit` keys. Reads run headers, and skips runs whose header cannot be read.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         let request = Request::Keys { scope, after, limit };
         expect!(self.call(&request), Response::Keys(keys) => keys)

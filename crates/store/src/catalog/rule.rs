@@ -1,15 +1,16 @@
 //! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
 //! its clients.
 //!
-//! Sockets and the failover read a request's rule from this module. A request whose reservation is
-//! `Unrelated`, `Begins` or `Aborts` is repeated if the owner changes during the call.
+//! Sockets and the failover read a request's rule from this module. A request is repeated if the
+//! owner changes during the call, unless it commits a reservation.
 
 use super::message::Request;
 use super::types::LeaseNumber;
 use crate::permissions::ClientCall;
 use std::time::Duration;
 
-/// The rule of a request.
+/// How a request is sent: its time limit, whether it is repeated, its result without an answer, and
+/// whether an operator may deny it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallRule {
     /// The event that the owner may wait for before it answers.
@@ -75,8 +76,8 @@ pub enum Unanswered {
     /// reopens the store, no call is needed: leases and reservations end with the core that granted
     /// them.
     Later(LaterCall),
-    /// In the process that reopens or leaves the store, the statistics of the failed core. In other
-    /// processes, the same as `Error`.
+    /// In a process that reopens the store, or closes it because its path leads to another store,
+    /// the last statistics of the process's core. In other processes, the same as `Error`.
     LastFigures,
 }
 
@@ -102,9 +103,9 @@ impl LaterCall {
 
 impl CallRule {
     /// The rule of a request that any owner can answer, and that changes nothing durable that a
-    /// caller relies on. The owner answers most of them from memory. Three may wait for a disk
-    /// within the same time limit: `Keys` reads run headers, `ReportDamage` reads the page, and
-    /// `Resolve` with `create` syncs the scope registry.
+    /// caller relies on. The owner answers most such requests from memory. Three may wait for a
+    /// disk, within the time limit of requests that wait for nothing: `Keys` reads run headers,
+    /// `ReportDamage` reads the page, and `Resolve` with `create` syncs the scope registry.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,
