@@ -124,8 +124,8 @@ impl StoreCore {
         retained
     }
 
-    /// Inserts a run. Pages that another put stored are looked for before the index's own checks,
-    /// so that a full index does not count them as refused.
+    /// Inserts a run. Checks first whether another put has stored one of its pages: a full index
+    /// would otherwise refuse the run, and its pages would count as refused.
     ///
     /// # Errors
     /// `Invalid` if another put stored one of the run's pages; the errors of
@@ -153,8 +153,8 @@ impl StoreCore {
                 let first = pair[1].at as usize;
                 if pair[1].first == 0 {
                     let parent_page = pair[0].first + pair[0].pages - 1;
-                    // Index and residents record the link under one lock; otherwise a run
-                    // with a child could become a victim.
+                    // Record the link in the index and in the eviction policies under one lock:
+                    // otherwise a policy could choose a victim that has a child.
                     let mut state = self.state.lock();
                     self.index.link(slot, hashes[first - 1], hashes[first]);
                     state.residents.link(slot, pair[1].run, pair[0].run, parent_page);

@@ -33,7 +33,8 @@ impl StoreCore {
     /// Makes all changes durable, on request.
     ///
     /// # Errors
-    /// `Closed`; `Retry` if the store is poisoned; the errors of [`StoreCore::make_durable`].
+    /// `Closed` if the core is closed; `Retry` if the store is poisoned; the errors of
+    /// [`StoreCore::make_durable`].
     pub(super) fn flush(&self) -> Result<()> {
         self.lifecycle.check_writable()?;
         self.make_durable()
@@ -71,9 +72,10 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Syncs the data of all runs in the index. At most one thread may call this at a time. The
-    /// call clears the list of dirty segments before it syncs them: a second thread would find the
-    /// list empty, and report success before those segments are durable.
+    /// Syncs the segments that were written since their last sync, so that the data of all runs in
+    /// the index is durable. At most one thread may call this at a time. The call clears the list
+    /// of these segments before it syncs them: a second thread would find the list empty, and
+    /// report success before the segments are durable.
     fn sync_dirty(&self) -> Result<()> {
         let dirty = std::mem::take(&mut self.state.lock().unsynced.segments);
         let segments: Vec<_> = dirty.iter().copied().collect();

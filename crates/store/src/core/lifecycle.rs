@@ -166,7 +166,7 @@ impl StoreCore {
     /// closed, so no new reservation is made.
     fn is_at_rest(&self) -> bool {
         let state = self.state.lock();
-        // An absent segment was not drained.
+        // A write to an absent segment may be in flight, because the segment was not drained.
         state.space.withheld_units() == 0
             && state.absence.is_empty()
             && !state.reservations.has_open_of(ClientId::LOCAL)

@@ -265,7 +265,7 @@ impl StoreCore {
     }
 }
 
-/// A run that holds requested pages. The order is by run id, then by position.
+/// A run that holds requested pages. Ordered by run id, then by position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LeasedRun {
     run: RunId,

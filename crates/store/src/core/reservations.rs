@@ -61,7 +61,7 @@ pub(crate) struct PlannedRun {
 pub(crate) struct Withheld {
     pub(crate) client: String,
     pub(crate) extents: Vec<Extent>,
-    /// Extents in absent segments, which no allocator knows until they return.
+    /// Extents in absent segments, which the allocator does not know until they return.
     pub(crate) absent: Vec<Extent>,
 }
 
@@ -183,7 +183,8 @@ impl Reservations {
     }
 
     /// Moves the withheld extents of the returned segment `id` from [`Withheld::absent`] to
-    /// `extents`. Drops the extents for which `mark` fails.
+    /// [`Withheld::extents`]. `mark` marks an extent as in use; drops the extents for which it
+    /// returns false.
     pub(super) fn restore_segment(&mut self, id: SegmentId, mut mark: impl FnMut(&Extent) -> bool) {
         for withheld in self.withheld.values_mut() {
             let (back, absent): (Vec<_>, Vec<_>) =
@@ -301,8 +302,8 @@ impl ReservationLog {
         }
     }
 
-    /// Rewrites a log that consists mostly of ended reservations. The two records of a reservation
-    /// take about a hundred bytes.
+    /// Rewrites a log that consists mostly of ended reservations. Allows 512 bytes for each
+    /// outstanding reservation; the records of a reservation usually take about a hundred.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {

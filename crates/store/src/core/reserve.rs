@@ -52,7 +52,7 @@ struct PutBatch<'a> {
 #[derive(Default)]
 struct PlacedRuns {
     runs: Vec<PlannedRun>,
-    /// Units promised to the scope until the reservation counts them.
+    /// Units that count towards the scope's quota until the reservation counts them.
     promised: u64,
     /// Why some pages got no space, if any.
     refused: Option<Refusal>,

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A call takes the next upper half of unique numbers from the manifest when fewer than `MARGIN`
-/// numbers of the current half are left.
-///
 /// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
-/// counted. If a call cannot take the next upper half before its deadline, it fails only if less
-/// than half of `MARGIN` is left. The second half of the margin is for concurrent calls, which take
-/// numbers after their check.
+/// counted. When fewer than `MARGIN` numbers are left, a put takes the next upper half from the
+/// manifest.
+///
+/// If a put cannot take the next upper half before its deadline, it fails only if fewer than
+/// `MARGIN / 2` numbers are left. These are for concurrent puts, which take numbers after their
+/// check.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.
@@ -99,7 +99,7 @@ impl Shape {
     }
 
     /// Takes the next upper half, durably, before the lower half overflows into it: otherwise the
-    /// next owner, which begins after the manifest's upper half, would reuse numbers.
+    /// next owner, which begins at the upper half after the manifest's, would reuse numbers.
     ///
     /// # Errors
     /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest

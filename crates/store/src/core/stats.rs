@@ -9,10 +9,10 @@ use crate::stats::{
 use ritornello_format::{Manifest, PageHash, Result, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
-/// Highest number of pieces per page that is counted separately.
+/// Maximum number of extents per page that is counted separately.
 const PIECES_MAX: usize = 64;
 
-/// Number of pages by pieces per page.
+/// Number of pages by the number of extents that hold parts of a page (its pieces).
 #[derive(Clone, Copy)]
 struct Histogram([u64; PIECES_MAX + 1]);
 
