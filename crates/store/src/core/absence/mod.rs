@@ -89,7 +89,8 @@ impl Absence {
         !self.is_empty() && extents.iter().any(|extent| self.covers(extent.segment))
     }
 
-    /// Records the segments of a hidden run, so that they count towards the store's capacity.
+    /// Records the segments of absent volumes that hold `extents`, the extents of a hidden run, so
+    /// that these segments count towards the store's capacity.
     pub(crate) fn note(&mut self, extents: &[Extent]) {
         for segment in extents.iter().map(|extent| extent.segment) {
             if self.volumes.contains_key(&segment.volume()) {

@@ -34,8 +34,8 @@ impl StoreCore {
         let Some(_change) = self.shape.change_by(until) else {
             return Ok(());
         };
-        // A segment being created must be registered before shares change, or its file would be
-        // orphaned.
+        // Wait for a segment that is being created: if the maximum segments of its volume shrank
+        // now, the allocator could refuse the segment, and its file would be orphaned.
         let Some(growing) = self.shape.pause_growth(until) else {
             return Ok(());
         };
@@ -217,8 +217,8 @@ impl StoreCore {
         self.hidden.replace(Hidden::new(&absent, &parents));
     }
 
-    /// Removes a run if one of its segments was removed or one of its extents is in `unmarked`, and
-    /// all runs after it. Returns the number of pages removed.
+    /// Removes `run` and all runs after it. Frees their extents, except extents in `unmarked` or in
+    /// a removed segment. Returns the number of pages removed.
     fn drop_unmarked(&self, state: &mut State, run: RunId, unmarked: &HashSet<Extent>) -> u64 {
         let mut removed = self.index.truncate(run, 0);
         for Removed { extents, .. } in &mut removed {

@@ -55,13 +55,13 @@ impl StoreCore {
         false
     }
 
-    /// Evicts a part of the index if it refused a run since the last call.
+    /// Evicts a part of the index if the index refused a run since the last call.
     pub(crate) fn maintain_index_memory(&self) {
         let mut state = self.state.lock();
         if !std::mem::take(&mut state.index_memory.is_full) {
             return;
         }
-        // Pages and run records take the memory; a page takes a quarter of the memory of a record.
+        // Weigh by memory: a page takes a quarter of the memory of a run record.
         let weight = || {
             let index = self.index.stats();
             index.pages + 4 * index.runs

@@ -19,7 +19,7 @@ pub(crate) struct StoreClock {
 }
 
 impl StoreClock {
-    /// Continues at `mark`, the latest recorded time.
+    /// Starts at the system time, or at `mark`, the latest recorded time, if this is later.
     pub(crate) fn starting_at(mark: u64, wall: fn() -> u64) -> Self {
         let now = wall();
         let base = now.max(mark);
@@ -33,9 +33,9 @@ impl StoreClock {
         self.latest
     }
 
-    /// Converts `until`, a time of the system clock, to a time of this clock with the same distance
-    /// from now. The distance stays right if the two clocks show different times. Returns `None` if
-    /// the time has passed.
+    /// Converts `until`, a time of the system clock, to the time of this clock that is as many
+    /// seconds from now, at most [`RETENTION_MAX`]. The two clocks may show different times.
+    /// Returns `None` if `until` has passed.
     pub(super) fn end(&mut self, until: u64) -> Option<u64> {
         let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
         Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))

@@ -20,7 +20,7 @@ struct Holding {
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
     /// Runs that were added, linked, used or shortened since the build of the policy began; `None`
-    /// without a build. The build applies these events last, in order.
+    /// without a build. The build adds these runs last, in this order, as the index then has them.
     pending: Option<Vec<RunId>>,
 }
 

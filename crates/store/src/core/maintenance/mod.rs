@@ -70,8 +70,8 @@ impl BackgroundThread {
         self.wakeup.wake_one();
     }
 
-    /// Sleeps until woken, for at most `long`; may wake without a reason. Returns whether the
-    /// thread must end.
+    /// Sleeps until woken, for at most `long`. May wake spuriously. Returns whether the thread must
+    /// end.
     fn sleep(&self, long: Duration) -> bool {
         let mut wakeup = self.wakeup.lock();
         if !wakeup.woken && !wakeup.stopping {

@@ -127,7 +127,7 @@ impl StoreCore {
             let hash = view.pages[page as usize];
             let mut state = self.state.lock();
             let before = self.index.stats().pages;
-            // Skip the run if it was removed or moved since the page was read.
+            // Skip the page if its run was removed or moved since the page was read.
             let stays = |now: ritornello_format::Place| now.header() == view.place.header();
             if self.index.locate(scope.slot, hash) != Some((run, page))
                 || !self.index.place(run).is_some_and(stays)
