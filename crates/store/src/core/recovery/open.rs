@@ -295,7 +295,7 @@ fn check_trust(segments: &Segments) -> Result<()> {
     .with("why", report.distrust))
 }
 
-/// Host and boot id, for diagnostics on a shared file system.
+/// Host, boot id and process id of this owner, for diagnostics on a shared file system.
 fn owner_line() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

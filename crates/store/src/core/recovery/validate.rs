@@ -72,8 +72,9 @@ pub(crate) fn find_segments(
     usable
 }
 
-/// Marks the space of every valid run, and removes invalid runs from the index. Returns the valid
-/// runs, and which of them are in absent space: the index keeps these, lookups skip them.
+/// Marks the space of every valid run as in use, and removes invalid runs from the index. Returns
+/// the valid runs, and which of them are in absent space: the index keeps them, but lookups skip
+/// them.
 pub(crate) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,

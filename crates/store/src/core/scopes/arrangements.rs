@@ -1,5 +1,6 @@
-//! Warns about scopes that differ from a registered scope only in the arrangement of their pages.
-//! Neither scope finds the other's pages, so the difference is probably a wrong setting.
+//! Warns about scopes that differ from a registered scope only in the arrangement of their pages:
+//! layout, page bytes, or whether keys are chained. Neither scope finds the other's pages, so the
+//! difference is probably a wrong setting.
 
 use ritornello_format::{Scope, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet};

@@ -88,9 +88,10 @@ impl Scopes {
         dropped.map(|()| chosen.slots.len())
     }
 
-    /// Removes empty scopes from lookups, least recently used first, until `is_enough`. Runs under
-    /// the core state's lock, under which a commit checks that its scope is live: an empty scope
-    /// therefore stays empty. Scopes with settings are kept, because an operator configured them.
+    /// Removes empty scopes from lookups, least recently used first, until `is_enough` is true.
+    /// Each step holds the core state's lock, under which a commit checks that its scope is live:
+    /// an empty scope therefore stays empty. Keeps scopes with settings, because an operator
+    /// configured them.
     fn choose_empty(
         &self,
         registry: &Registry,

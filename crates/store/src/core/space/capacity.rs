@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum evictions until the index fits a smaller share.
+/// Maximum rounds of syncs, checkpoints and evictions in which the index shrinks to its share.
 const INDEX_ROUNDS: u32 = 64;
 /// Pause while another thread writes a checkpoint.
 const CHECKPOINT_PAUSE: Duration = Duration::from_millis(200);
@@ -54,8 +54,8 @@ impl StoreCore {
             let Some(shape) = self.shape.change_by(deadline) else {
                 return Err(Error::retry("the store's space is being changed already"));
             };
-            // Pause growth: if shares changed before a segment in creation is registered, its file
-            // would be orphaned.
+            // Wait for a segment that is being created: if the maximum segments of its volume
+            // shrank now, the allocator could refuse the segment, and its file would be orphaned.
             let Some(_growing) = self.shape.pause_growth(deadline) else {
                 return Err(Error::retry("a segment is being made"));
             };
