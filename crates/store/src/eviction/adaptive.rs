@@ -1,4 +1,5 @@
-//! Follows one of several candidate policies: the candidate that would have had most hits recently.
+//! Evicts by one of several candidate policies, the *followed* one: the candidate that would have
+//! had most hits recently.
 
 use super::arc::AdaptiveReplacement;
 use super::density::Density;
@@ -16,7 +17,7 @@ use ritornello_index::RunId;
 /// Creates a candidate's policy.
 type Make = fn() -> Box<dyn EvictionPolicy>;
 
-/// The candidates; the first is followed until another is better.
+/// The candidates. The store evicts by the first until another is better.
 const CANDIDATES: [Make; 5] = [
     || Box::new(Density::new()),
     || Box::new(S3Fifo::new()),
@@ -47,7 +48,7 @@ const SIGMAS: f64 = 2.0;
 /// Sampled pages between two decisions.
 const DECIDE_EVERY: u64 = 64;
 
-/// Follows the candidate whose shadow had most hits recently.
+/// Evicts by the candidate whose shadow had most hits recently.
 ///
 /// A shadow is a miniature of the store: it runs a candidate's own code over a sample of the keys,
 /// with the same fraction of the capacity. Sampling turns a sequence into a shorter sequence in the

@@ -23,7 +23,8 @@ pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
-    /// Number of evicted keys to remember: one per piece.
+    /// Number of keys given to [`EvictionPolicy::set_capacity`]; [`REMEMBERED`] times as many keys
+    /// are remembered.
     keys: usize,
     /// The current step, and the units used in it.
     now: u32,
@@ -33,7 +34,8 @@ pub(super) struct Density {
     /// Units inherited from another policy.
     inherited: u64,
     /// The list to evict from first: its kind, its index in [`Kind::ages`] ([`AGES`] for
-    /// [`Kind::old`]), and its worth. Valid until a piece enters a list of lower worth.
+    /// [`Kind::old`]), and its worth. `None` after each step and each computation of worths: the
+    /// next eviction searches for the list.
     next: Option<(usize, usize, f32)>,
 }
 
@@ -49,7 +51,8 @@ const FADE: f32 = 0.985;
 /// since; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
-/// Bits of a ghost's note that hold its kind.
+/// Low bits of the note that is kept with an evicted key. They hold the page's kind, the other bits
+/// the step of its last use.
 const KIND_BITS: u32 = 3;
 /// For each kind, the prior probability of use in a step is this number divided by (4 + age): if
 /// the time scale is unknown, the probability of reuse falls as 1/age.
@@ -68,8 +71,8 @@ struct Kind {
     filled: u128,
     /// Pieces older than all pieces in `ages`.
     old: List,
-    /// Units that entered this kind in total and by step modulo [`AGES`], and units that were used
-    /// again by age. All counts decay.
+    /// Units that entered this kind, in total (`began`) and by step modulo [`AGES`] (`begins`), and
+    /// units that were used again, by age (`used`). These counts decay.
     began: f32,
     begins: Box<[f32; AGES]>,
     used: Box<[f32; AGES]>,

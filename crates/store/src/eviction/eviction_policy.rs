@@ -50,8 +50,8 @@ pub(super) trait EvictionPolicy: Send + Debug {
     /// Removes a listed piece from its list.
     fn unlink(&mut self, pieces: &mut Pieces, slot: u32);
 
-    /// Lists an unlinked piece as the next victim of its kind, with its `queue` and `stamp`
-    /// unchanged.
+    /// Lists an unlinked piece again, as the oldest piece of the list that its `queue` and `stamp`
+    /// name.
     fn relist(&mut self, pieces: &mut Pieces, slot: u32);
 
     /// Lists a piece next to the piece `listed`, to be evicted right after it. The two pieces have

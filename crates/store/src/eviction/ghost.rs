@@ -22,7 +22,7 @@ struct Ghost {
     note: u32,
 }
 
-/// The least limit of the number of keys: a lower limit counts as this.
+/// Minimum limit of the number of keys: lower limits are raised to it.
 const KEYS_MIN: usize = 64;
 
 impl Ghosts {

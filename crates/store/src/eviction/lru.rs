@@ -5,9 +5,8 @@ use super::pieces::{List, Piece, Pieces};
 
 /// Evicts the least recently used piece.
 ///
-/// A use of a sequence touches its pieces leaf first, so a piece is evicted before its ancestors.
-/// Exception: pages may be put before the pages that they follow, and such an ancestor enters the
-/// order when it is put.
+/// A use of a sequence touches its pieces leaf first, so a used piece is evicted before its
+/// ancestors. Pieces that were put and not used since are in the order of their puts.
 #[derive(Debug)]
 pub(super) struct Lru(List);
 

@@ -35,9 +35,8 @@ use std::fmt::Debug;
 pub struct Resident {
     /// The run's id.
     pub run: RunId,
-    /// Identifies the run's first page, also when it is put again after an eviction, in a run with
-    /// another id: the low half of the page's hash. Policies that remember evicted pages use this
-    /// key.
+    /// The low half of the hash of the run's first page. Policies that remember evicted pages
+    /// recognise a page by this key when it is put again, in a run with another id.
     pub key: u64,
     /// The page that the run follows, if it is known: the run of this page, and the page's index in
     /// that run.
@@ -77,7 +76,7 @@ pub trait EvictionContext {
     fn page_key(&self, run: RunId, page: u32) -> u64;
 }
 
-/// Results of an eviction policy and of its alternatives.
+/// An eviction policy, and the simulated hits of its candidates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionStats {
     /// The configured policy.
@@ -141,7 +140,7 @@ pub trait Eviction: Send + Debug {
     fn hit(&mut self, path: &[Used]);
 
     /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
-    /// `after`, or starting at the root if `after` is `None`. Policies that measure themselves use
+    /// `after`, or starting at the root if `after` is `None`. Policies that simulate candidates use
     /// these calls. The store reports each page once, when it is read or must be put.
     fn demanded(
         &mut self,
@@ -152,7 +151,7 @@ pub trait Eviction: Send + Debug {
         let _ = (demand, after, pages);
     }
 
-    /// The policy's measurements of itself and its alternatives; empty if it does not measure.
+    /// The simulated hits of the policy's candidates; only the policy's name if it has none.
     fn measured(&self) -> EvictionStats {
         EvictionStats { policy: self.name().to_owned(), ..EvictionStats::default() }
     }

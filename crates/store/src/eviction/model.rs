@@ -365,7 +365,7 @@ proptest! {
         run(&actions, &mut lru(1), true);
     }
 
-    /// A different policy takes over at every step.
+    /// Another policy takes over as soon as the previous switch has ended.
     #[test]
     fn switching_policies_loses_no_piece(actions in actions(true)) {
         let tree = Tree::new(Box::new(Lru::new()), 8);

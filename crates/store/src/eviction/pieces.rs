@@ -27,7 +27,8 @@ pub(super) struct Piece {
     pub(super) children: u32,
     older: u32,
     newer: u32,
-    /// Time of last use, on the policy's clock.
+    /// A number that the policy keeps with the piece: `Density` its step of last use, `S3Fifo` its
+    /// remaining passes through the main queue.
     pub(super) stamp: u32,
     /// Length of the run's header in units.
     pub(super) header_units: u8,

@@ -24,7 +24,7 @@ pub enum PolicyKind {
     S3Fifo,
     /// Least expected hits first, learnt from the intervals between uses.
     Density,
-    /// The policy that would have done best recently, by shadow caches.
+    /// The policy that had most hits recently in shadow caches, which simulate each on a sample.
     #[default]
     Adaptive,
 }

@@ -10,7 +10,7 @@ pub(super) const CANDIDATES_MAX: usize = 8;
 /// recognised.
 const ENDS: usize = 1024;
 
-/// The pages before a page.
+/// The pages before a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
     /// The last of these pages in the sample.
@@ -53,7 +53,7 @@ impl Sample {
         (mixed ^ (mixed >> 32)) & (self.rate() - 1) == 0
     }
 
-    /// Makes the sequence that follows the page `after` the current sequence.
+    /// Begins a sequence: `pages`, which follow the page `after`.
     pub(super) fn take(&mut self, after: Option<u64>, pages: &mut dyn Iterator<Item = u64>) {
         self.prefix = match after {
             None => Prefix { last: None, alive: [true; CANDIDATES_MAX] },

@@ -20,9 +20,10 @@ mod victims;
 /// (`ritornello_volume::space`, test `runs_stay_whole_at_steady_state`).
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
-/// one, and the space of a short piece holds no complete run. If uses end at any page, runs take 2.1
-/// to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`). With
-/// the limit, unused pages of less than twice this length may stay with the used pages before them.
+/// one, and the space of a short piece holds no complete run. If uses end at any page, runs take
+/// 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`).
+/// With the limit, unused pages of less than twice this length may stay with the used pages before
+/// them.
 const SPLIT_CHUNKS: u32 = 2;
 /// A use may split a run only while the number of pieces is less than twice the number of runs plus
 /// this number.
@@ -40,13 +41,13 @@ const MOVED_PER_CALL: usize = 32;
 /// [`Tree::follow`] switches to a different policy. Each later admission, use and eviction moves a
 /// few pieces to it, so that no call takes long. The warmest pieces move first, and each becomes
 /// the oldest piece of the new policy, which keeps the order of use. Victims are chosen among the
-/// pieces that have not moved.
+/// pieces that have not moved, as long as there are any.
 ///
-/// Invariants: a piece is *listed* while a list of a policy holds it. Between calls, a piece that is
-/// not listed has children or waits in `protected`, also for some time after its protection ended.
-/// A listed piece with the current `policy_generation` is in a list of `policy`, any other listed
-/// piece in a list of `previous_policy`. `last` names the last piece of every run, from which `up` leads to the
-/// earlier pieces.
+/// Invariants: a piece is *listed* while a list of a policy holds it. Between calls, a piece that
+/// is not listed has children or waits in `protected`, also for some time after its protection
+/// ended. A listed piece with the current `policy_generation` is in a list of `policy`, any other
+/// listed piece in a list of `previous_policy`. `last` names the last piece of every run, from
+/// which `up` leads to the earlier pieces.
 #[derive(Debug)]
 pub(super) struct Tree {
     pieces: Pieces,
@@ -336,9 +337,9 @@ impl Tree {
         }
     }
 
-    /// The page at which to split `piece` after a use that ended before page `pages` of its run: a
-    /// multiple of the length of [`SPLIT_CHUNKS`] chunks in pages, with at least this length left
-    /// in the piece after it. The piece's end if the piece is not to be split.
+    /// Returns the page at which to split `piece` after a use of the leading `pages` pages of its
+    /// run, or the piece's end if the piece is not to be split. The page is a multiple of the
+    /// length of [`SPLIT_CHUNKS`] chunks, and at least this length of the piece remains after it.
     fn end_of_use(&self, piece: &Piece, pages: u32) -> u32 {
         let least = (self.chunk_units.saturating_mul(SPLIT_CHUNKS) / piece.page_units).max(1);
         let end = pages.div_ceil(least).saturating_mul(least);

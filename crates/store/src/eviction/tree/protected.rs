@@ -1,4 +1,4 @@
-//! Victims that were protected.
+//! Pieces that were protected when they became victims.
 
 use super::super::EvictionContext;
 use super::super::pieces::Pieces;

@@ -50,7 +50,7 @@ impl Tree {
             }
         }
         // List the skipped pieces at their former positions. A piece that lost a child during this
-        // call was skipped twice.
+        // call was listed and skipped again, so `passed` has it twice: unlink it in between.
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
