@@ -30,7 +30,7 @@ const BURST_SECONDS: f64 = 3600.0;
 const FIRST_FILL: f64 = 0.5;
 /// Share of the write budget's bucket above which `auto` writes every page.
 const WRITE_THROUGH_LEVEL: f64 = 0.25;
-/// Maximum pages in a ghost list: 32 MiB of memory.
+/// Maximum pages in a ghost list, which takes less than 32 MiB of memory.
 pub const GHOST_PAGES_MAX: usize = 1 << 20;
 
 /// How pages are admitted.

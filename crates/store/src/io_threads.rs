@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
 /// time, because a layer needs its part of every object.
 const THREADS: usize = 8;
-/// Threads reserved for gets, because reads come first.
+/// Threads that puts leave to gets, so that puts do not delay reads.
 const THREADS_FOR_GETS: usize = 5;
 /// Maximum threads while a volume is stalled. A call on a stalled volume keeps its thread until the
 /// kernel returns the operation, so tickets for other volumes need more threads.

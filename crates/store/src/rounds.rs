@@ -1,10 +1,10 @@
 //! Group commit: callers that need durability share sync rounds, which run one at a time.
 //!
 //! A caller is served by any round that began after its request. A caller that finds a round
-//! running waits for the next round, which the first waiting caller runs for all. If a round fails
-//! with any error but `Retry`, all later rounds are refused: after a failed sync the kernel may
-//! report success for pages that it dropped (Rebello et al., "Can Applications Recover from fsync
-//! Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving with at most three
+//! running waits for the next round, which one of the waiting callers runs for all. If a round
+//! fails with any error but `Retry`, all later rounds are refused: after a failed sync the kernel
+//! may report success for pages that it dropped (Rebello et al., "Can Applications Recover from
+//! fsync Failures?", ATC '20). `tests/loom_rounds.rs` checks every interleaving with at most three
 //! preemptions.
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};

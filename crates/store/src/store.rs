@@ -326,10 +326,10 @@ impl Store {
         Ok(known.unwrap_or(unknown))
     }
 
-    /// Calls `ask`, which resolves scopes and makes a call. If `ask` fails with `Retry`, another
-    /// process may have dropped a scope, or the owner may have changed during a put. The scopes'
-    /// references are then invalidated, and `ask` is called again, at most [`ATTEMPTS`] times
-    /// within [`RETRY_FOR`].
+    /// Calls `ask`, which resolves scopes and makes a call. If `ask` fails with `Retry` although
+    /// the owner responds, another process may have dropped a scope, or the owner may have changed
+    /// during a put. The scopes' references are then invalidated, and `ask` is called again: at
+    /// most [`ATTEMPTS`] times in all, within [`RETRY_FOR`].
     pub(crate) fn retry_stale<T>(
         &self,
         scopes: &[&Scope],

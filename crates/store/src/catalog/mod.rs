@@ -136,7 +136,7 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Committed(committed) => committed)
     }
 
-    /// Releases a reservation unwritten. Unknown reservations are ignored.
+    /// Frees the space of a reservation, and stores nothing. Unknown reservations are ignored.
     fn abort(&self, reservation: u64) -> Result<()> {
         expect!(self.call(&Request::Abort { reservation }), Response::Done => ())
     }

@@ -8,7 +8,7 @@ use ritornello_index::RunId;
 
 /// Maximum scopes per answer: their descriptions must fit a message.
 const SCOPES_AT_ONCE: usize = 256;
-/// Maximum keys per answer; an answer exceeds it to complete its last run.
+/// Maximum keys per answer. An answer may exceed it, because its last run is listed completely.
 const KEYS_AT_ONCE: u32 = 16_384;
 
 impl StoreCore {

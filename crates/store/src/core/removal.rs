@@ -42,8 +42,8 @@ impl StoreCore {
         self.make_durable()
     }
 
-    /// Drops scopes, durably first and then in memory: after the call returns, no caller finds the
-    /// scope.
+    /// Drops scopes, durably first and then in memory: after the call returns, no caller finds a
+    /// dropped scope.
     fn drop_scopes(&self, which: impl Fn(ScopeSlot) -> bool) -> Result<()> {
         let gone = self.scopes.drop_selected(which)?;
         // Taking the lock waits for commits that found a scope live, because they insert their runs

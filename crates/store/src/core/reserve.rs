@@ -48,7 +48,7 @@ struct PutBatch<'a> {
     present: Vec<bool>,
 }
 
-/// Runs that have space.
+/// Runs for which space was found.
 #[derive(Default)]
 struct PlacedRuns {
     runs: Vec<PlannedRun>,
@@ -203,7 +203,8 @@ impl StoreCore {
         most.min(stripe_bytes(bytes, volumes)) / UNIT
     }
 
-    /// Finds space for one run of at most `units`, which it adds to `promised` if the quota allows.
+    /// Finds space for one run of at most `units` units. Adds `units` to `promised` if the scope's
+    /// quota holds them.
     fn place_run(
         &self,
         put: &PutBatch<'_>,

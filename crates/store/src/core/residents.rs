@@ -40,7 +40,7 @@ impl Residents {
         Self { clock, eviction, usage, retention, waiting_children: HashMap::new() }
     }
 
-    /// Adds a run of `pages` stored pages in `units`.
+    /// Adds a run with `pages` stored pages in `units` units.
     pub(super) fn admit(&mut self, slot: ScopeSlot, resident: &Resident, pages: u64, units: u64) {
         self.eviction.admit(resident);
         self.usage.admit(slot, resident, pages, units);
@@ -99,7 +99,7 @@ impl Residents {
         eviction.map_or_else(Vec::new, |eviction| eviction.victims(units, &held))
     }
 
-    /// Removes a victim, which the index does not know, from the policy that chose it, because the
+    /// Removes a victim that the index does not know from the policy that chose it: otherwise the
     /// policy would choose it again.
     pub(super) fn forget_victim(&mut self, slot: Option<ScopeSlot>, run: RunId) {
         let eviction = match slot {

@@ -64,7 +64,7 @@ pub(super) struct Adaptive {
     switches: u64,
     /// Sampled pages requested since the last decision.
     undecided: u64,
-    /// For each two shadows, the sum over the requested sequences of the squared difference of
+    /// For each pair of shadows, the sum over the requested sequences of the squared difference of
     /// their hits. Decays like the hits.
     apart: [[f64; CANDIDATES_MAX]; CANDIDATES_MAX],
 }

@@ -182,7 +182,7 @@ impl std::ops::IndexMut<u32> for Pieces {
 /// A list of pieces in the order of a policy. Every operation takes constant time.
 ///
 /// Invariant: its pieces form one chain from `oldest` to `newest` in both directions, and `units`
-/// is their sum.
+/// is the sum of their units.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,

@@ -19,7 +19,7 @@ pub(super) struct Prefix {
     pub(super) alive: [bool; CANDIDATES_MAX],
 }
 
-/// The sample: pages whose hashed keys fall below a threshold.
+/// The sample: pages whose mixed keys end in `shift` zero bits.
 #[derive(Debug)]
 pub(super) struct Sample {
     shift: u32,
@@ -28,7 +28,8 @@ pub(super) struct Sample {
     keys: Vec<u64>,
     prefix: Prefix,
     end: Option<u64>,
-    /// Ends of recent sequences, by key modulo [`ENDS`].
+    /// Last keys of recent sequences, by key modulo [`ENDS`], each with the prefix of a sequence
+    /// that follows it.
     ends: Vec<(u64, Prefix)>,
 }
 
@@ -37,7 +38,7 @@ impl Sample {
         Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
     }
 
-    /// The sample is one page in this number.
+    /// Returns the number of pages of which one is in the sample.
     pub(super) fn rate(&self) -> u64 {
         1 << self.shift
     }

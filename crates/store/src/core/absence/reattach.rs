@@ -157,9 +157,10 @@ impl StoreCore {
         }
         let mut unmarked = HashSet::new();
         for &id in segments {
-            // Hold the lock until all extents are marked, so that no put gets space in the segment
-            // before. Apply pending removals first: the segment returns with the extents of removed
-            // runs as free space, so a removal that is applied later would free them a second time.
+            // Hold the lock until all extents are marked: a put could otherwise get an extent that
+            // is in use. Apply pending removals first: the segment returns with the extents of
+            // removed runs as free space, so a removal that is applied later would free them a
+            // second time.
             let mut state = self.state.lock_without_removals();
             state.absence.segments.remove(&id);
             if !state.space.restore_segment(id) {

@@ -55,8 +55,8 @@ const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
     /// Opens the store in `options.dir`; creates the store if the directory holds no files yet. The
-    /// caller holds the directory's lock. `alive` returns whether the client process with a name
-    /// may still be writing.
+    /// caller holds the directory's lock. `alive` returns whether the client process with the given
+    /// name may still be writing.
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file

@@ -149,7 +149,7 @@ fn rejection(view: &RunView, scopes: &Scopes, segment_units: u32) -> Option<&'st
 }
 
 pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
-    // Admission counts as a use, so admit the least recently used run first.
+    // Adding a run counts as a use of it, so add the least recently used run first.
     kept.sort_by_key(|kept| kept.recency);
     for kept in &kept {
         residents.admit(kept.scope, &kept.resident, kept.pages, kept.units);

@@ -13,7 +13,7 @@ const REARRANGED_MAX: usize = 8;
 /// Maximum log lines per owner, because requests choose salts, and each salt could cause a line.
 const LINES_MAX: u32 = 64;
 
-/// The registered scopes, by a digest of everything but the arrangement.
+/// The registered scopes, by a digest of all fields except the arrangement of pages.
 #[derive(Debug, Default)]
 pub(crate) struct Arrangements {
     slots: BTreeSet<([u8; 16], ScopeSlot)>,

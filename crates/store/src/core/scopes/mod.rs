@@ -40,7 +40,7 @@ pub(crate) struct Scopes {
     bytes_max: AtomicU64,
 }
 
-/// The state on disk, and the arrangements that registrations compare.
+/// The registry on disk, and the arrangements with which a new scope is compared.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) table: ScopeRegistry,
@@ -246,7 +246,7 @@ impl Scopes {
         Ok(())
     }
 
-    /// Rewrites the registry's file without appended records, for the next owner.
+    /// Rewrites the registry's file without appended records, which earlier versions cannot read.
     pub(crate) fn compact(&self) {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;

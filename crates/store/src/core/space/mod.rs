@@ -36,7 +36,7 @@ pub(crate) struct StoreSpace {
     growth: GrowthPauses,
 }
 
-/// Space that one sync round makes reusable.
+/// Space in limbo and withheld space that waited for one sync round.
 pub(crate) struct RoundSpace {
     limbo: Vec<Extent>,
     withheld: Vec<Extent>,
@@ -69,8 +69,8 @@ impl StoreSpace {
         self.allocator.mark(extents).is_ok()
     }
 
-    /// Gives extents back to the allocator. No journal record may name them. If an extent is free
-    /// already, which is a bug, leaks it rather than allocating it twice.
+    /// Gives extents back to the allocator. Recovery after a crash must not find a run in them. If
+    /// an extent is free already, which is a bug, leaks it rather than allocating it twice.
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
@@ -149,8 +149,8 @@ impl StoreSpace {
         self.draining.units()
     }
 
-    /// Takes the space that the next sync round makes reusable. The space counts as in limbo or
-    /// withheld until the round ends.
+    /// Takes the space that waits for the next sync round. The space counts as in limbo or withheld
+    /// until the round ends.
     pub(crate) fn begin_round(&mut self) -> RoundSpace {
         RoundSpace { limbo: self.limbo.take(), withheld: self.draining.take_undurable() }
     }
