@@ -9,7 +9,7 @@
 //! is canonical: equal values encode to equal bytes. The bytes of version 1 do not change:
 //! `tests/golden.rs` compares them with recorded bytes.
 //!
-//! **May not know** files, threads, clocks, or any other crate of the project: this crate is pure.
+//! **Must not know** files, threads, clocks, or any other crate of the project: this crate is pure.
 
 #![forbid(unsafe_code)]
 

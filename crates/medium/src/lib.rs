@@ -9,7 +9,7 @@
 //! tears unsynced data when it crashes. A [`SimProcess`] on a simulated disk can be killed with
 //! writes in flight, and directories of the disk can be unmounted.
 //!
-//! **May not know** the meaning of stored bytes: this crate handles bytes and paths.
+//! **Must not know** the meaning of stored bytes: this crate handles bytes and paths.
 
 #![forbid(unsafe_code)]
 

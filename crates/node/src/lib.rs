@@ -41,7 +41,7 @@
 //! call waits without a deadline. A peer that sends malformed messages loses its connection and
 //! nothing else.
 //!
-//! **May not know** page contents or locations; both belong to the store.
+//! **Must not know** page contents or locations; both belong to the store.
 
 #![forbid(unsafe_code)]
 

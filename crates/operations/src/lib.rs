@@ -3,7 +3,7 @@
 //! The operations of the command `ritornello` on stores and remotes: one module for each, with its
 //! arguments and a function `run`.
 //!
-//! **May not know** how a store works: operations open stores and print their answers.
+//! **Must not know** how a store works: operations open stores and print their answers.
 
 #![forbid(unsafe_code)]
 

@@ -13,7 +13,7 @@
 //! deadline; without a deadline it waits for space for at most a minute. The files of a store stay
 //! within its budget; ARCHITECTURE.md lists the exceptions.
 //!
-//! **May not know** sockets, processes, inference engines.
+//! **Must not know** sockets, processes, inference engines.
 
 #![forbid(unsafe_code)]
 

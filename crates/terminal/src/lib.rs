@@ -7,7 +7,7 @@
 //! error. A temporary directory is removed when its command ends, also by Ctrl-C, but not by
 //! SIGKILL.
 //!
-//! **May not know** any command.
+//! **Must not know** any command.
 
 #![forbid(unsafe_code)]
 

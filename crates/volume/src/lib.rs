@@ -12,7 +12,7 @@
 //! with a reason, never a panic. When a call returns, its I/O has completed. Memory is bounded by
 //! the bytes that each call keeps in flight, and by the length of staging.
 //!
-//! **May not know** which pages exist, which client requests them, or which may be overwritten: the
+//! **Must not know** which pages exist, which client requests them, or which may be overwritten: the
 //! caller supplies the places of runs.
 
 pub mod baseline;
