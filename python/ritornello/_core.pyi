@@ -20,7 +20,7 @@ from ritornello.errors import (
 Buffer: TypeAlias = Any
 # One page: a buffer, or several whose concatenation is the page.
 Page: TypeAlias = Buffer | Sequence[Buffer]
-# Seconds since 1970, or a datetime; without a time zone it is local time.
+# Seconds since 1970, or a datetime. A datetime without a time zone is local time.
 Moment: TypeAlias = float | datetime
 # Encoding of pages: unencoded, lossless, or with a measured loss.
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
@@ -162,10 +162,10 @@ class Ticket:
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """Returns the outcome, or None if the ticket is not done within `timeout` seconds."""
     def wait_section(self, number: int, timeout: float | None = None) -> bool:
-        """Returns whether, within `timeout` seconds, sections up to `number` of all pages were
-        verified, or the ticket is done; its outcome then names the filled pages. Filled sections
-        may be read, but the memory belongs to the ticket until it is done. Waits for a ticket
-        without sections to be done.
+        """Waits until sections up to `number` of all pages are verified, or the ticket is done:
+        its outcome then names the filled pages. Returns False if neither happens within `timeout`
+        seconds. Verified sections may be read, but the memory must not be changed until the ticket
+        is done. Without sections, waits until the ticket is done.
         """
 
 @final
@@ -320,11 +320,11 @@ class Store:
         sections: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> Ticket:
-        """`staged=True`: the bytes go through staging, as soon as staging has room, because some
-        disks read faster into the huge pages of staging than into small pages: see
-        `ritornello.staging_choice`. `sections`: where sections of a page end, in bytes, the last at
-        its end. Sections are read in order, each for all pages, and `Ticket.wait_section` waits for
-        one.
+        """`staged=True`: reads into staging memory, as soon as it has room, and copies to `out`:
+        some disks read faster into huge pages, which staging consists of. See
+        `ritornello.staging_choice`. `sections`: the ends of sections as offsets in a page; the last
+        is the size of a page. Each section is read for all pages before the next section;
+        `Ticket.wait_section` waits for a section.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
@@ -343,8 +343,8 @@ class Store:
         long as the slowest directory is expected to need, at most 60, but at least `least`.
         """
     def flush(self) -> None:
-        """Makes acknowledged puts and deletes durable. RitornelloError, once, if the owner that
-        acknowledged some has died: repeat these puts and deletes.
+        """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if an owner
+        died that had acknowledged puts or deletes since the last flush: repeat them.
         """
     def resize(self, capacity: str | int) -> None:
         """Changes the capacity of a store in use. A smaller store keeps the most recently used
@@ -367,9 +367,9 @@ class Store:
         """Current role: "owner", or "client", which takes over if the owner dies."""
     @property
     def problem(self) -> str:
-        """Why the store is not fully usable, "" if it is fully usable: a write or sync of its owner
-        failed, until the owner has reopened the store; or the owner does not answer. A client
-        requests this from the owner.
+        """Why the store is not fully usable; "" if it is. Either a write or sync of the owner
+        failed, and the owner has not reopened the store yet, or the owner does not answer. A client
+        requests the answer from the owner.
         """
     def __enter__(self) -> Store: ...
     def __exit__(
@@ -403,8 +403,8 @@ class Lookup:
         """
     @property
     def fetched(self) -> int:
-        """Pages fetched from the remote for this prompt: in every pending answer, and in the first
-        answer after the fetch has ended.
+        """Pages fetched from the remote for this prompt so far. After the fetch has ended, only the
+        first lookup reports them; later lookups report 0.
         """
     @property
     def progress(self) -> tuple[int, int]:
@@ -420,8 +420,8 @@ class Lookup:
 
 @final
 class Cache:
-    """A cache over several tiers: lookups, loads and puts. Only `flush`, and `close` for calls in
-    progress, wait for a remote.
+    """A cache over several tiers: lookups, loads and puts. `flush` waits for writes to a remote,
+    and `close` for calls to a remote that are in progress; no other method waits for a remote.
     """
 
     @staticmethod
@@ -516,12 +516,12 @@ class Cache:
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""
     def record_load(self, tier: str, bytes: int, seconds: float) -> None:
-        """Records a load of another process, from its `take_loads`."""
+        """Records a load that `take_loads` of another process returned."""
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records the duration of a load that the decision in `found` caused, for the regret in
-        `stats`.
+        """Records the duration of a load that the gate decided in `found`. `stats` reports as
+        regret by how much loads exceeded the estimated time of computing.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first

@@ -13,8 +13,8 @@ __all__ = [
 
 
 class RitornelloError(Exception):
-    """Base class. An error of this class itself means that bytes are missing and the call cannot
-    report this by its return value; the caller computes them instead.
+    """Base class. Raised itself if pages are missing and the call cannot report this by its return
+    value. The engine then computes the missing pages.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"
@@ -43,6 +43,6 @@ class FatalError(RitornelloError):
 
 
 class ClosedError(RitornelloError):
-    """The store was closed, or the process was forked after it was opened."""
+    """The store was closed, or was opened in the parent process before a fork."""
 
     kind = "closed"

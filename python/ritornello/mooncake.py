@@ -40,7 +40,7 @@ class Mooncake:
         local_buffer: str = str(128 << 20),
     ) -> None:
         """`segment`: bytes of this process's memory that it contributes to the store."""
-        # An address with a scheme names etcd, which knows the master that is in charge.
+        # An address with a scheme is an etcd server's: it names the current master.
         if "://" not in master:
             name, _, port = master.rpartition(":")
             try:

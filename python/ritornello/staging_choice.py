@@ -1,11 +1,11 @@
 """Decides whether reads go through the store's staging memory.
 
-Direct I/O names each physically contiguous piece of its target memory, and in pages of 4 KiB each
-page is one piece. A virtual disk that takes 254 pieces per request moves 1 MiB per request; into
-huge pages it moves twice the bytes per second. On such a disk, a read into the store's staging
-memory, which consists of huge pages, and a copy out of it are faster and cost no more processor
-time. Writes gain nothing. NVMe disks, whose requests name every 4 KiB in any case, read into the
-target memory directly.
+A direct I/O request lists the physically contiguous pieces of its target memory; in memory of 4 KiB
+pages, each page is one piece. A virtual disk that accepts 254 pieces per request moves 1 MiB per
+request into such memory, and twice the bytes per second into huge pages. On such a disk, a read
+into the store's staging memory, which consists of huge pages, followed by a copy to the target is
+faster and costs no more processor time. Writes gain nothing. NVMe disks, whose requests list every
+4 KiB in any case, read into the target memory directly.
 """
 
 import os
@@ -49,8 +49,8 @@ def nearest(folder: Path) -> Path:
 
 
 def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
-    """Returns whether the disk of a device number limits requests by their number of pieces before
-    their length.
+    """Returns whether a request into 4 KiB pages reaches the disk's limit on pieces before its
+    limit on bytes. `device`: the disk's device number.
     """
     node = (sysfs / f"{os.major(device)}:{os.minor(device)}").resolve()
     # A partition has the queue of its disk.

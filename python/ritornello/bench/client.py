@@ -30,8 +30,8 @@ class ServingError(Exception):
 class Reply:
     """One streamed answer. Times are seconds since the request began, connecting included.
 
-    `arrivals`: the time of each chunk with tokens. `cached_tokens`: the server's count, None if it
-    sends none (vLLM: `--enable-prompt-tokens-details`).
+    `arrivals`: the time of each chunk with tokens. `cached_tokens`: the server's count, None if the
+    server sends no count (vLLM sends it with `--enable-prompt-tokens-details`).
     """
 
     answer: Prompt

@@ -54,8 +54,8 @@ def ratio(above: Groups, below: Groups, seed: int = 0) -> Interval:
 
 
 def regret(chosen: Groups, others: Sequence[Groups], seed: int = 0) -> Interval:
-    """Returns by how much the mean of `chosen` exceeds the least mean of `others`, as a share: 0.1
-    is a tenth worse. Sessions are paired by index.
+    """Returns by what fraction the mean of `chosen` exceeds the least mean of `others`: 0.1 means
+    10 % more. Sessions are paired by index.
     """
 
     def statistic(drawn: Sequence[Sequence[float]]) -> float:

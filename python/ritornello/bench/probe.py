@@ -14,7 +14,7 @@ from typing import Any
 import ritornello as rt
 
 PROBES = 5_000
-# Probes that are not counted: the caches fill, and the interpreter specialises instructions.
+# Unmeasured probes, in which caches fill and the interpreter specialises its bytecode.
 WARM_UP = 500
 
 

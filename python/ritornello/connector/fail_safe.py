@@ -33,8 +33,8 @@ RETRY_SECONDS_MAX = 5.0
 # If a store fails later than this after its opening, the pauses between attempts begin at
 # `RETRY_SECONDS` again.
 STABLE_SECONDS = 60.0
-# Pause after a store was opened that refuses the engine's keys: `REFUSED_PARTS` times as long as
-# the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a failure.
+# Pause after opening a store whose policy refuses the engine's keys: `REFUSED_PARTS` times as long
+# as the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while this number is reached, no store is
@@ -291,8 +291,8 @@ class FailSafeStore:
         failed: "list[Store]",
         closers: list[Thread],
     ) -> None:
-        """Body of the opener thread. Holds a reference to the store only during an attempt, so that
-        a dropped store is collected.
+        """Body of the opener thread. Refers to the `FailSafeStore` strongly only during an attempt,
+        so that the thread does not keep a dropped `FailSafeStore` alive.
         """
         while failed:
             closers.append(_run_aside(partial(_close_failed, failed.pop())))

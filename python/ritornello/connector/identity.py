@@ -54,7 +54,7 @@ class ModelIdentity:
         return cls(name, weights, kv_scale, hash_algorithm, sorted_options, epoch)
 
     def at(self, epoch: bytes) -> "ModelIdentity":
-        """Returns a copy with this epoch; an unchanged copy of the identity if `epoch` is empty."""
+        """Returns a copy with this epoch; the identity itself if `epoch` is empty."""
         return replace(self, epoch=epoch) if epoch else self
 
     def scope(

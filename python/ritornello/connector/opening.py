@@ -19,7 +19,8 @@ NO_STORE = "there is no store here yet"
 
 def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     """Opens or creates the store. Without a capacity, a new store gets half of the free space.
-    If the settings name tiers, opens a `Cache`, for connectors that call it as one.
+    If the settings name tiers, opens a `Cache` instead; its type is `Store` for the type checker
+    only.
     """
     from ritornello._core import Cache, InvalidError, Store
 

@@ -62,7 +62,9 @@ class StoreSettings:
 
     @property
     def has_remote(self) -> bool:
-        """Whether the last tier is a remote, which names a page by all keys before it."""
+        """Whether the last tier is a remote: its name for a page depends on all keys before the
+        page.
+        """
         return bool(self.tiers) and self.tiers[-1].split()[0] not in LOCAL_TIERS
 
     def options(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Lease of a lookup whose caller keeps no lease, in seconds: until `find` returns.
+# Lease in seconds if the caller of `find` wants none: `find` releases it before returning.
 SHORT_SECONDS = 1.0
 
 

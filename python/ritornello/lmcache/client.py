@@ -58,8 +58,8 @@ class NativeClient:
         return self._start(number, keys, memoryviews, is_put=True)
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[Any]) -> int:
-        """Starts to load objects. Their memory belongs to the store until the submission is
-        completed. An object of a different size is a miss.
+        """Starts to load objects. Their memory must not be used until the submission is completed.
+        An object of a different size is a miss.
         """
         return self._start(next(self._numbers), keys, memoryviews, is_put=False)
 

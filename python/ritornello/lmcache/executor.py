@@ -18,8 +18,8 @@ REPEAT_SECONDS = 0.003
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
 # A query, called with True if it was dropped. A dropped query must report its completion too,
-# because a caller waits for that. Returns True if it is to be called again. Each query has its own
-# deadline, after which it returns no True.
+# because a caller waits for the report. A query returns True to be called again; a deadline inside
+# each query limits how long it does so.
 Query = Callable[[bool], bool | None]
 
 

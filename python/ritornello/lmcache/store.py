@@ -19,9 +19,9 @@ PUT_SECONDS = 60.0
 
 
 class Found(NamedTuple):
-    """The result of a lookup in one scope. `present[i]`: key `i` is stored. `lease` keeps these
-    pages, None for none. `pending`: a remote is being queried or read; the caller repeats the
-    lookup, and `present` is preliminary.
+    """The result of a lookup in one scope. `present[i]`: key `i` is stored. `lease` protects the
+    stored pages from eviction; None if nothing is leased. `pending`: a remote is being queried or
+    read; the caller repeats the lookup, and `present` is preliminary.
     """
 
     present: list[bool]

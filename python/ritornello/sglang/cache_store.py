@@ -1,7 +1,7 @@
 """Calls of SGLang's storage threads to a cache over tiers.
 
-The remote is waited for on SGLang's lookup thread only, which serves no other purpose: at most as
-long as the setting `prefetch` says, and no longer than SGLang waits for the prefetch.
+Only SGLang's lookup thread, which has no other work, waits for a remote: at most for the time that
+the setting `prefetch` allows, and no longer than SGLang waits for the prefetch.
 """
 
 from collections import OrderedDict
@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 # SGLang reads found pages within seconds, or never.
 LEASE_SECONDS = 30.0
-# Pieces with leased pages that SGLang has not read yet. Beyond it the oldest leases are released.
+# Maximum number of pieces with leased pages that SGLang has not read yet. A further piece releases
+# the leases of the oldest piece.
 LEASED_MAX = 256
 POLL_SECONDS = 0.003
-# The core's policies end the waiting for a remote after at most 30 seconds.
+# Maximum time that a lookup waits for a remote. The core's prefetch policies end the wait earlier,
+# after at most 30 seconds.
 WAIT_SECONDS = 35.0
 REPORT_SECONDS = 1.0
 # Stands for the page before a piece whose place in its prompt is unknown. The tiers of this machine
@@ -38,9 +40,9 @@ UNKNOWN_PARENT = bytes(32)
 
 @dataclass(slots=True)
 class Leased:
-    """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
-    `reads`: numbers of reads of this page until the piece is read, one for each scope. `began`:
-    when the first read began.
+    """A piece of a prompt whose pages are leased until SGLang has read them. `last`: the key of its
+    last page. `reads`: the remaining reads of this page, one for each scope. `began`: when the
+    first read of the piece began.
     """
 
     last: bytes
@@ -71,7 +73,7 @@ class SGLangCacheStore(SGLangStore):
         self._leased: OrderedDict[bytes, Leased] = OrderedDict()
         # The piece that is being read: SGLang reads the batches of a piece in order.
         self._reading: Leased | None = None
-        # By the last key of the piece.
+        # Events that end the wait for a remote, by the last key of the piece that is looked up.
         self._waiting: dict[bytes, Event] = {}
         self._growth = CacheCounts(REPORT_SECONDS)
         self._report_lock = Lock()
@@ -113,7 +115,8 @@ class SGLangCacheStore(SGLangStore):
         def action(cache: "Cache") -> None:
             prompt = [*before, *keys]
             lookup = self._lookup(cache, scopes, len(before), len(keys), page_tokens)
-            # `find` looks up what this machine has; a second lookup would count twice.
+            # Scopes whose pages are all on this machine are left to `find`: a lookup here would
+            # count these pages a second time.
             lacking = [scope for scope in scopes if not all(cache.exists(scope, prompt))]
             self._release_found([lookup(scope, prompt) for scope in lacking])
 
@@ -171,7 +174,8 @@ class SGLangCacheStore(SGLangStore):
             self._keep_leases(keys, pages, hit, found)
             return pages
         self._release_found(found)
-        # SGLang holds the pages before the piece, the tiers may lack them.
+        # A lookup counts no page after the first missing page. The tiers may lack pages before the
+        # piece, which SGLang has: then count the pages of the piece alone.
         if self._settings.gate != "never" and min(each.local for each in found) < len(before):
             return self._local(cache, scopes, keys)
         return 0

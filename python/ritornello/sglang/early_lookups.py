@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Requests beyond it are looked up in their turn by SGLang's thread only.
+# Maximum number of queued requests. SGLang's thread alone looks up further requests.
 QUEUED_MAX = 256
 IDLE_SECONDS = 0.2
 # Maximum time that `close` waits for the thread: SGLang compiles its hash function at first use.
@@ -49,11 +49,15 @@ class EarlyLookups:
         self._put(operation, ended=False)
 
     def end(self, operation: Any) -> None:
-        """Cancels what `begin` began, because SGLang ended the operation before its turn."""
+        """Cancels the lookup that `begin` began: SGLang ended the operation without looking it
+        up.
+        """
         self._put(operation, ended=True)
 
     def close(self) -> None:
-        """Ends the thread after its present operation, and waits for it a short time."""
+        """Ends the thread after its current operation, and waits for it at most
+        `CLOSE_SECONDS`.
+        """
         self._closed.set()
         if self._thread is not None:
             self._thread.join(CLOSE_SECONDS)

@@ -1,6 +1,6 @@
 """Functions and classes of SGLang that the storage needs besides its interface. Names as in SGLang
-0.5.23. Storages with tiers have methods of these classes wrapped (`prompts`, `prefills`); if that
-is not possible, the storage serves with less, and a line of the log says why.
+0.5.23. A storage with tiers wraps methods of these classes (`prompts`, `prefills`). If a method
+cannot be wrapped, the storage works without the feature that needs it, and logs the reason.
 """
 
 import logging

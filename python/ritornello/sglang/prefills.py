@@ -17,7 +17,8 @@ logger = logging.getLogger("ritornello.sglang")
 
 # Steps that compute prompts.
 MODES = ("EXTEND", "MIXED")
-# Steps whose events are not complete yet. SGLang has a few steps in flight.
+# Maximum number of measured steps whose events are not complete yet. SGLang has a few steps in
+# flight.
 PENDING_MAX = 16
 
 # Takes the tokens before a prefill, the tokens in it, and its seconds.

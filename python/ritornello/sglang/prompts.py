@@ -21,7 +21,7 @@ logger = logging.getLogger("ritornello.sglang")
 LOOKUPS = ("prefetch_from_storage", "query_storage_hit_length")
 LOOKUP_PARAMETERS = frozenset({"last_host_node_id", "last_hash", "prefix_keys"})
 BEGIN, END = "prefetch", "terminate_prefetch"
-# In the place of the keys before a piece, if they are unknown.
+# Passed as the only key before a piece if the keys before the piece are unknown.
 UNKNOWN = "unknown"
 
 

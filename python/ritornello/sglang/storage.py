@@ -149,7 +149,7 @@ class RitornelloStorage(HiCacheStorage):
             self._store.attempt("new epoch", action, None)
 
     def on_prefetch_begin(self, operation: Any) -> None:
-        """Begins the lookup of an operation that SGLang's scheduler queued, on the remote."""
+        """Begins the lookup on the remote of an operation that SGLang's scheduler queued."""
         if self._has_remote and not operation.pool_transfers and not operation.assume_stored:
             self._early.begin(operation)
 
@@ -256,7 +256,8 @@ class RitornelloStorage(HiCacheStorage):
     ) -> PoolTransferResult:
         def action(pool: Pool | LogicalPool) -> PoolTransferResult:
             page_keys = keys_of(keys)
-            # A remote has no side pools, so that the rest of its prompts would be of no use.
+            # A remote has no pages of side pools. Pages of the main pool are of no use without
+            # them, so the remote is not asked.
             before = None if pool_transfers else self._before_lookup(extra_info)
             leading = pool.leading(page_keys, before)
             sides = [
@@ -363,8 +364,8 @@ class RitornelloStorage(HiCacheStorage):
         return results
 
     def _before(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns the keys of the pages before a call's first page, None if they are unknown. The
-        store of one tier uses the last only.
+        """Returns the keys of the pages before a call's first page, None if they are unknown. A
+        store without tiers uses the last key only.
         """
         before = extra_info.prefix_keys if extra_info is not None else None
         if before is None or UNKNOWN in before[:1]:
@@ -372,7 +373,7 @@ class RitornelloStorage(HiCacheStorage):
         return keys_of(before if self.uses_prompts else before[-1:])
 
     def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns the same for a lookup, for which SGLang passes no list if there are no pages."""
+        """Returns `_before` of a lookup. SGLang passes no list if no page is before the first."""
         if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
             return []
         return self._before(extra_info)

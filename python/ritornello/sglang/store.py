@@ -24,8 +24,8 @@ class SGLangStore(FailSafeStore):
     """The store of one rank. While `stale` returns true, the pages in SGLang's cache may belong to
     weights that differ from the current weights: lookups miss and nothing is stored.
 
-    Pages are a piece of a prompt. `before`: the keys of all pages before the piece, from the
-    prompt's first page; None if they are unknown.
+    The pages of one call are a piece of a prompt. `before`: the keys of all pages before the piece,
+    from the prompt's first page; None if they are unknown.
     """
 
     # Whether lookups and puts use all keys in `before`; otherwise puts use only the last.
@@ -120,18 +120,20 @@ class SGLangStore(FailSafeStore):
         before: Sequence[bytes],
         page_tokens: int,
     ) -> None:
-        """Begins what a later `find` of the same pages waits for. Never waits for a remote."""
-
-    def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
-        """Cancels what `begin_lookup` began. `prompt`: all keys."""
-
-    def cancel_lookup(self, keys: Sequence[bytes]) -> None:
-        """Ends the waiting of a lookup whose last key is the last of `keys`, if there is one. Never
-        waits.
+        """Begins the fetch that a later `find` of the same pages waits for. Never waits for a
+        remote.
         """
 
+    def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
+        """Cancels the fetch that `begin_lookup` began. `prompt`: all keys of the prompt."""
+
+    def cancel_lookup(self, keys: Sequence[bytes]) -> None:
+        """Makes a waiting `find` whose last key is the last of `keys` return. Does not wait."""
+
     def forget(self) -> None:
-        """Ends all waiting and the leases of pages that SGLang has not read."""
+        """Makes every waiting `find` return, and releases the leases of pages that SGLang has not
+        read.
+        """
 
     def report(self, last: bool = False) -> None:
         """Adds counters of tiers to the meter."""

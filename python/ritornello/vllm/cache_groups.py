@@ -83,9 +83,9 @@ class CacheGroup:
         return len(self.stages[stage]) * (end - first) * self.head_bytes
 
     def layer_groups(self, stage: int) -> tuple[int, ...]:
-        """Returns the end of each layer group of a stage, as a number of layers. A layer group is
-        the fewest layers of which even the object with the fewest heads has `GROUP_BYTES`; the last
-        also has the remaining layers.
+        """Returns the end of each layer group of a stage, as a number of layers. A layer group has
+        as few layers as give every object at least `GROUP_BYTES`; the last group also has the
+        remaining layers.
         """
         layers = len(self.stages[stage])
         least = self.head_bytes * min(end - first for first, end in self.head_ranges)
@@ -157,8 +157,9 @@ def head_ranges_of(
 ) -> tuple[tuple[Heads, ...], bool]:
     """Returns the head ranges that are stored separately, and whether they depend on the model
     alone. `head_bytes`: one head in a block, all layers of the model. `sliceable`: each head is one
-    contiguous part of a block. If several heads are not, or if the heads of a worker are not a
-    whole number of the ranges chosen for the model, each range is the heads of one worker.
+    contiguous part of a block. If a block with several heads is not sliceable, or the heads of a
+    worker are not a whole number of the ranges chosen for the model, each range is the heads of one
+    worker.
     """
     share = max(kv_heads // ranks, 1)
     large = [

@@ -51,8 +51,8 @@ class LayerGroups:
         return bool(self._due)
 
     def disable(self) -> str:
-        """Makes later loads end before the first layer. Returns a layer that ran unannounced, "" if
-        such loads were stopped before.
+        """Makes later loads end before the first layer. Returns a layer that ran unannounced; "" if
+        an earlier call has disabled loads layer by layer.
         """
         name = min(self._due) if self._group_of else ""
         self._group_of = {}

@@ -14,8 +14,8 @@ from ritornello.vllm.settings import PLACE, Settings
 from ritornello.vllm.tier.settings import check_tiers, refused
 
 MIB, GIB = 1 << 20, 1 << 30
-# A chunk has at least CHUNK_BYTES, which keep a disk busy, unless it reaches CHUNK_TOKENS: a prompt
-# is found in whole chunks, and a prompt that is shorter than a chunk is not stored.
+# Blocks are added to a chunk until it has CHUNK_BYTES, which keep a disk busy. A chunk of several
+# blocks has at most CHUNK_TOKENS, because a prompt that is shorter than a chunk is not stored.
 CHUNK_BYTES = 2 * MIB
 CHUNK_TOKENS = 256
 # The default size of vLLM's host memory: the share of the memory of the machine (or of the control

@@ -72,9 +72,10 @@ class PrefillTimes:
 
 
 def prefill_of(step: Step) -> tuple[int, int] | None:
-    """Returns the tokens of prompts that a step computes, and the tokens before them; None if the
-    step is not mostly prefill. For several prompts, returns the number of earlier tokens at which
-    one prompt of the same total has an equal number of pairs of a token and a token before it.
+    """Returns the tokens before a step's prefill, and the tokens of prompts that the step computes;
+    None if the step is not mostly prefill. Several prompts are reduced to one with the same sum of
+    computed tokens: its earlier tokens are chosen such that attention has as many pairs of a token
+    and an earlier token to compute as in the step.
     """
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))

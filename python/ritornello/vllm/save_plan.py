@@ -119,8 +119,8 @@ class SavePlan:
             self._deferred.clear()
 
     def _full_pages(self, scheduled: Mapping[str, int]) -> list[Save]:
-        """Returns saves of the pages that a step fills, which computes `scheduled` tokens of each
-        request.
+        """Returns saves of the pages that are full after a step that computes `scheduled` tokens of
+        each request.
         """
         self._step += 1
         due, self._due_requests = self._due_requests, []

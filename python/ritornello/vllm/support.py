@@ -50,8 +50,8 @@ def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfi
 
 
 def _stages(vllm_config: "VllmConfig") -> str:
-    """Returns a reason if vLLM never calls `wait_for_save` in all but the last pipeline stage, so
-    that no page would be complete.
+    """Returns a reason for speculative decoding with several pipeline stages: vLLM then calls
+    `wait_for_save` in the last stage only, so that pages would lack the objects of other stages.
     """
     if vllm_config.speculative_config is None:
         return ""
@@ -96,7 +96,8 @@ def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheCon
     """Returns whether no step may wait for a load. With overlapping steps, or several workers in
     one step, a failure is known too late to stop saves of pages that were computed from unfilled
     blocks. With several KV cache groups vLLM can only repair asynchronous loads. A draft model runs
-    its layers after the step's outcome was reported, so a load by layers would end before them.
+    its layers after the step's outcome is reported, and a load that arrives layer by layer must end
+    before the report.
     """
     workers = vllm_config.parallel_config.world_size
     groups = len(kv_cache_config.kv_cache_groups)

@@ -7,8 +7,8 @@ Invariants:
 * While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
-  behind the decided ones. Otherwise each step of a request that waits for its loads would decide
-  again about the chunks that the gate refused.
+  after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
+  again in each step in which the request waits for its loads.
 * Leases of an answer belong to the request as soon as the answer is used. Leases of an answer that
   is not used are released when its request ends.
 """
@@ -56,15 +56,15 @@ class CacheLookups:
     def find(
         self, state: RequestState, group: Group, scope: "Scope", key: bytes, context: Context
     ) -> LookupAnswer:
-        """Returns whether the request may load the chunk, and leases it with all chunks that it may
-        load. `PENDING`: repeat the lookup in a later step.
+        """Returns whether the request may load the chunk, and leases all chunks of the prompt that
+        the request may load. `PENDING`: repeat the lookup in a later step.
         """
         number = chunk_number(context, key, group)
         asked = self._lookup_of(state, group, scope, key, number, context)
         if asked.end is not None and number is not None and number >= asked.end:
             return LookupAnswer.MISS
-        # The first chunk that vLLM asks for in a step is the first that it lacks. The others of the
-        # step get the same answer.
+        # In each step vLLM first looks up the first chunk that it lacks. If the answer is pending,
+        # so is the answer for every further chunk in this step.
         if asked.pending_in == self._step or (not group.chained and self._waits(state, group, key)):
             return LookupAnswer.PENDING
         if asked.call is None:
@@ -136,7 +136,7 @@ class CacheLookups:
         name: int | bytes = group.number
         keys = sequence.leading(context)
         if not group.chained:
-            # vLLM looks up a window from its end, so its last chunk names it.
+            # vLLM looks up a window from its end, so the last chunk of the window names the lookup.
             name, keys = key, sequence.window(context, key)
         elif number is None or number >= len(keys):
             name, keys = key, (key,)

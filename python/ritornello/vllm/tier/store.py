@@ -30,7 +30,7 @@ STORE_SECONDS = 30.0
 
 class ChunkStore(FailSafeStore):
     """The store of a tier, opened at construction. A store that refuses keys of `hash_algorithm` is
-    not used. Derived classes know whether it is a store or a cache over several tiers.
+    not used. `TierStore` is one store, `TierCache` a cache over several tiers.
     """
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:

@@ -294,7 +294,9 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Tells the gate how long its load took, until this step noticed its end."""
+        """Tells the gate how long a load took that it decided, from its start to the step that
+        takes its result.
+        """
         decision = finished.job.decision
         if decision is not None and all(finished.ok) and isinstance(self._store, TierCache):
             self._store.record_outcome(decision, monotonic() - finished.job.started)
