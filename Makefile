@@ -184,7 +184,8 @@ test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3
 	@$(call build_and_run,packages build $(ENGINES) s3 emulators,$(call \
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
-# Packages of all engines, without the package `ritornello`; and the sources of the next releases.
+# The environments of all engines, without the package `ritornello`; and the sources of the other
+# tested release of each engine.
 packages: $(ENGINES:%=$(STAMPS)/%-packages) $(STAMPS)/sources
 $(STAMPS)/sources: engines/sources.sh
 	@mkdir -p $(STAMPS)

@@ -123,7 +123,7 @@ class Bench:
         return run
 
     def _place(self, setup: Setup) -> Place:
-        """Returns unused tiers; in the bucket, an unused prefix."""
+        """Returns locations for the tiers of a set-up; in the bucket, a prefix for this set-up."""
         prefix = "".join(c if c.isalnum() else "-" for c in setup.title)
         s3 = self.s3.address(prefix) if self.s3 else ""
         memory = MEMORY / f"ritornello-bench-{os.getpid()}"
