@@ -60,8 +60,8 @@ OFFLOADED_BLOCKS = 4
 
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # This scale suffices for facts: hits by tier, and equal answers. The second round goes to the other
-# engine, whose host tier cannot have the pages of the first round. `most_qps` leaves ten seconds
-# between the rounds of a user, in which the pages of the first round are stored.
+# engine, whose host tier cannot have the pages of the first round. `most_qps` leaves at least ten
+# seconds between the rounds of a user, in which the pages of the first round are stored.
 SHORT = Scale(
     model="tiny", histories=(704,), users=4, rounds=2, device=2048, host_mib=16, most_qps=0.4
 )

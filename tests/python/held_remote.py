@@ -4,7 +4,9 @@ import threading
 
 
 class Held:
-    """A remote in this process. Questions wait until `released` is set; calls fail while `down`."""
+    """A remote in this process. `get` and `exists` wait until `released` is set; all calls fail
+    while `down`.
+    """
 
     values: dict[str, bytes] = {}
     released = threading.Event()

@@ -14,7 +14,7 @@ import ritornello as rt
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
-# Small, so that tests fill and overwrite the store.
+# So small that tests can fill the store and overwrite evicted pages.
 SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 

@@ -56,7 +56,7 @@ def test_interval_covers_mean_at_its_level() -> None:
 
 
 def test_bootstrap_draws_whole_sessions() -> None:
-    """A bootstrap over values that are equal within a session is as wide as over one value per
+    """If the values of each session are equal, the interval is as wide as with one value per
     session.
     """
     chance = random.Random(4)

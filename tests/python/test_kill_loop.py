@@ -368,7 +368,9 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
 def test_kill_loop_in_full_store(tmp_path: Path) -> None:
-    """Workers are killed while they evict, then a witness that has flushed and puts no more."""
+    """Workers are killed while they evict, then a process that has flushed its pages and puts no
+    further page (`check_witness`).
+    """
     rng = random.Random(SEED + 3)
     loop = Loop(tmp_path / "0", FULL)
     listed, excused = 0, 0
@@ -440,7 +442,7 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 @pytest.mark.timeout(120 + 3 * SECONDS)
 def test_kill_during_capacity_changes(tmp_path: Path) -> None:
     """Owner, client and command line are killed while the store shrinks, grows and is drained. The
-    next process that opens it works: no byte is wrong, and the files never take more than the
+    next process that opens the store reads no wrong byte, and the files never take more than the
     largest capacity.
     """
     rng = random.Random(SEED + 1)

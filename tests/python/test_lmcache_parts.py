@@ -350,8 +350,8 @@ def test_pending_query_is_repeated() -> None:
             done.set()
         return not ready.is_set()
 
-    # A query whose first call runs in the caller, and finds out that it must wait, continues on the
-    # thread.
+    # If the first call of a query, in the caller's thread, returns that the query is pending, later
+    # calls run on the executor's thread.
     executor = LookupExecutor(lambda: True)
     executor.submit(pending)
     executor.submit(lambda _: behind.set())

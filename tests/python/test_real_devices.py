@@ -119,7 +119,7 @@ def check_dead_writes_harmless(
 ) -> None:
     """Immediately after the kill, puts and flushes pages, whose space must differ from the space of
     the dead writer's queued writes. Reads them back when the device has completed its queue.
-    `written` is the device's count at the kill.
+    `written`: the bytes that the device had written when the writer was killed.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:
@@ -171,8 +171,8 @@ def test_dead_owners_writes_spare_reused_space(
 
 
 def fail_flush(store: rt.Store, disk: Disk) -> str:
-    """Puts runs whose flush fails because `disk` fails all requests for data; the caller must end
-    this. Returns the name of the runs.
+    """Puts runs whose flush fails because `disk` fails all requests for data, until the caller
+    calls `disk.cut(0)`. Returns the name of the runs.
     """
     # Try three times: the owner also flushes every two seconds, perhaps just before the disk is
     # cut, and then the call has nothing to flush.

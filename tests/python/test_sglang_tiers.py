@@ -31,7 +31,7 @@ class Gated:
 
     values: dict[str, bytes] = {}
     opened, asked = Event(), Event()
-    # Writes that are left when a test ends do not wait.
+    # Set between tests: calls that are in progress when a test ends must not wait.
     opened.set()
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
@@ -119,7 +119,7 @@ def test_lookup_begins_after_pages_that_sglang_has(machine: Machine) -> None:
     assert put(one, KEYS) == 40
     flush(one)
     assert find(two, KEYS, first=24) == 16
-    # The tiers of this machine serve a piece without its place.
+    # The tiers of this machine find a piece even if the keys before it are unknown.
     assert find(two, KEYS[24:], first=None) == 16
 
 
@@ -128,11 +128,11 @@ def test_pages_without_place_stay_on_this_machine(machine: Machine) -> None:
     assert put(one, KEYS[24:], first=None) == 16
     flush(one)
     assert find(one, KEYS[24:], first=None) == 16
-    # SGLang has the pages before, the tiers do not.
+    # The tiers lack the pages before the piece, which SGLang has.
     assert find(one, KEYS, first=24) == 16
     assert find(two, KEYS[24:], first=None) == 0
     assert started(two) == 0
-    # The remote has the piece neither behind its prompt nor as a prompt.
+    # The remote has the piece neither after the pages before it nor as the beginning of a prompt.
     assert find(two, KEYS, first=24) == find(two, KEYS[24:]) == 0
 
 
@@ -170,7 +170,6 @@ def test_ended_prefetch_ends_waiting(machine: Machine, gated: str) -> None:
         lookup.join(0.01)
     assert told == [8]
     assert not one._waiting
-    # The lookup left no lease that only its end would release.
     Gated.opened.set()
 
 
@@ -273,7 +272,7 @@ def operation(keys: Sequence[bytes], first: int = 0) -> Any:
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)
-    # More than the cache fetches at a time, so that the last waits.
+    # More lookups than the cache fetches for at a time: the last is queued.
     queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(6)]
     for each in queued:
         begun.begin(each)
@@ -290,7 +289,7 @@ def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any)
         one.report(last=True)
     Gated.opened.set()
     assert find(one, keys_of("queued 0", 6), first=2) == 0
-    # The lookup that SGLang waits for is the one that was begun.
+    # SGLang's lookup waits for the fetch that the early lookup started, and starts no second fetch.
     assert started(one) == len(queued)
 
 

@@ -159,7 +159,7 @@ def test_refused_draft_is_named_in_one_line(
 
 
 def test_draft_requires_async_loads(model: Path, draft: Path) -> None:
-    """A load by layers would end before vLLM runs the draft's layers."""
+    """A load that arrives layer by layer would end before vLLM runs the draft's layers."""
     config = engine(model, speculative_config=speculation(draft))
     assert support.requires_async_loads(config, groups(attention()))
 

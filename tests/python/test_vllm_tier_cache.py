@@ -92,7 +92,7 @@ def test_remote_receives_chunks_that_are_passed_in_no_order(machine: Machine) ->
     keys = [KEYS[2], KEYS[0], KEYS[3], KEYS[1]]
     first.host[range(4)] = pages_of(keys, first.row_bytes)
     first.tier.save(first._transfer(request, keys, range(4)))
-    # One put: of several at the same time, a later chunk could arrive first.
+    # All chunks are one put: of several concurrent puts, a later put could arrive first.
     assert [len(job.parts) for job in first.tier._jobs._running] == [1]
     assert first.ended().ok == [True] * 4
     flush(first)
@@ -165,7 +165,7 @@ def slow_load_fast_prefill(rig: TierHarness) -> None:
 def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
     rig = machine("one")
     rig.save(rig.begin("r", KEYS), KEYS)
-    # The write to the remote leases the chunks.
+    # Wait for the write to the remote: it holds leases on the chunks.
     flush(rig)
     slow_load_fast_prefill(rig)
     request = rig.begin("s", KEYS)
@@ -357,7 +357,7 @@ def test_key_that_ends_inside_a_chunk_is_looked_up_alone(machine: Machine) -> No
 def test_lost_cache_is_opened_again(other: TierHarness) -> None:
     request = pending(other)
     assert other.store._store is not None
-    # The cache waits for a remote that is silent when it is closed.
+    # Closing a cache waits for calls to its remote: let them return.
     Held.released.set()
     other.store._store.close()
     assert other.hits(request, KEYS) == 0

@@ -192,7 +192,9 @@ def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -
 
 
 def steps(tokens: int) -> Any:
-    """Returns a step of one request or without requests."""
+    """Returns a step that computes `tokens` tokens of one request, or a step without requests if
+    `tokens` is 0.
+    """
     counts = {"r": tokens} if tokens else {}
     return SimpleNamespace(total_num_scheduled_tokens=tokens, num_scheduled_tokens=counts)
 

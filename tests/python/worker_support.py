@@ -24,7 +24,9 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 
 @dataclass
 class FakeStore:
-    """Stand-in for the store: `outcomes` in the order of submission."""
+    """Stand-in for the store. `outcomes`: the results of gets and puts, in the order in which they
+    are submitted.
+    """
 
     outcomes: list[Any] = field(default_factory=list)
     cancelled: int = 0
