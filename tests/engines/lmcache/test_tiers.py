@@ -79,7 +79,7 @@ def test_remote_that_is_down_costs_hits_only(
 
 
 def test_close_ends_pending_lookups(tmp_path: Path, memory: Memory) -> None:
-    # A directory on a mount that hangs cannot be made here: a pending lookup stands for it.
+    # A query that stays pending stands for a lookup in a remote that hangs.
     (tmp_path / "far").mkdir()
     adapter = machine(tmp_path, "1", memory, f"file://{tmp_path}/far")
     calls: list[bool] = []

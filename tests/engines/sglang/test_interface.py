@@ -40,7 +40,8 @@ POOLS = "sglang.srt.mem_cache.pool_host"
 CONTROLLER = "sglang.srt.managers.cache_controller"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
-# SGLang's options, by namespace. `ServerArgs` has all of them, `get_model()` a model's.
+# Classes with SGLang's options, one for each namespace. `ServerArgs` has the options of all
+# classes; `get_model()` returns the options of the class for `model`.
 FIELDS = {
     name: (f"sglang.srt.arg_groups.fields.{name}", name.capitalize())
     for name in ("device", "memory", "model", "observability", "parallel", "serving", "spec")
@@ -52,8 +53,8 @@ HINTS = Hints(
     },
     parts={"ParallelContext": [FIELDS["parallel"]], "ServerArgs": list(FIELDS.values())},
 )
-# Public methods of our storage that SGLang's base class lacks. SGLang calls `close` if there is
-# one, and our hooks call the others, besides `counts`.
+# Public members of our storage that SGLang's base class lacks. SGLang calls `close` if a storage
+# has it. Our hooks use the other members, except `counts`.
 OWN = {
     f"RitornelloStorage.{name}"
     for name in (
@@ -65,7 +66,7 @@ OWN = {
         "uses_prompts",
     )
 }
-# Methods of SGLang's base class that our storage does not override: they do nothing.
+# Methods of SGLang's base class that do nothing, and that our storage does not override.
 NOT_OVERRIDDEN = {"on_host_pools_registered"}
 DYNAMIC = {
     "backend_name": "ritornello",

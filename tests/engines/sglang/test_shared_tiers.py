@@ -58,7 +58,9 @@ def counted(server: SGLangServer, name: str, **labels: str) -> float:
 
 
 def wait_until_shared(server: SGLangServer, pages: int) -> None:
-    """Waits until the bucket has `pages` pages of a server. Requests make the server count."""
+    """Waits until the bucket has `pages` pages of a server. Sends short requests, because a server
+    updates its counters only when it serves a request.
+    """
     deadline = time.monotonic() + WAIT
     while (written := counted(server, "tier_written_pages", reason="remote")) < pages:
         assert time.monotonic() < deadline, f"{written} of {pages} pages are in the bucket"
@@ -72,13 +74,14 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
     for server, seed in ((one, 1), (two, 2)):
         computed.append(server.generate(prompt(seed), ANSWER))
         assert computed[-1].tokens["computed"] == LENGTH
-    # With the answer the last page of the prompt is full.
+    # The first tokens of the answer fill the last page of the prompt.
     stored = (LENGTH + ANSWER - 1) // PAGE
     for server in servers:
         wait_until_shared(server, stored)
     for server, seed in ((two, 1), (one, 2)):
-        # A shorter prompt begins with the same pages, so that the lookup of the rest begins behind
-        # pages that SGLang has. The remote keeps eight pages in an object, and finds them together.
+        # A shorter prompt begins with the same pages, so that the lookup of the whole prompt begins
+        # after pages that SGLang has. The remote keeps eight pages in one object, and finds them
+        # together.
         begin = 8 * PAGE
         short = server.generate(prompt(seed, begin + 8), 1)
         assert short.tokens["storage"] == begin

@@ -62,7 +62,7 @@ def test_pages_of_other_machine_are_loaded(machine: Any) -> None:
     fill(host, 2)
     # SGLang has the first page.
     assert found(two, keys[1:], after(keys[0])) == 4
-    # At the first page SGLang passes no list.
+    # If a lookup begins with the prompt's first page, SGLang passes no list of keys before it.
     assert found(two, [*keys, *hashes("other", 2)]) == 5
     assert found(two, keys[3:], after(UNKNOWN)) == 2
     assert controller(host, two)._page_get_zero_copy(None, keys, slots(host, TO)) == 5

@@ -256,7 +256,9 @@ def _methods(node: ast.ClassDef) -> Iterator[Function]:
 
 
 def _override_problem(ours: Function, base: Function, lenient: bool) -> str:
-    """`lenient`: further optional parameters of `base` are taken, except by class methods."""
+    """Returns why `ours` does not take what the engine passes to `base`; "" if it does. With
+    `lenient`, an override that is not a class method takes further optional parameters of `base`.
+    """
     are_properties = [bool(set(PROPERTIES) & set(decorators(method))) for method in (ours, base)]
     if any(are_properties):
         return "" if all(are_properties) else "only one of them is a property"

@@ -109,7 +109,8 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
 
 def main() -> None:
     set_environment(OMP_NUM_THREADS="2")
-    # Two programs may import vLLM at the same time, and use one store in turn.
+    # The import precedes the question, so that a second program imports vLLM while the first uses
+    # the store.
     from vllm import LLM
 
     assert LLM
