@@ -144,7 +144,8 @@ fn absent_segment_of_unmounted_volume_is_kept() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A live client's reservation is in a segment that the next owner temporarily cannot open.
+/// The next owner cannot open the segment with a live client's reservation. When the segment has
+/// returned, the owner grants the reserved space to no other put.
 #[test]
 fn live_clients_absent_space_stays_withheld() {
     let disk = SimDisk::new(64 * MIB);
@@ -238,8 +239,8 @@ fn space_deleted_while_returning_waits_for_durability() {
     assert_eq!(broken, 0, "pages were promised that cannot be delivered");
 }
 
-/// A volume is unmounted during an opening, after the opening has read its marker and before it
-/// lists the volume's segments.
+/// A volume is unmounted while a store is opened, after the volume's marker was read and before its
+/// segments are listed.
 #[test]
 fn volume_lost_during_opening_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
@@ -295,8 +296,8 @@ fn volume_unmounted_while_listed_is_not_empty() {
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
 }
 
-/// A volume's segments cannot be opened. When the owner checks the volume, it is mounted again
-/// after the owner has listed its segments and before the owner reads its marker.
+/// The owner cannot open a volume's segments. While the owner checks the volume, the volume is
+/// mounted again, after the owner has listed its segments and before the owner reads its marker.
 #[test]
 fn volume_returning_after_listing_is_kept() {
     let disk = SimDisk::new(64 * MIB);
@@ -349,7 +350,8 @@ fn upgrade_with_unmounted_volume_keeps_its_pages() {
 fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);
     fill(&disk);
-    // Create the other store with the earlier build, in the place of /b.
+    // Create another store in the place of /b, and remove its marker, as if an earlier build had
+    // created it.
     let b = disk.clone();
     b.unmount(Path::new("/b")).unwrap();
     let other = Options { dir: "/other".into(), paths: vec!["/b".into()], ..two_volumes() };

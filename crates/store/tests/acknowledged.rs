@@ -53,7 +53,7 @@ fn plain(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
     put(&open.store, scope, keys, None)
 }
 
-/// A scope whose pages are encoded, [`PAGE`] bytes each.
+/// A scope of bfloat16 numbers, which a codec can encode, in pages of [`PAGE`] bytes.
 fn numbers() -> Scope {
     Scope {
         dtype: "bfloat16".to_owned(),

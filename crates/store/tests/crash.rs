@@ -69,8 +69,8 @@ impl Run {
         self.now().store.probe(self.scope(name), &refs(&sequence(name, 10))).unwrap()
     }
 
-    /// Checks with `get` that delivered pages have the right bytes and, if `exact`, that every
-    /// promised page is delivered.
+    /// Checks with `get` that delivered pages have the right bytes and, if `exact`, that every page
+    /// that `probe` counts is delivered.
     fn check_promises(&self, exact: bool) {
         for name in 0..40 {
             let promised = self.probe(name);

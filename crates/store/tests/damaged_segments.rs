@@ -280,7 +280,7 @@ impl Fixture {
             let mut found = item.get(&open.store).unwrap();
             if item.scope.chained {
                 // The first get may still deliver pages after a damaged page: the store removes
-                // them after it.
+                // these pages when the get has found the damage.
                 found.ok[found.pages..].fill(false);
             }
             assert_eq!(found.ok, *expected, "{what}: {}", item.scope.model);

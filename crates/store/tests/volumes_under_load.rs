@@ -20,7 +20,7 @@ use std::time::Duration;
 /// multiple of 4 KiB.
 const LONG: u64 = 16 * MIB + 5_001;
 const THREADS: usize = 4;
-/// Calls that complete before a change begins, and after it has ended.
+/// Number of calls that complete before a change begins, and again after the change has ended.
 const CALLS: usize = 24;
 
 /// Items of short and long pages, chained and unchained: `short` items of each kind of short pages,

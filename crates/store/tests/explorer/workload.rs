@@ -41,7 +41,7 @@ impl Workload {
         }
     }
 
-    /// Returns whether the history has only the operations of every history.
+    /// Returns whether the history has only operations that every history may have.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }

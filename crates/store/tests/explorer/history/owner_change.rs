@@ -195,8 +195,8 @@ impl History {
     /// Puts further sequences, so that more writes are in flight at a kill.
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
-            // This put may store pages again that an earlier put evicted. If neither change reaches
-            // the disk, a crash leaves the pages missing or present.
+            // This put may store pages again that an earlier put evicted. A crash leaves these
+            // pages present or missing, depending on which of both changes are on the disk.
             if !self.workload.never_full {
                 self.allow_evictions(&present_pages(&open.store));
             }
