@@ -22,9 +22,9 @@ Buffer: TypeAlias = Any
 Page: TypeAlias = Buffer | Sequence[Buffer]
 # Seconds since 1970, or a datetime. A datetime without a time zone is local time.
 Moment: TypeAlias = float | datetime
-# Encoding of pages: unencoded, lossless, or with a measured loss.
+# Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
-# "auto": load or compute, whichever is faster.
+# Whether a lookup loads the pages that it finds. "auto": if loading is faster than computing.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A tier of a cache.
 TierName: TypeAlias = Literal["host", "disk", "remote"]
@@ -236,10 +236,10 @@ class Store:
         "20MB/s", or bytes per day; when the budget runs short, pages are written when they are put
         for the second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling
         for its memory (otherwise a quarter of the memory that the process may use); "lsm", in
-        builds that include it, is for indexes larger than memory; "memory" keeps nothing. An owner
-        whose `index` differs from the store's index converts it. `segment_bytes` is fixed when a
-        store is created. Settings that cannot take effect are logged. `SettingError`: an argument
-        is invalid; any other error may be temporary.
+        builds that include it, is for indexes larger than memory; "memory" is lost when the owner
+        ends. An owner whose `index` differs from the store's index converts it. `segment_bytes` is
+        fixed when a store is created. Settings that cannot take effect are logged. `SettingError`:
+        an argument is invalid; any other error may be temporary.
         """
     def put_batch(
         self,
@@ -334,9 +334,9 @@ class Store:
         disk.
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
-        """Returns keys of a scope, ordered by the time of the put, and `after` for the next call, 0
-        after the last key. Returns at least `limit` keys (at least 16,384 for a larger `limit`)
-        unless the scope has fewer. Reads from disk.
+        """Returns keys of a scope, ordered by the time of the put, and the `after` of the next
+        call, 0 if no further key exists. Returns at least `limit` keys (at least 16,384 for a
+        larger `limit`) unless the scope has fewer. Reads from disk.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as
@@ -466,8 +466,8 @@ class Cache:
         """
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int:
         """Removes pages from the tiers of this machine, in chained scopes with all pages after
-        them. Returns how many of `keys` were on one. Pages on a remote stay there, and later
-        lookups fetch them again.
+        them. Returns how many of `keys` were on one of these tiers. Pages on a remote stay there,
+        and later lookups fetch them again.
         """
     def drop_scope(self, scope: Scope) -> None:
         """Drops a scope from the tiers of this machine, durably on return. Pages on a remote stay
@@ -508,10 +508,10 @@ class Cache:
         timeout: float | None = None,
     ) -> Ticket:
         """`keys` are the keys of a prompt, starting at its first page; `pages` start at page
-        `first`. With `copy` they are copied before this returns; without, their memory must not
-        change until the ticket is done. If only later keys are known, `parent` is the key before
-        them, and the pages of a chained scope are not written to a remote. The ticket reports the
-        write to the first tier.
+        `first`. With `copy`, the pages are copied before this returns; without `copy`, their memory
+        must not change until the ticket is done. If only later keys are known, `parent` is the key
+        before them, and the pages of a chained scope are not written to a remote. The ticket
+        reports the write to the first tier.
         """
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
         """Records that the engine computed `tokens` tokens after `before` tokens in `seconds`."""

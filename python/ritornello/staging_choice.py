@@ -16,7 +16,7 @@ from pathlib import Path
 PAGE = 4096
 SYSFS = Path("/sys/dev/block")
 MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) ")
-# Fields of `smaps` that count kilobytes in huge pages, by kind.
+# Fields of `smaps` that count kilobytes in huge pages, one for each kind of mapping.
 HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "Shared_Hugetlb")
 
 

@@ -14,8 +14,8 @@ from ritornello.vllm.store import VllmStore
 
 
 class Blocks:
-    """Stand-in for vLLM's cache manager: request "r" has blocks 100, 101, ..., and of a second
-    group 200, 201, ..., where block 0 replaces blocks outside the window.
+    """Stand-in for vLLM's cache manager. Every request has the blocks 100 to 139 of one group, and
+    200 to 239 of a group with a window. Block 0 replaces `behind` blocks before the window.
     """
 
     def __init__(self) -> None:

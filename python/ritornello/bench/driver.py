@@ -83,11 +83,15 @@ class Driver:
         return perf_counter() - self.began
 
     async def until(self, moment: float) -> None:
-        """Waits until `moment` of the run; returns immediately if it has passed."""
+        """Waits until `moment` seconds after the run began; returns immediately if this time has
+        passed.
+        """
         await asyncio.sleep(max(moment - self.now(), 0.0))
 
     async def send(self, request: Request) -> Record:
-        """Sends one request and waits for its answer. A failure is recorded as well."""
+        """Sends one request and waits for its answer. The record of a failed request has an
+        `error`.
+        """
         server = request.turn % len(self.servers)
         sent = self.now()
         body = {

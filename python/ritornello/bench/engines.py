@@ -8,7 +8,7 @@ from ritornello.bench.client import Server, ServingError
 from ritornello.bench.metrics import Metrics
 
 COUNTERS_SECONDS = 10.0
-# Interval of reads. vLLM updates its counters some time after an answer.
+# Pause between two reads of the counters, which vLLM updates some time after an answer.
 POLL_SECONDS = 0.25
 
 

@@ -52,7 +52,7 @@ class LongContext:
         return self.num_documents * (1 + self.repeat_count)
 
     def order(self) -> list[int]:
-        """Returns the documents of round 1."""
+        """Returns the numbers of the documents in the order of round 1's questions."""
         documents = range(self.num_documents)
         if self.repeat_mode == "interleave":
             return [document for document in documents for _ in range(self.repeat_count)]

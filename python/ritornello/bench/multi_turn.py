@@ -17,7 +17,7 @@ POLICIES = ("random", "fifo")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client with its next question. `history`: the conversation so far, `known` its tokens."""
+    """A client with its next question. `history`: the conversation so far, of `known` tokens."""
 
     client: int
     round: int

@@ -1,7 +1,7 @@
-"""Duration of a probe from Python, in the process that owns the store.
+"""Measures how long a probe takes from Python, in the process that owns the store.
 
 Reads one JSON object from standard input: `dir`, `scope` (`name`, `page_bytes`, `chained`) and
-`keys` (hexadecimal digits). Writes one to standard output: `p50_us` and `found`.
+`keys` (hexadecimal digits). Writes one JSON object to standard output: `p50_us` and `found`.
 """
 
 import json
@@ -35,7 +35,7 @@ def measure(question: Mapping[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Answers the request on standard input."""
+    """Measures what standard input asks for, and prints the result."""
     print(json.dumps(measure(json.load(sys.stdin))))
     return 0
 

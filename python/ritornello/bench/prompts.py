@@ -16,9 +16,9 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Generates pieces of prompts. A piece depends on the seed and its name only. Pieces of
-    different names are random, and differ within their first tokens. `text`: words, each counted as
-    one token; else token ids.
+    """Generates pieces of prompts. A piece depends on the seed, its name and its length only.
+    Pieces of different names differ within their first tokens. `text`: a piece is words, each
+    counted as one token; otherwise a piece is token ids.
     """
 
     seed: int

@@ -11,7 +11,7 @@ from rich.table import Table
 from ritornello.bench.driver import Record
 from ritornello.bench.summary import Row, Total
 
-# Fits all columns if the output is not a terminal.
+# Width of the output if it is not a terminal: all columns of the table fit.
 COLUMNS = 140
 
 

@@ -57,8 +57,8 @@ class FailSafeStore:
     """A store of one process, opened at first use. Thread-safe.
 
     `count` is called with the name of each failed operation. `broken` is the reason why the store
-    is not in use, "" while it is. `closed`: `close` was called. `on_open` is called after every
-    reopening, on a thread that may block. Connectors derive the calls they need from this class.
+    is out of use, "" if it is not. `closed`: `close` was called. `on_open` is called after every
+    reopening, on a thread that may block. Connectors add the calls they need in derived classes.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class FailSafeStore:
             return action(store)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException is not an Exception
+        except BaseException as error:  # also a panic of the core
             lost = getattr(error, "kind", "") in ("fatal", "closed")
             if lost and self._reopen_after(store, operation, error):
                 self._count(operation)
@@ -183,7 +183,7 @@ class FailSafeStore:
             return action()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException is not an Exception
+        except BaseException as error:  # also a panic of the core
             self.record_failure(operation, error)
             return default
 
@@ -214,7 +214,7 @@ class FailSafeStore:
             raise
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # PanicException
+        except BaseException as error:  # a panic of the core
             self.broken = f"open: {error}"
             raise
 
@@ -309,7 +309,7 @@ class FailSafeStore:
         try:
             self._check_closers()
             store = self._open_accepted()
-        except BaseException as error:  # PanicException is not an Exception
+        except BaseException as error:  # also a panic of the core
             self._set_broken("open", error, again=is_retriable(error))
             self._log_failure("open", error, repeat=True)
             return self._will_reopen()

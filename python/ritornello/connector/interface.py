@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# Types of defaults that are compared by value.
+# Types of parameters' defaults that are compared by value instead of by identity.
 PLAIN = (int, float, str)
 
 

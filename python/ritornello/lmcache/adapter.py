@@ -58,7 +58,7 @@ INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache._
 # LMCache unlocks objects when their load or request ends. Locks that LMCache does not release end
 # after this time, like LMCache's own locks.
 LEASE_SECONDS = 300.0
-# Number of keys per call of a listener.
+# Number of stored keys that one call reports to a listener.
 SEED_KEYS = 10_000
 
 
@@ -96,7 +96,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         publish(self, RitornelloL2Adapter.counts, ", ".join(settings.directories))
-        # Ask again: a store that was reopened before `on_open` was set did not call it.
+        # Ask for the capacity again, because a store that was reopened before `on_open` was set did
+        # not call `_reopened`.
         self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
     def get_store_event_fd(self) -> int:

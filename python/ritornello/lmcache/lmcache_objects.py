@@ -155,7 +155,9 @@ class ObjectStore:
         return True
 
     def _count(self, part: TicketItems, moved: int, reason: str) -> None:
-        """Counts the objects that a ticket moved, and the others by reason."""
+        """Counts the objects that a ticket moved and, by `reason`, its objects that it did not
+        move.
+        """
         did, doing = ("saved", "save") if part.is_put else ("loaded", "load")
         meter = self.store.meter
         if moved:

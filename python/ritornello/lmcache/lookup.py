@@ -34,7 +34,7 @@ class ObjectLookup:
     objects that are found are leased.
 
     `advance` is repeated until it returns True. Then `found[i]` is whether object `i` is stored,
-    and `leases` keep the found objects.
+    and `leases` protect the found objects from eviction.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ SEPARATOR = "@"
 
 
 class Family(NamedTuple):
-    """Objects that one lookup can cover."""
+    """The part of an object's name that is equal for all objects of one lookup in the store."""
 
     model: str
     group: int

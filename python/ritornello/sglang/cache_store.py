@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ritornello.sglang.meter import RateMeter
     from ritornello.sglang.settings import Settings
 
-# SGLang reads found pages within seconds, or never.
+# Duration of a lease. SGLang reads the pages that a lookup found within seconds, or never.
 LEASE_SECONDS = 30.0
 # Maximum number of pieces with leased pages that SGLang has not read yet. A further piece releases
 # the leases of the oldest piece.
@@ -69,7 +69,7 @@ class SGLangCacheStore(SGLangStore):
         super().__init__(settings, meter, stale)
         self._scheduler_thread = get_ident()
         self._state_lock = Lock()
-        # By the first key of the piece, oldest first.
+        # Leased pieces by their first key, oldest first.
         self._leased: OrderedDict[bytes, Leased] = OrderedDict()
         # The piece that is being read: SGLang reads the batches of a piece in order.
         self._reading: Leased | None = None
@@ -188,7 +188,7 @@ class SGLangCacheStore(SGLangStore):
         pages: int,
         page_tokens: int,
     ) -> "Callable[[Scope, Sequence[bytes]], Lookup]":
-        """Returns the lookup of a prompt, whose first `before` pages SGLang has."""
+        """Returns a function that looks up a prompt whose first `before` pages SGLang has."""
         return partial(
             cache.lookup,
             ttl=LEASE_SECONDS,
@@ -249,7 +249,7 @@ class SGLangCacheStore(SGLangStore):
     def _keep_leases(
         self, keys: Sequence[bytes], pages: int, hit: "Lookup", found: "list[Lookup]"
     ) -> None:
-        """Keeps the leases of the piece's `pages` leading pages, which SGLang is told of."""
+        """Keeps the leases on the piece's first `pages` pages until SGLang has read these pages."""
         leases = [lease for each in found for lease in each.leases]
         piece, dropped = Leased(keys[pages - 1], len(found), hit, leases), []
         with self._state_lock:
@@ -300,7 +300,9 @@ class SGLangCacheStore(SGLangStore):
             self._on_cache("release", partial(_release, lease), None)
 
     def report(self, last: bool = False) -> None:
-        """Adds the growth of the cache's counters to the meter, if it is due or `last`."""
+        """Adds the growth of the cache's counters to the meter, if the report is due or is the
+        `last`.
+        """
         if not self._report_lock.acquire(blocking=last):
             return
         try:

@@ -76,8 +76,8 @@ def dcp_size_of(config: "HiCacheStorageConfig") -> int:
 
 
 def is_storage_writer(config: "HiCacheStorageConfig") -> bool:
-    """Returns whether this rank writes pages of which all ranks hold the same bytes. SGLang 0.5.22
-    has no such property, and selects the first rank as well.
+    """Returns whether this rank writes pages of which all ranks hold the same bytes. The
+    configuration of SGLang 0.5.22 does not tell this rank: there the first rank writes.
     """
     declared = getattr(config, "is_storage_writer", None)
     return not config.is_mla_model or config.tp_rank == 0 if declared is None else bool(declared)

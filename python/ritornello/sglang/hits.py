@@ -15,7 +15,7 @@ GROUPS = "block_groups"
 class RestorablePrefixes:
     """`pools`: by pool, the length in pages of the longest prefix for which the pool has the pages
     that it needs; pools without such a prefix are omitted. `restorable`: the lengths, ascending, of
-    the prefixes for which all pools have them.
+    the prefixes for which every pool has the pages that it needs.
     """
 
     pools: dict[str, int] = field(default_factory=dict)

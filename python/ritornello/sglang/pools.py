@@ -35,8 +35,8 @@ class Memory:
 
 
 def memory_of(host: Any, slots: SlotRange, parts: int) -> Memory:
-    """Returns a memory with `parts` if the pool can name the memory ranges of its pages, otherwise
-    without. Raises if the pool can neither name the ranges nor copy pages.
+    """Returns a memory with `parts` parts if the pool can name the memory ranges of its pages,
+    otherwise a memory without parts. Raises if the pool can neither name the ranges nor copy pages.
     """
     tokens = int(host.page_size)
     pages = int(getattr(host, "page_num", 0) or host.size // tokens)

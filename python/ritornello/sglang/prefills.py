@@ -59,8 +59,9 @@ class Prefills:
         return forward
 
     def _begin(self, runner: Any, batch: Any) -> tuple[int, int, Any, Any] | None:
-        """Returns the tokens of a prefill to be measured, the events' module or None, and the
-        beginning.
+        """Returns the tokens before and in a prefill to be measured, torch's module of the device
+        with its events (None on a CPU), and the beginning as an event (on a CPU as seconds). None
+        if the step is not measured.
         """
         try:
             self._take_complete()

@@ -119,7 +119,9 @@ def _wrap_end(method: Any) -> Any:
 
 
 def _tell(controller: Any, name: str, operation: Any) -> None:
-    """Calls a method of a storage that has it. A failure must not reach SGLang's scheduler."""
+    """Calls the method `name` of the storage, if the storage has it. A failure must not reach
+    SGLang's scheduler.
+    """
     method = getattr(_storage(controller), name, None)
     if method is not None:
         try:

@@ -144,5 +144,5 @@ class SGLangStore(FailSafeStore):
     def _put_options(
         self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None
     ) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """Returns the keys and options of `submit_put` that name the piece's place."""
+        """Returns the keys and options of `submit_put`, which tell the pages before the piece."""
         return keys, {"parent": before[-1] if before else None}

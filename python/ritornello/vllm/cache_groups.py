@@ -29,7 +29,7 @@ Heads = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far back a KV cache group reads to compute the next token of a sequence. Full attention
+    """The earlier tokens that a KV cache group reads to compute the next token. Full attention
     reads all pages: `tokens` is None. A sliding window reads the last `tokens` tokens, and needs
     the pages that contain them. A recurrent state sums up all tokens before it, and needs the last
     page only: `tokens` is 1.

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Maximum number of pending lookups that are remembered. Beyond it all are forgotten, and their
-# prompts look up all objects again.
+# Maximum number of pending lookups that are remembered. A further pending lookup replaces all of
+# them; their prompts then look up all objects again.
 PENDING_LOOKUPS_MAX = 1024
 
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# vLLM has no name for a remote.
+# vLLM's names for our tiers. vLLM has no name for a remote.
 SOURCES = {
     "host": CacheHitSource.HOST,
     "disk": CacheHitSource.DISK,

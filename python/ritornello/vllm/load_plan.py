@@ -174,8 +174,8 @@ class LoadPlan:
     def _pages_to_load(
         self, request: Request, blocks: Sequence[Sequence[int]], local: int, end: int
     ) -> list[PageBlocks]:
-        """Returns the pages from `local` to `end` tokens; of a window only the pages that are still
-        needed.
+        """Returns the pages from `local` to `end` tokens; of a group with a window only the pages
+        that are needed to continue after `end` tokens.
         """
         loads = []
         for number, group in enumerate(self._epoch.identity.groups):

@@ -20,9 +20,9 @@ from ritornello.vllm.store import Lease, PromptLength, StoreHit, VllmStore
 @dataclass(slots=True)
 class PrefixMatch:
     """The longest prefix of a request that the store can restore: its first `tokens` tokens.
-    `leases` keep the pages of the prefix. `stored`: for each group, the number of leading pages
-    that saves skip: pages that are stored, and pages before the group's window. `pending`, `tiers`
-    and `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
+    `leases` protect the pages of the prefix from eviction. `stored`: for each group, the number of
+    leading pages that saves skip: pages that are stored, and pages before the group's window.
+    `pending`, `tiers` and `decision`: see `StoreHit`, for pages of `page_tokens` tokens.
     """
 
     tokens: int
@@ -34,8 +34,8 @@ class PrefixMatch:
     decision: Any = None
 
 
-# Maximum number of requests with pending windows that are remembered, to cancel their fetches.
-# Beyond it all are forgotten.
+# Maximum number of requests with pending windows that are remembered, to cancel their fetches. A
+# further request replaces all of them.
 PENDING_LOOKUPS_MAX = 1024
 
 

@@ -75,7 +75,7 @@ class OffloadingPath(OffloadingConnector):
         self._guard: WeightGuard | None = None
         if is_scheduler and not reason:
             guard = self._guard = guard_of_engine()
-            # The tier replaces this function, unless it does not serve the engine.
+            # A tier that serves the engine replaces this function.
             guard.begin_epoch = lambda: guard.cover(guard.read())
         tier = _tier(vllm_config, settings) | {
             "engine": EngineConfig(vllm_config, kv_cache_config, self._guard)

@@ -47,7 +47,8 @@ class PrefillTimes:
 
     def __init__(self, record: Callable[[int, int, float], object]) -> None:
         self._record = record
-        # Scheduled steps by identity, with the step itself, which keeps the identity unique.
+        # Scheduled steps, each with its time, by `id`: a step in this dictionary is not freed, so
+        # no other step gets its `id`.
         self._scheduled: dict[int, tuple[Any, float]] = {}
         self._last_output = 0.0
         self._is_warm = False
@@ -73,9 +74,9 @@ class PrefillTimes:
 
 def prefill_of(step: Step) -> tuple[int, int] | None:
     """Returns the tokens before a step's prefill, and the tokens of prompts that the step computes;
-    None if the step is not mostly prefill. Several prompts are reduced to one with the same sum of
-    computed tokens: its earlier tokens are chosen such that attention has as many pairs of a token
-    and an earlier token to compute as in the step.
+    None if the step is not mostly prefill. Several prompts are reduced to one prompt with the same
+    sum of computed tokens. Its number of earlier tokens is such that the pairs of a token and an
+    earlier token, which attention computes, are equal in number to the pairs in the step.
     """
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))

@@ -109,7 +109,8 @@ class SchedulerSide:
         if state is None:
             return
         self._save_plan.add_request(request.request_id)
-        # A request without a computed token is admitted again, with other blocks.
+        # A request without computed tokens is new or was preempted: the blocks of an earlier
+        # admission are no longer its blocks.
         if not request.num_computed_tokens:
             state.shares_failed_block = False
         # After an asynchronous load vLLM calls again with the same blocks.
@@ -218,10 +219,10 @@ class SchedulerSide:
 
     def _evict_failed(self, invalid_blocks: set[int]) -> None:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
-        prefix cache. vLLM recomputes them in place, but a request that is preempted or aborted
-        before that would leave them to be hit. If requests share such a block, vLLM recomputes it
-        in one of these requests; pages of the other requests are not saved, because the recomputing
-        request may be aborted first.
+        prefix cache. vLLM recomputes them in place, but if the request is preempted or aborted
+        before that, they would stay in the cache, and other requests would hit them. If requests
+        share such a block, vLLM recomputes it in one of these requests; pages of the other requests
+        are not saved, because the recomputing request may be aborted first.
         """
         if self._cache is None:
             return

@@ -36,7 +36,7 @@ class Type(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """What annotations do not tell; classes are pairs of module and name. `results`: the class that
+    """Types that annotations omit; classes are pairs of module and name. `results`: the class that
     a function returns. `parts`: classes that a class is assembled from, by its name; an attribute
     is in one of them. `kinds`: subclasses of a class, by its name, of which our package uses
     objects; an attribute is in all of them.

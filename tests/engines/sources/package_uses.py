@@ -1,7 +1,7 @@
-"""What our package takes from an engine, and whether the sources of a version of the engine have
-it: imported names, attributes of the engine's objects, arguments of calls, parameters of overrides.
+"""Finds what our package uses of an engine, and checks that the sources of a version of the engine
+have it: imported names, attributes of objects, arguments of calls, parameters of overrides.
 
-The uses of objects without an annotation (`Any`) are not seen.
+Uses of objects without an annotation (`Any`) are not found.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The sources of the tested versions of an engine: of the installed version, and of those that
+"""The sources of the tested versions of an engine: the installed version, and versions that
 `engines/sources.sh` has downloaded.
 """
 

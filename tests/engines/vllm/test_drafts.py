@@ -46,7 +46,7 @@ def test_drafts_change_no_answer(
     plain = ask([1, 2], target, dtype="float32")
     expected = [answer["first"] for answer in plain["answers"]]
     drafts = speculating(method, draft, 1)
-    # Pages of an engine with drafts have other scopes than pages of an engine without.
+    # Pages with the draft's KV have their own scopes, so the plain engine's pages are misses.
     found = ask([1, 2], target, spoils_drafts=True, **drafts)
     assert len(found["draft_layers"]) == layers
     for answer, tokens in zip(found["answers"], expected, strict=True):

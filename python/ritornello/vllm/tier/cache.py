@@ -55,8 +55,8 @@ class TierCache(ChunkStore):
         super().__init__(settings, meter, hash_algorithm)
 
     def submit_lookup(self, prompt: Prompt) -> Call | None:
-        """Starts a lookup. Its value is `Found`, or None if it failed. None if it could not be
-        started.
+        """Queues a lookup. The value of the returned call is `Found`, or None if the lookup failed.
+        Returns None if the call could not be queued.
         """
 
         def action(cache: "Cache") -> Found:
@@ -74,8 +74,8 @@ class TierCache(ChunkStore):
                 return Found(lookup)
             if self._gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
-            # After the lease, so that a chunk that is present is leased, unless it was stored
-            # between the two calls.
+            # `exists` follows the lookup, so that the lookup has leased the present chunks, unless
+            # a chunk was stored between the two calls.
             try:
                 return Found(lookup, cache.exists(prompt.scope, prompt.keys))
             except BaseException:

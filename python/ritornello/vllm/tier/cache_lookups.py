@@ -110,8 +110,8 @@ class CacheLookups:
         state.prompts.clear()
 
     def take_decision(self, state: RequestState, keys: Sequence[bytes]) -> "Lookup | None":
-        """Returns the decision that a load of `keys` carries out, if the load has all its chunks.
-        The groups of one prompt decide alike, so the first decision stands for all.
+        """Returns the gate's decision for a load of `keys`, if the load has all chunks that the
+        gate chose. The decisions for the groups of a prompt are equal, so one is returned.
         """
         chosen: Lookup | None = None
         for name, asked in state.prompts.items():

@@ -47,7 +47,8 @@ class EngineHooks:
         # None if the workers cannot be watched.
         self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
         self._hooked: set[type] = set()
-        # Observers of steps: of the engine core whose hooked method is called next, and of others.
+        # Observers for the engine core whose hooked method is called next, and observers by engine
+        # core.
         self._new_observers: WeakSet[StepObserver] = WeakSet()
         self._observers: WeakKeyDictionary[Any, WeakSet[StepObserver]] = WeakKeyDictionary()
 
@@ -194,7 +195,7 @@ def _unresettable(connector: Any) -> list[str]:
 
 
 def _attempt(action: Callable[[Any], object], step: Any) -> None:
-    """A failure of an observer must not fail a step."""
+    """Calls an observer. Its failure is logged, because it must not fail the step."""
     try:
         action(step)
     except Exception as error:
