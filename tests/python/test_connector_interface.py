@@ -1,4 +1,4 @@
-"""Overrides under an engine whose methods have more optional parameters than the tested ones."""
+"""Overrides under an engine whose methods have more optional parameters than in tested releases."""
 
 from typing import Any
 

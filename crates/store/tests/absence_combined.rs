@@ -209,7 +209,7 @@ fn space_deleted_while_returning_waits_for_durability() {
         .filter(|name| store.probe(&scope, &refs(&sequence(*name, 8))).unwrap() == 0)
         .collect();
     assert!(!absent.is_empty());
-    // This put leaves a record and a segment for the next sync round.
+    // This put leaves a journal record and a segment that the next sync must make durable.
     put(&store, &scope, &sequence(900, 1), None);
     let (names, deleting) = (absent.clone(), Arc::clone(&store));
     let delete = move || {

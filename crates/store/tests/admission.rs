@@ -113,7 +113,7 @@ fn unplaced_pages_are_refunded() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // The test put fifty megabytes, and the store wrote only pages that fitted its free space.
+    // The test put fifty megabytes. The write budget lost only the bytes of pages that found space.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

@@ -1,4 +1,4 @@
-//! The state in which a clean end and an unclean end leave a store to the next owner.
+//! The state in which the next owner finds a store after its last owner ended cleanly or uncleanly.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -243,7 +243,7 @@ mod lsm {
         println!("done");
     }
 
-    /// Kills the child some time after it printed `word`.
+    /// Kills the child `pause` after it printed `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "lsm::converting_child", "--nocapture"])

@@ -19,7 +19,7 @@ const SEGMENT_BYTES: u64 = 8 * MIB;
 /// Bytes of a long page: more than 16 MiB, so that the page is striped over all volumes.
 const LONG: u64 = 16 * MIB + 5_001;
 
-/// Bytes of a segment.
+/// A range of bytes in a segment.
 type Part = (SegmentId, Range<usize>);
 /// The contents of all segments.
 type Contents = BTreeMap<SegmentId, Vec<u8>>;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const FEW: u64 = 4_000;
 const MANY: u64 = 40_000;
-/// Repetitions of a measurement; the shortest counts.
+/// The number of times that each wait is measured. The shortest is printed.
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {

@@ -1,4 +1,4 @@
-//! The memory ceiling of the index, from a user's view.
+//! The memory ceiling of the index: the puts that it refuses, and the evictions that end this.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -47,7 +47,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     let lsm = stats.index_as_lsm.unwrap();
     assert!(lsm.memory_bytes > 0 && lsm.disk_bytes > 100 * first, "{lsm:?}");
     assert_eq!((stats.counters["refused_index_memory"], stats.counters["evicted_pages"]), (1, 0));
-    // Reads continue, and so do puts of present pages.
+    // Stored pages can still be read, and put again.
     for name in [0, first / 2, first - 1] {
         assert_eq!(open.store.probe(&scope, &refs(&sequence(name, 1))).unwrap(), 1);
         assert_eq!(get(&open.store, &scope, &sequence(name, 1)).pages, 1);

@@ -76,7 +76,7 @@ fn hoarded_leases_leave_space_for_puts() {
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let leased = leases.len() as u64 * PAGES as u64 * PAGE;
     assert!(leased > MIB_ALL * MIB / 3 && leased < MIB_ALL * MIB / 2, "{leased}");
-    // The puts below have three times as many bytes as the store holds.
+    // The following puts have three times as many bytes as the store holds.
     for name in 1000..1000 + 3 * MIB_ALL * MIB / (PAGE * PAGES as u64) {
         let outcome = put(&other, &scope, &sequence(name, PAGES), None);
         assert_eq!((outcome.pages, outcome.reason), (PAGES, ""), "{name}");

@@ -87,8 +87,8 @@ impl Owner {
         state.free.extend(freed);
     }
 
-    /// Removes the run. With `respectful`, as an eviction, it leaves a leased run; otherwise, as a
-    /// deletion, it ignores leases.
+    /// Removes the run. If `respectful`, acts like an eviction, which does not remove a leased run;
+    /// otherwise, like a deletion, which ignores leases.
     fn remove(&self, respectful: bool) {
         let mut state = self.state.lock().unwrap();
         if respectful && state.leases.is_leased(RUN) {

@@ -1,4 +1,5 @@
-//! Retained pages stay until their end, within their share, through restarts and power loss.
+//! Retained pages stay stored until their retention ends, also after restarts and power loss. The
+//! retained bytes stay within their share of the capacity.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -162,7 +163,7 @@ fn earliest_retention_is_released_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // The puts below retain all pages forever, but the store retains at most a quarter of its
+    // The following puts retain all pages forever, but the store retains at most a quarter of its
     // capacity by default.
     for name in 0..60 {
         let keys = sequence(name, 8);

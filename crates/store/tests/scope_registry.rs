@@ -91,7 +91,7 @@ fn file_bytes(disk: &SimDisk) -> u64 {
     disk.open(Path::new("/store/SCOPES"), Access::default()).unwrap().length().unwrap()
 }
 
-/// Returns whether nothing was appended to the registry since it was written.
+/// Returns whether nothing was appended to the registry since its file was last rewritten.
 fn is_head(disk: &SimDisk) -> bool {
     let stored = Directory::new(Arc::new(disk.clone()), Path::new("/store")).registry().unwrap();
     stored.unwrap().appended_bytes == 0

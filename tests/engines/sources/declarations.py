@@ -17,7 +17,8 @@ INHERITED = {
     "IntEnum": ("name", "value"),
     "NamedTuple": ("_replace",),
 }
-# Base classes of other packages. A class with no others has only declared attributes.
+# Base classes from outside the roots. A class whose other bases are all in the roots has only
+# attributes that are declared there.
 PLAIN_BASES = frozenset(
     {"ABC", "BaseModel", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "Struct"}
     | {"int", "object", "str", "type"}
@@ -76,7 +77,7 @@ class Sources:
         found: dict[str, ast.AST] = {}
         for node in _statements(self.tree(module).body):
             for name in _declared_names(node):
-                # The implementation for this platform comes first, and its replacement after it.
+                # If several branches declare a name, the first declaration is for this platform.
                 found.setdefault(name, node)
         return found
 

@@ -74,7 +74,7 @@ class TierCache(ChunkStore):
                 return Found(lookup)
             if self._gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
-            # `exists` follows the lookup, so that the lookup has leased the present chunks, unless
+            # `exists` follows the lookup, so that the lookup has leased the stored chunks, unless
             # a chunk was stored between the two calls.
             try:
                 return Found(lookup, cache.exists(prompt.scope, prompt.keys))

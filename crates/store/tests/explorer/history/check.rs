@@ -34,7 +34,7 @@ impl History {
     /// missing.
     pub(super) fn check_recorded_within(&mut self, before: &Bounds, open: &Open) {
         self.allow_evictions(&present_pages(&open.store));
-        // Power may have failed after the operation released retentions.
+        // The operation may have released retentions before power failed.
         self.note_displaced(open);
         self.check_recorded_since(before);
     }
