@@ -183,7 +183,7 @@ def test_ttfts_are_grouped_by_session() -> None:
 
 
 def told(servers: Sequence[FakeOpenAI], *arguments: str) -> int:
-    """The exit status of the command, in a thread of the servers' process."""
+    """Runs the command in a thread of the servers' process, and returns its exit status."""
     import asyncio
 
     async def test(urls: list[str]) -> int:

@@ -189,5 +189,5 @@ def test_keys_are_decoded_hex_digests() -> None:
     assert keys == [digest, *(keys_of([name])[0] for name in odd)]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    # The two names, joined, have the length of two hex digests of SGLang.
+    # Joined, the two names are as long as two hex digests, but neither name is a digest.
     assert len(keys_of([digest.hex()[1:], digest.hex() + "0"])) == 2

@@ -1,4 +1,4 @@
-"""The tested versions of the engines: documents, environments and downloads name the same."""
+"""Documents, environments and downloads name the same tested versions of the engines."""
 
 import re
 from pathlib import Path

@@ -109,9 +109,9 @@ def test_spans_select_single_head() -> None:
     [
         (Tensor(0, SHAPE), 2, 8, True),
         (Tensor(0, (8, 1, 32, 128)), 1, 8, True),
-        # Ordered by token, the heads of each token side by side.
+        # In a block, the heads of each token are adjacent, so each head is in several places.
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
-        # Several rows make a block: a head is in several places.
+        # A block is several rows of the tensor, so a head is in several places.
         (Tensor(0, SHAPE), 2, 4, False),
         # The second dimension does not count heads.
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),

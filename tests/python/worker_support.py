@@ -100,7 +100,7 @@ class FakeStore:
 
 
 def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
-    """Returns a worker that knows its objects of a page, without memory."""
+    """Returns a worker that holds these objects of each page. The objects have no memory."""
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     held = list(objects) or [held_object(FIRST)]
     made._held = HeldObjects(

@@ -26,11 +26,11 @@ type Contents = BTreeMap<SegmentId, Vec<u8>>;
 
 /// The places of an item's pages.
 struct Located {
-    /// By page, the header of its run.
+    /// By page, the place of its run's header.
     headers: Vec<Vec<Part>>,
-    /// By page, its bytes without padding.
+    /// By page, the places of its bytes, without padding.
     pages: Vec<Vec<Part>>,
-    /// By page, all segments of its run.
+    /// By page, all segments that hold a part of its run.
     segments: Vec<BTreeSet<SegmentId>>,
 }
 
@@ -42,7 +42,7 @@ enum DamageKind {
     /// A page is not written, so that its place holds the bytes of an earlier page.
     StalePage,
     FlippedBitInHeader,
-    /// A segment has its contents of an earlier moment.
+    /// A segment has the contents that it had at an earlier moment.
     StaleSegment,
     /// A segment's file has changed places with a file of another volume, if there is one.
     SwappedFiles,

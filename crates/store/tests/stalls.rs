@@ -30,7 +30,7 @@ fn two_volumes(dir: &Path) -> (Schedule, Open) {
     (schedule, open)
 }
 
-/// The first volume of a page.
+/// The volume on which the stored page begins.
 fn volume(open: &Open, scope: &Scope, key: &[u8]) -> u8 {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();

@@ -67,8 +67,8 @@ def method_difference(base: Any, methods: Mapping[str, tuple[str, ...]]) -> str:
 
 
 def override_difference(adapter: Any, base: Any) -> str:
-    """Checks the methods of `base` that `adapter` overrides, as `method_difference` does; the
-    expected parameters are those of the override.
+    """Checks, as `method_difference` does, that the methods of `base` which `adapter` overrides
+    take the parameters of the override.
     """
     for name, member in vars(adapter).items():
         ours, theirs = _function(member), _function(inspect.getattr_static(base, name, None))

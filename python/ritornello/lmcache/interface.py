@@ -48,8 +48,8 @@ KEY_FIELDS = ("chunk_hash", "model_name", "kv_rank", "object_group_id", "cache_s
 
 
 def interface_difference(base: Any, key: Any) -> str:
-    """Returns why LMCache's adapter base class and object key cannot be used as the tested ones; ""
-    if they can be.
+    """Returns how LMCache's adapter base class and object key differ from the tested classes; "" if
+    they do not differ.
     """
     return (
         abstract_difference(base, ABSTRACT)

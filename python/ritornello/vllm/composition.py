@@ -30,8 +30,8 @@ REQUEST_FACTS = StepMetadata(request_facts=True)
 
 
 def unsupported_reason(engine: Any | None) -> str:
-    """Returns why this connector neither loads nor saves beside the engine's other connectors; ""
-    if it does.
+    """Returns why this connector must not load or save beside the engine's other connectors; "" if
+    it may.
     """
     if engine is not None and DUMMY in _names(engine.kv_transfer_config):
         return f"{DUMMY} fills blocks with dummy values"

@@ -101,7 +101,7 @@ def test_chunks_of_earlier_weights_are_not_loaded(runs: list[dict[str, Any]]) ->
 def test_chunks_contain_kv_of_draft_model(model: Path, tmp_path: Path) -> None:
     """The draft model is the target model, so that drafts are accepted if their KV is right."""
     drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
-    # Twice the layers, of twice the bytes.
+    # With the draft model there are twice the layers, and a number in float32 has twice the bytes.
     host = 4 * HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK
     store = tmp_path / "store"
     question = {
