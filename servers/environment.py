@@ -39,6 +39,14 @@ def shared_model(shape: str) -> Path:
     return folder
 
 
+def fast_dtype(cpu: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the type in which engines compute fast on this CPU: CPUs without instructions for
+    bfloat16 compute with it several times slower than in float32.
+    """
+    words = set(cpu.read_text().split())
+    return "bfloat16" if words & {"amx_bf16", "avx512_bf16", "bf16"} else "float32"
+
+
 def vllm_versions() -> str:
     """Returns the versions of vLLM and of the package in its environment."""
     command = [str(program("vllm", "python")), "-c", VERSIONS]

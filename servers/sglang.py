@@ -10,6 +10,7 @@ from typing import Any
 import ritornello
 from ritornello.bench.metrics import Metrics
 from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, JSON, Answer, Engine
+from servers.environment import fast_dtype
 from servers.process import ServerError, request
 
 PAGE = 32
@@ -113,7 +114,7 @@ class SGLangServer(Engine):
             "port": self.port,
             "admin-api-key": ADMIN,
             "device": "cpu",
-            "dtype": "bfloat16",
+            "dtype": fast_dtype(),
             "attention-backend": "torch_native",
             "sampling-backend": "pytorch",
             "grammar-backend": "none",

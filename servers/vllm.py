@@ -7,6 +7,7 @@ from typing import Any
 
 from ritornello.bench.metrics import Metrics
 from servers.engine import ANSWER_SECONDS, COUNTERS_SECONDS, Answer, Engine
+from servers.environment import fast_dtype
 from servers.process import ServerError, request
 
 DRAIN_SECONDS = 20
@@ -108,7 +109,7 @@ class VLLMServer(Engine):
 
     def _command(self) -> list[str]:
         command = [str(self.program), "serve", str(self.model), "--served-model-name", "demo"]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "bfloat16"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", fast_dtype()]
         command += ["--enforce-eager", "--block-size", "64", "--disable-uvicorn-access-log"]
         command += ["--max-model-len", str(self.max_tokens), "--max-num-batched-tokens", "2048"]
         # Without this timeout vLLM kills its processes immediately, before pending work ends.

@@ -29,6 +29,7 @@ from benches.shared.setups import (
     FULL,
     HOST,
     HOST_S3,
+    OFFLOADED,
     OFFLOADING,
     SHORT,
     Place,
@@ -37,13 +38,14 @@ from benches.shared.setups import (
     bytes_per_token,
     extra_config,
     full_plan,
+    host_mib,
     offloading_plan,
     refusals,
     short_plan,
     transfer_config,
 )
 from ritornello.bench.show import wide_console
-from servers.environment import ROOT, make_model, program, vllm_versions
+from servers.environment import ROOT, fast_dtype, make_model, program, vllm_versions
 from servers.process import ServerError
 from servers.s3 import KINDS, S3Server
 
@@ -129,7 +131,8 @@ class Bench:
         memory = MEMORY / f"ritornello-bench-{os.getpid()}"
         history = setup.histories(self.scale)[-1]
         break_even = self.report.break_even(history)
-        return Place(self.folder / "tiers", memory, s3, self.scale.host_mib, break_even)
+        host = host_mib(self.scale, fast_dtype())
+        return Place(self.folder / "tiers", memory, s3, host, break_even)
 
 
 def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
@@ -150,13 +153,14 @@ def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Se
 
 
 def run(given: argparse.Namespace, console: Console) -> Report:
-    scale = SHORT if given.short else FULL
+    scale = SHORT if given.short else OFFLOADED if given.offloading else FULL
     deadline = time.monotonic() + 60 * given.minutes
     kind = "-short" if given.short else "-offloading" if given.offloading else ""
     folder = ROOT / "build" / f"bench-shared{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     make_model(scale.model, folder / "model", program("vllm", "python"))
-    report = Report(scale, bytes_per_token=bytes_per_token(folder / "model/config.json"))
+    per_token = bytes_per_token(folder / "model/config.json", fast_dtype())
+    report = Report(scale, bytes_per_token=per_token)
     plan = short_plan() if given.short else offloading_plan() if given.offloading else full_plan()
     plan = supported_setups(plan, folder, report)
     plan = [setup for setup in plan if setup.name == ALONE or chosen(setup, given.setups)]
@@ -173,7 +177,13 @@ def run(given: argparse.Namespace, console: Console) -> Report:
         progress = stack.enter_context(Progress(*columns, console=console))
         Bench(scale, folder, s3, deadline, report, progress).run(plan)
     report.check()
-    report.write(folder / "report.json", s3_server=given.s3, versions=vllm_versions())
+    report.write(
+        folder / "report.json",
+        s3_server=given.s3,
+        dtype=fast_dtype(),
+        host_bytes=host_mib(scale, fast_dtype()) << 20,
+        versions=vllm_versions(),
+    )
     console.print(table(report.rows()))
     for path in draw(report.rows(), folder):
         console.print(f"chart: {path.relative_to(ROOT)}")

@@ -13,11 +13,10 @@ from benches.shared.setups import (
     HOST_S3,
     OFFLOADING,
     OFFLOADING_DISK,
-    STORE,
 )
 from ritornello.bench.chart import INK, MUTED, save, subplots
 
-LEVELS = {ALONE: "#8b93a5", HOST: "#8fa3c9", STORE: "#c9a227", OFFLOADING: "#8fa3c9"}
+LEVELS = {ALONE: "#8b93a5", HOST: "#8fa3c9", OFFLOADING: "#8fa3c9"}
 LINES = {HOST_DISK: "#e2572b", HOST_S3: "#2f7f6f", OFFLOADING_DISK: "#e2572b"}
 DASHES = {"auto": "-", "always": ":"}
 

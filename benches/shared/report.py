@@ -222,7 +222,6 @@ class Report:
             "bytes_per_token": self.bytes_per_token,
             "working_set_bytes": working,
             "device_bytes": round(scale.device * kib * 1024),
-            "host_bytes": scale.host_mib << 20,
             "prefill_tokens_s": {at: self.prefill_tokens_s(at) for at in self.speeds},
             "break_even_bytes_s": {at: self.break_even(at) for at in self.speeds},
             "qps": {at: speed.qps(scale, at) for at, speed in self.speeds.items()},

@@ -10,7 +10,7 @@ from typing import Any
 from servers.vllm import connector, offloading
 
 RATES = (2.0, 0.5, 10.0, 1.0)
-ALONE, HOST, STORE = "engine alone", "host", "disk, one tier"
+ALONE, HOST = "engine alone", "host"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 # vLLM's own offloading, as on GPUs: alone, and with `RitornelloTier` below its host memory.
 OFFLOADING, OFFLOADING_DISK = "offloading", "offloading + disk"
@@ -18,15 +18,16 @@ DISK = "disk {folder}/disk {capacity}"
 LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # The tier from which each set-up must have hits. A set-up with only a host tier is not listed: the
 # tier may be too small for hits.
-EXPECTED = {STORE: "disk", HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
+EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
 # The set-up with host memory only, with which a set-up is compared.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of the load, in tokens except for `host_mib`. `load`: share of the time for which
-    engines without tiers would be busy; it determines the rate of questions, up to `most_qps`.
+    """Scale of the load, in tokens except for `host_mib`, which is for keys and values in
+    bfloat16. `load`: share of the time for which engines without tiers would be busy; it determines
+    the rate of questions, up to `most_qps`.
     """
 
     model: str
@@ -54,10 +55,15 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
+# Bytes of a number.
+WIDTHS = {"bfloat16": 2, "float32": 4}
 # Blocks of a chunk of vLLM's offloading: 256 tokens, as `RitornelloConnector` chooses for this
 # model on a GPU.
 OFFLOADED_BLOCKS = 4
 
+OFFLOADED = Scale(
+    model="demo", histories=(1152,), users=8, rounds=3, device=3072, host_mib=16, load=0.65
+)
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
 # This scale suffices for facts: hits by tier, and equal answers. The second round goes to the other
 # engine, whose host tier cannot have the pages of the first round. `most_qps` leaves at least ten
@@ -85,7 +91,7 @@ class Setup:
         """Returns the measured lengths: all lengths if other set-ups are compared with this
         set-up.
         """
-        if self.name in (ALONE, HOST) and self.history is None:
+        if self.name in (ALONE, HOST):
             return scale.histories
         return (self.history or max(scale.histories),)
 
@@ -126,8 +132,6 @@ def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] 
     """
     if setup.name in (ALONE, OFFLOADING):
         return None
-    if setup.name == STORE:
-        return {"path": str(place.folder / "store"), "capacity": place.capacity}
     host = f"host {place.host_mib}MiB {place.memory}/host-{engine}"
     told = {"folder": place.folder, "s3": place.s3, "capacity": place.capacity}
     tiers = [tier.format(host=host, **told) for tier in setup.tiers]
@@ -164,14 +168,14 @@ def full_plan() -> list[Setup]:
 
 
 def offloading_plan() -> list[Setup]:
-    """Returns the set-ups of vLLM's own offloading, at the longest history."""
-    history, tiers = max(FULL.histories), (LOWER[OFFLOADING_DISK],)
+    """Returns the set-ups of vLLM's own offloading."""
+    tiers = (LOWER[OFFLOADING_DISK],)
     limited = [
         Setup(OFFLOADING_DISK, tiers, rate, gate) for gate in ("auto", "always") for rate in RATES
     ]
     return [
-        Setup(ALONE, history=history),
-        Setup(OFFLOADING, history=history),
+        Setup(ALONE),
+        Setup(OFFLOADING),
         *limited[: len(RATES)],
         Setup(OFFLOADING_DISK, tiers, None, "never"),
         *limited[len(RATES) :],
@@ -179,9 +183,9 @@ def offloading_plan() -> list[Setup]:
 
 
 def short_plan() -> list[Setup]:
-    """Returns one set-up of each kind, with the gate open, so that every hit is loaded."""
+    """Returns set-ups with the gate open, so that every hit is loaded."""
     lower = [Setup(name, ("{host}", LOWER[name]), None, "always") for name in (HOST_DISK, HOST_S3)]
-    return [Setup(ALONE), Setup(STORE), *lower]
+    return [Setup(ALONE), *lower]
 
 
 def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
@@ -197,12 +201,23 @@ def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
     return [found["always"], found["never"]] if len(found) == 2 else []
 
 
-def bytes_per_token(config: Path) -> int:
-    """Returns the bytes of keys and values of a token in all layers, in bfloat16. `config` is the
-    path of the model's config.json.
+def bytes_per_token(config: Path, dtype: str) -> int:
+    """Returns the bytes of keys and values of a token in all layers. `config` is the path of the
+    model's config.json.
     """
     told = json.loads(config.read_text())
-    return int(2 * 2 * told["num_hidden_layers"] * told["num_key_value_heads"] * told["head_dim"])
+    return int(
+        2
+        * WIDTHS[dtype]
+        * told["num_hidden_layers"]
+        * told["num_key_value_heads"]
+        * told["head_dim"]
+    )
+
+
+def host_mib(scale: Scale, dtype: str) -> int:
+    """Returns the MiB of a host tier that holds as many tokens in `dtype` as the scale says."""
+    return scale.host_mib * WIDTHS[dtype] // WIDTHS["bfloat16"]
 
 
 # This program runs in the engines' environment, with the package that the engines will load.

@@ -23,9 +23,9 @@ from benches.shared.setups import (
     HOST_DISK,
     HOST_S3,
     OFFLOADING,
+    OFFLOADING_DISK,
     RATES,
     SHORT,
-    STORE,
     Place,
     Setup,
     bytes_per_token,
@@ -104,7 +104,7 @@ def test_plan_has_each_setup_once_best_first() -> None:
     # Set-ups with a fixed gate run over a disk first, and over S3 after that: if time runs out, the
     # results over a disk suffice for the gate's regret.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
-    assert {setup.name for setup in short_plan()} == {ALONE, STORE, HOST_DISK, HOST_S3}
+    assert {setup.name for setup in short_plan()} == {ALONE, HOST_DISK, HOST_S3}
 
 
 def test_gate_is_compared_with_both_fixed_choices() -> None:
@@ -135,10 +135,6 @@ def test_answers_are_compared_for_every_tier() -> None:
 def test_setup_becomes_connector_configuration(tmp_path: Path) -> None:
     where = place(tmp_path)
     assert extra_config(Setup(ALONE), where) is None
-    assert extra_config(Setup(STORE), where) == {
-        "path": str(tmp_path / "store"),
-        "capacity": "2GiB",
-    }
     assert extra_config(LIMITED, where) == {
         "tiers": ["host 24MiB /memory/host-0", f"disk {tmp_path}/disk 2GiB rate=20KiB"],
         "gate": "auto",
@@ -154,9 +150,9 @@ def test_setup_becomes_connector_configuration(tmp_path: Path) -> None:
 
 
 def test_connector_reports_unsupported_setups(tmp_path: Path) -> None:
-    store = extra_config(Setup(STORE), place(tmp_path))
-    assert store is not None
-    known, unknown = refusals([store, {**store, "no_such_key": 1}], Path(sys.executable))
+    settings = extra_config(LIMITED, place(tmp_path))
+    assert settings is not None
+    known, unknown = refusals([settings, {**settings, "no_such_key": 1}], Path(sys.executable))
     assert known is None
     assert unknown is not None
     assert "no_such_key" in unknown
@@ -200,7 +196,8 @@ def test_offloading_plan_compares_gate_with_fixed_gates(tmp_path: Path) -> None:
 def test_token_bytes_cover_all_layers(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"num_hidden_layers": 12, "num_key_value_heads": 2, "head_dim": 64}')
-    assert bytes_per_token(config) == 6144
+    assert bytes_per_token(config, "bfloat16") == 6144
+    assert bytes_per_token(config, "float32") == 12288
 
 
 def test_question_rate_reaches_wanted_load() -> None:
@@ -299,34 +296,38 @@ def test_missing_comparison_claims_nothing() -> None:
 
 
 def test_failed_requests_are_counted_and_unpaired() -> None:
-    made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, failed=2, disk=9)))
+    made = report(
+        (Setup(ALONE), measured(4.0)), (Setup(OFFLOADING_DISK), measured(1.0, failed=2, disk=9))
+    )
     _, store = made.rows()
     assert (store.requests, store.failed) == (9, 2)
     made.check()
-    assert made.broken == [f"{STORE}: 2 requests failed: gone"]
+    assert made.broken == [f"{OFFLOADING_DISK}: 2 requests failed: gone"]
 
 
 def test_tier_without_hits_breaks_report() -> None:
     always = Setup(HOST_DISK, LIMITED.tiers, 0.5, "always")
     made = report(
         (Setup(ALONE), measured(4.0)),
-        (Setup(STORE), measured(1.0, device=9)),
+        (Setup(OFFLOADING_DISK), measured(1.0, device=9)),
         (always, measured(1.0, host=9)),
         # The gate may decide to load nothing from a slow tier.
         (LIMITED, measured(1.0)),
     )
     made.check()
     assert len(made.broken) == 2
-    assert made.broken[0].startswith(f"{STORE}: no hit came from the tier disk")
+    assert made.broken[0].startswith(f"{OFFLOADING_DISK}: no hit came from the tier disk")
     assert made.broken[1].startswith("host + disk at 0.5x, always load: no hit came")
 
 
 def test_different_answers_break_report() -> None:
-    made = report((Setup(ALONE), measured(4.0)), (Setup(STORE), measured(1.0, disk=9)))
+    made = report((Setup(ALONE), measured(4.0)), (Setup(OFFLOADING_DISK), measured(1.0, disk=9)))
     made.runs[1].answers = {(0, 0): (1, 2), (0, 512): (3, 5)}
     made.check()
     (told,) = made.broken
-    assert told.startswith(f"{STORE}: the answer to prompt 0, 512 tokens of it cached, is another")
+    assert told.startswith(
+        f"{OFFLOADING_DISK}: the answer to prompt 0, 512 tokens of it cached, is another"
+    )
     made.broken.clear()
     made.runs[1].answers = {(0, 0): (1, 2), (0, 448): (3, 4)}
     made.check()
@@ -364,11 +365,11 @@ def test_setups_beyond_deadline_are_left_out(
         return Run(setup)
 
     monkeypatch.setattr(Bench, "_measured", slow)
-    running.run([remote, Setup(ALONE), Setup(STORE)])
+    running.run([remote, Setup(ALONE), Setup(OFFLOADING_DISK)])
     assert [run.setup.name for run in running.report.runs] == [ALONE]
     (no_server, no_time) = running.report.left_out
     assert no_server == ("host + s3 at 2x", "no S3 server: make s3")
-    assert no_time[0] == STORE
+    assert no_time[0] == OFFLOADING_DISK
     assert "a set-up takes 1000 s" in no_time[1]
 
 
@@ -376,15 +377,15 @@ def test_failed_setup_is_reported_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: Bench, setup: Setup) -> Run:
-        if setup.name == STORE:
+        if setup.name == OFFLOADING_DISK:
             raise ServerError("not up")
         return Run(setup)
 
     monkeypatch.setattr(Bench, "_measured", broken)
     running = bench(tmp_path, time.monotonic() + 100)
-    running.run([Setup(ALONE), Setup(STORE), LIMITED])
+    running.run([Setup(ALONE), Setup(OFFLOADING_DISK), LIMITED])
     assert [run.setup.name for run in running.report.runs] == [ALONE, HOST_DISK]
-    assert running.report.broken == [f"{STORE}: not up"]
+    assert running.report.broken == [f"{OFFLOADING_DISK}: not up"]
 
 
 def test_failed_s3_server_is_reported(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's options. `bad` names pages that fail in every load. With `bad` or
-    `spoils_drafts`, scheduler and worker run in one process, otherwise in separate processes.
+    """`options` are vLLM's options. `bad` names pages that fail in every load. With `processes`,
+    which `bad` and `spoils_drafts` exclude, the engine's core runs in a process of its own.
     """
 
     model: str
@@ -42,6 +42,7 @@ class Question:
     options: dict[str, Any] = field(default_factory=dict)
     bad: list[int] = field(default_factory=list)
     spoils_drafts: bool = False
+    processes: bool = False
 
 
 def make_room_between_stages(worker: Any) -> None:
@@ -86,7 +87,7 @@ def answer(engine: Any, seed: int, asked: Question, drafts: list[str]) -> dict[s
 def main(asked: Question) -> None:
     set_environment(
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0" if asked.bad or asked.spoils_drafts else "1",
+        VLLM_ENABLE_V1_MULTIPROCESSING=str(int(asked.processes)),
     )
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)

@@ -38,6 +38,7 @@ def ask(tmp_path: Path) -> Ask:
         shape: str = "tiny",
         bad: list[int] | None = None,
         spoils_drafts: bool = False,
+        processes: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
         nonlocal asked
@@ -50,6 +51,7 @@ def ask(tmp_path: Path) -> Ask:
             "options": options,
             "bad": bad or [],
             "spoils_drafts": spoils_drafts,
+            "processes": processes,
         }
         found = ask_program("ask.py", json.dumps(question), log=log, timeout=900)
         assert found["counts"]["errors"] == 0

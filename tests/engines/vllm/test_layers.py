@@ -11,15 +11,14 @@ CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
-@pytest.mark.parametrize("bad", [[0], [1]])
-def test_layer_loads_give_same_answers(ask: Ask, bad: list[int]) -> None:
-    cold = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
+def test_layer_loads_give_same_answers(ask: Ask) -> None:
+    cold = ask([1, 2], SHAPE, bad=[0], block_size=BLOCK)
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
     assert (cold["counts"]["layer_loads"], cold["counts"]["step_loads"]) == (4, 0)
     assert cold["counts"]["failed_pages"] == 2
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken"]
-    warm = ask([1, 2], SHAPE, bad=bad, block_size=BLOCK)
+    warm = ask([1, 2], SHAPE, bad=[1], block_size=BLOCK)
     # In the first step the connector does not know yet that vLLM announces its layers.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):

@@ -43,7 +43,7 @@ def test_every_tier_restores_pages(ask: Ask, tmp_path: Path, remote_folder: Path
         tiers = (f"host 64MiB {here}/host", f"disk {here}/disk 256MiB", f"file://{remote_folder}")
         return over(*tiers, prefetch="wait_complete", gate="always")
 
-    first = ask(SEEDS, **machine("one"))
+    first = ask(SEEDS, processes=True, **machine("one"))
     assert hits(first, "first") == [0, 0]
     assert hits(first, "stored") == [CLAIMED, CLAIMED]
     assert first["counts"]["host"] == 2 * CLAIMED
