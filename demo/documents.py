@@ -1,10 +1,10 @@
 """Generated documents, the same in every run."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-LENGTHS = (2048, 4096, 8192)
+LENGTHS = (1024, 2048, 4096)
 
 SUBJECTS = ("the committee", "a survey", "the northern office", "each report", "the archive")
 VERBS = ("describes", "recommends", "questions", "repeats", "measures", "postpones")
@@ -43,13 +43,11 @@ def text(seed: int, characters: int) -> str:
     return " ".join(written)
 
 
-def prompts(
-    tokenize: Callable[[str], list[int]], per_length: int, lengths: Sequence[int] = LENGTHS
-) -> list[Prompt]:
+def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
     """Returns `per_length` documents of every length, in this order."""
     question = tokenize(QUESTION)
     made: list[Prompt] = []
-    for length in lengths:
+    for length in LENGTHS:
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)

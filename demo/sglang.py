@@ -21,13 +21,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from demo.documents import Prompt, prompts, text
+from demo.documents import LENGTHS, Prompt, prompts, text
 from demo.outcome import demonstrate, progress_bar
 from servers.environment import ROOT, make_model, program
 from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 
 PYTHON = program("sglang", "python")
-LENGTHS = (1024, 2048, 4096)
 ANSWER_TOKENS = 16
 CAPACITY = "4GiB"
 
@@ -127,7 +126,7 @@ def run(progress: Progress, folder: Path, per_length: int) -> list[Row]:
         )
 
     with server("cold", "1. SGLang with Ritornello, empty store") as engine:
-        asked = prompts(engine.tokenize, per_length, LENGTHS)
+        asked = prompts(engine.tokenize, per_length)
         engine.generate(engine.tokenize(text(0, 4 * PAGE))[:PAGE], 4)
         cold = ask_all(engine, asked, progress, "   first question of every document")
         local = ask_all(engine, asked, progress, "   again, from SGLang's own memory")
