@@ -11,9 +11,11 @@ import pytest
 from support import Bytes, blank, keys_of, page_of
 
 import ritornello as rt
+from ritornello.errors import RitornelloError
+from ritornello.lmcache.formats import FormatCatalog
 from ritornello.lmcache.lmcache_objects import Item, ObjectStore
 from ritornello.lmcache.lookup import ObjectLookup
-from ritornello.lmcache.naming import Family, Group, ObjectFormat, ObjectName
+from ritornello.lmcache.naming import Family, Group, ObjectFormat, ObjectName, parse_scope
 from ritornello.lmcache.settings import Settings
 from ritornello.lmcache.store import Found
 
@@ -21,6 +23,8 @@ PAGE = 64 << 10
 FAMILY = Family("org/model-7b", 0, "")
 FORMAT = ObjectFormat(PAGE, "bfloat16[2,4,64,64]@KV_2LTD")
 EXPECTED = {0: FORMAT}
+# Objects of a server that serializes them fit any expected layout.
+SERIALIZED = ObjectFormat(PAGE // 2, f"uint8[{PAGE // 2}]@KV_2LTD")
 KEYS = [bytes(8) + key for key in keys_of("prompt", 5)]
 WAIT_SECONDS = 60.0
 
@@ -63,47 +67,52 @@ class FakeStore:
 
     def __init__(self, pending: int) -> None:
         self.left = pending
-        self.asked: list[tuple[bytes, int]] = []
-        self.cancelled: list[bytes] = []
+        # The layouts and numbers of keys of all lookups.
+        self.asked: list[tuple[str, int]] = []
+        self.cancelled: list[str] = []
         self.released: list[Any] = []
         self.meter = self
         self.counted: dict[str, float] = {}
 
     def find(self, scope: rt.Scope, keys: Sequence[bytes], seconds: float) -> Found:
-        self.asked.append((scope.id, len(keys)))
+        self.asked.append((layout_of(scope), len(keys)))
         if self.left:
             self.left -= 1
             return Found([False] * len(keys), None, pending=True)
         return Found([place != 1 for place in range(len(keys))], "lease")
 
     def cancel_lookup(self, scope: rt.Scope, keys: Sequence[bytes]) -> None:
-        self.cancelled.append(scope.id)
+        self.cancelled.append(layout_of(scope))
 
     def release(self, lease: Any) -> None:
         self.released.append(lease)
+
+    def attempt(self, operation: str, action: Any, default: Any) -> Any:
+        try:
+            return action()
+        except RitornelloError:
+            return default
 
     def add_all(self, counts: dict[str, float]) -> None:
         self.counted |= counts
 
 
-class FakeObjects:
-    """An `ObjectStore` with a fake store that has no formats yet."""
+def layout_of(scope: rt.Scope) -> str:
+    parsed = parse_scope(scope.describe(), "")
+    assert parsed is not None
+    return parsed[1].layout
 
-    def __init__(self, pending: int) -> None:
+
+class FakeObjects:
+    """An `ObjectStore` with a fake store that has objects in the formats `stored`."""
+
+    def __init__(self, pending: int, *stored: ObjectFormat) -> None:
         self.store = FakeStore(pending)
-        self.formats = self
+        self.formats = FormatCatalog(list, "")
+        for object_format in stored:
+            self.formats.scope(FAMILY, object_format, is_stored=True)
 
     def refuses_hashes(self, keys: Sequence[bytes]) -> bool:
-        return False
-
-    def of(self, family: Family) -> dict[ObjectFormat, rt.Scope]:
-        return {}
-
-    def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> rt.Scope:
-        assert not is_stored
-        return rt.Scope.opaque(object_format.layout, object_format.nbytes, chained=False)
-
-    def refresh(self) -> bool:
         return False
 
 
@@ -135,6 +144,40 @@ def test_cancelled_lookup_ends_transfers_and_leases() -> None:
     assert done.store.released == ["lease"] and done.store.cancelled == []
 
 
+def test_remote_is_asked_for_expected_format_last() -> None:
+    objects = FakeObjects(0, SERIALIZED)
+    lookup = lookup_in(objects, KEYS)
+    assert lookup.advance()
+    assert objects.store.asked == [(SERIALIZED.layout, 5), (FORMAT.layout, 1)]
+    assert lookup.found == [True] * 5
+
+
+@pytest.mark.parametrize("used", [FORMAT, SERIALIZED])
+def test_remote_is_asked_once_for_own_format(used: ObjectFormat) -> None:
+    objects = FakeObjects(0, used)
+    objects.formats.record_use(FAMILY, used)
+    lookup = lookup_in(objects, KEYS)
+    assert lookup.advance()
+    assert objects.store.asked == [(used.layout, 5)]
+    assert lookup.found == [True, False, True, True, True]
+
+
+def test_own_format_is_looked_up_first() -> None:
+    objects = FakeObjects(0, FORMAT, SERIALIZED)
+    objects.formats.record_use(FAMILY._replace(salt="other"), FORMAT)
+    assert lookup_in(objects, KEYS).advance()
+    assert objects.store.asked == [(FORMAT.layout, 5), (SERIALIZED.layout, 1)]
+
+
+def test_too_long_expected_object_costs_no_hits() -> None:
+    """The expected layout is that before serialization."""
+    objects: Any = FakeObjects(0, SERIALIZED)
+    expected = {0: ObjectFormat(1 << 30, "bfloat16[2,4,64,65536]@KV_2LTD")}
+    lookup = ObjectLookup(objects, group_of(KEYS), len(KEYS), 60.0, expected)
+    assert lookup.advance()
+    assert lookup.found == [True, False, True, True, True]
+
+
 # Tiers.
 
 
@@ -151,11 +194,16 @@ def machine(path: Path, name: str, **further: Any) -> ObjectStore:
 
 
 def run(
-    objects: ObjectStore, keys: Sequence[bytes], memory: Sequence[Any], put: bool
+    objects: ObjectStore,
+    keys: Sequence[bytes],
+    memory: Sequence[Any],
+    put: bool,
+    object_format: ObjectFormat = FORMAT,
 ) -> list[bool]:
     """Puts or gets objects, and returns which of them were moved."""
     items = [
-        Item(ObjectName(FAMILY, key), FORMAT, page) for key, page in zip(keys, memory, strict=True)
+        Item(ObjectName(FAMILY, key), object_format, page)
+        for key, page in zip(keys, memory, strict=True)
     ]
     completions = rt._core.Completions()
     job = objects.start(1, items, completions, is_put=put)
@@ -167,8 +215,11 @@ def run(
     return job.ok
 
 
-def put(objects: ObjectStore, keys: Sequence[bytes]) -> list[bool]:
-    return run(objects, keys, [page_of(key, PAGE) for key in keys], put=True)
+def put(
+    objects: ObjectStore, keys: Sequence[bytes], object_format: ObjectFormat = FORMAT
+) -> list[bool]:
+    pages = [page_of(key, object_format.nbytes) for key in keys]
+    return run(objects, keys, pages, put=True, object_format=object_format)
 
 
 def find(objects: ObjectStore, keys: Sequence[bytes]) -> ObjectLookup:
@@ -240,6 +291,22 @@ def test_machines_share_a_remote(tmp_path: Path) -> None:
     counts = two.store.stats_counts()
     assert counts["prefetches:completed"] > 0
     assert "errors" not in two.store.meter.counts()
+    one.store.close()
+    two.store.close()
+
+
+def test_local_format_does_not_hide_the_remote(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    one, two = (machine(tmp_path, name) for name in ("one", "two"))
+    assert put(one, KEYS) == [True] * 5
+    one.store.call("flush", lambda cache: cache.flush(), None)
+    assert put(two, KEYS[:2], SERIALIZED) == [True] * 2
+    two.store.close()
+    two = machine(tmp_path, "two")
+    lookup = find(two, KEYS)
+    assert lookup.found == [True] * 5
+    assert [leased.keys for leased in lookup.leases] == [KEYS[:2], KEYS[2:]]
+    assert_loads(two, KEYS[2:])
     one.store.close()
     two.store.close()
 

@@ -38,11 +38,25 @@ class FormatCatalog:
         self._clock = clock
         self._lock = Lock()
         self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
+        # By model and object group: the salt of an object does not change its format.
+        self._used: dict[tuple[str, int], frozenset[ObjectFormat]] = {}
         self._due = clock()
 
     def of(self, family: Family) -> "dict[ObjectFormat, Scope]":
         """Returns the known formats of a family, the latest first."""
         return self._scopes.get(family, {})
+
+    def used(self, family: Family) -> frozenset[ObjectFormat]:
+        """Returns the formats of the objects that this process has put or read, with the family's
+        model and object group and any salt.
+        """
+        return self._used.get((family.model, family.group), frozenset())
+
+    def record_use(self, family: Family, object_format: ObjectFormat) -> None:
+        """Adds the format of an object that this process puts or reads to the used formats."""
+        if object_format not in self.used(family):
+            with self._lock:
+                self._used[family.model, family.group] = self.used(family) | {object_format}
 
     def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
         """Returns the scope of a format. With `is_stored`, adds the format to the known formats."""

@@ -117,6 +117,7 @@ class ObjectStore:
         job = Job(number, [False] * len(items))
         tickets: list[tuple[Ticket, TicketItems]] = []
         for (family, object_format), group_items in groups.items():
+            self.formats.record_use(family, object_format)
             try:
                 scope = self.formats.scope(family, object_format, is_stored=is_put)
             except Exception as error:  # for example, a page that is too long

@@ -7,8 +7,8 @@ objects before the window, and blended prompts find chunks at other positions.
 """
 
 import re
-from collections.abc import Generator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.lmcache.lmcache_objects import ObjectStore
@@ -77,16 +77,9 @@ class ObjectLookup:
         if self._objects.refuses_hashes(group.keys):
             return
         present = [False] * len(group.keys)
-        tried: set[ObjectFormat] = set()
-        while True:
-            for object_format, scope in self._candidates(group.family):
-                if object_format in tried:
-                    continue
-                tried.add(object_format)
-                yield from self._lookup_in_scope(scope, group, present)
-                if all(present):
-                    break
-            if all(present) or not self._formats.refresh():
+        for scope in self._candidates(group.family):
+            yield from self._lookup_in_scope(scope, group, present)
+            if all(present):
                 break
         if len(present) == len(self.found):
             self.found = present
@@ -94,21 +87,34 @@ class ObjectLookup:
             for index, is_present in zip(group.indices, present, strict=True):
                 self.found[index] = is_present
 
-    def _candidates(self, family: Family) -> "list[tuple[ObjectFormat, Scope]]":
-        """Returns the known formats that the caller can use. If there is none, returns the format
-        that the caller expects, in which another machine may have written to the remote.
+    def _candidates(self, family: Family) -> "Iterator[Scope]":
+        """Yields the scopes that may have objects in a format that the caller can use: first the
+        known formats, this process's own before others, then the formats that a refresh finds. A
+        remote may have objects in a format that this machine does not store. If there is a remote,
+        the last scopes are therefore those of this process's own formats or, until it has moved an
+        object, of the format that the caller expects.
         """
         wanted = self._expected.get(family.group)
-        known = [
-            (object_format, scope)
-            for object_format, scope in self._formats.of(family).items()
-            if wanted is None
-            or not object_format.layout
-            or fits(object_format.layout, wanted.layout)
-        ]
-        if not known and wanted is not None and self._store.has_remote:
-            return [(wanted, self._formats.scope(family, wanted, is_stored=False))]
-        return known
+        own = [each for each in self._formats.used(family) if is_usable(each, wanted)]
+        tried: set[ObjectFormat] = set()
+        while True:
+            known = self._formats.of(family)
+            for object_format in sorted(known, key=lambda each: each not in own):
+                if object_format not in tried and is_usable(object_format, wanted):
+                    tried.add(object_format)
+                    yield known[object_format]
+            if not self._formats.refresh():
+                break
+        if not self._store.has_remote:
+            return
+        for object_format in own or ([] if wanted is None else [wanted]):
+            if object_format not in tried:
+                scope_of = partial(self._formats.scope, family, object_format, is_stored=False)
+                # For example, a serialized object may be short enough for the store, while the
+                # expected object is not.
+                scope = self._store.attempt("scope", scope_of, None)
+                if scope is not None:
+                    yield scope
 
     def _lookup_in_scope(
         self, scope: "Scope", group: Group, present: list[bool]
@@ -134,6 +140,11 @@ class ObjectLookup:
             if not all(found.present):
                 pinned = [key for key, stored in zip(keys, found.present, strict=True) if stored]
             self.leases.append(ObjectLease(found.lease, group.family, pinned))
+
+
+def is_usable(stored: ObjectFormat, wanted: ObjectFormat | None) -> bool:
+    """Returns whether the caller can use objects of a format; `wanted`: None if it takes any."""
+    return wanted is None or not stored.layout or fits(stored.layout, wanted.layout)
 
 
 @lru_cache(maxsize=256)
