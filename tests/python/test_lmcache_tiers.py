@@ -11,7 +11,7 @@ import pytest
 from support import Bytes, blank, keys_of, page_of
 
 import ritornello as rt
-from ritornello.errors import RitornelloError
+from ritornello.errors import RetryError, RitornelloError
 from ritornello.lmcache.formats import FormatCatalog
 from ritornello.lmcache.lmcache_objects import Item, ObjectStore
 from ritornello.lmcache.lookup import ObjectLookup
@@ -257,6 +257,40 @@ def test_disk_tier_serves_objects(disk: ObjectStore) -> None:
 def test_objects_after_a_missing_one_are_found(disk: ObjectStore) -> None:
     assert put(disk, KEYS[2:]) == [True] * 3
     assert find(disk, KEYS).found == [False, False, True, True, True]
+
+
+class FailingCache:
+    """A cache whose `exists` fails."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self.leases: list[Any] = []
+        self.released: list[Any] = []
+
+    def lookup(self, *arguments: Any, **options: Any) -> Any:
+        found = self._cache.lookup(*arguments, **options)
+        self.leases += found.leases
+        return found
+
+    def exists(self, scope: rt.Scope, keys: Sequence[bytes]) -> list[bool]:
+        raise RetryError("no answer in time")
+
+    def release(self, lease: Any) -> None:
+        self.released.append(lease)
+        self._cache.release(lease)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def test_failed_lookup_releases_its_leases(disk: ObjectStore) -> None:
+    assert put(disk, KEYS[:3]) == [True] * 3
+    failing: Any = FailingCache(disk.store._store)
+    disk.store._store = failing
+    lookup = find(disk, KEYS)
+    assert lookup.found == [False] * 5 and lookup.leases == []
+    assert failing.released == failing.leases and len(failing.leases) == 1
+    assert disk.store.meter.counts()["errors"] == 1
 
 
 def test_deletion_listing_and_usage_act_on_the_disk(disk: ObjectStore) -> None:

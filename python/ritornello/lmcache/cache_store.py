@@ -47,7 +47,11 @@ class LMCacheTiers(LMCacheStore):
             else:
                 # Pages after the first missing page count too: LMCache may have that page in its
                 # own memory, and object groups with a window lack the pages before the window.
-                present = cache.exists(scope, keys)
+                try:
+                    present = cache.exists(scope, keys)
+                except BaseException:
+                    _release(cache, leases)
+                    raise
             if leases and seconds and any(present):
                 return Found(present, leases)
             _release(cache, leases)
