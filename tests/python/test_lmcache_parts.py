@@ -376,6 +376,26 @@ def test_close_ends_pending_queries() -> None:
     assert calls[-1] and not any(calls[:-1])
 
 
+def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process at its limit of threads drops queries, because callers wait for their end."""
+    from threading import Event
+
+    def fail(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    heard: list[bool] = []
+    executor = LookupExecutor(lambda: False)
+    with monkeypatch.context() as limited:
+        limited.setattr(Thread, "start", fail)
+        executor.submit(heard.append)
+        executor.submit(heard.append)
+    assert heard == [True, True]
+    done = Event()
+    executor.submit(lambda expired: done.set())
+    assert done.wait(60), "the next query starts the thread"
+    executor.close()
+
+
 # Listing.
 
 

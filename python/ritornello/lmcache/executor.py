@@ -6,10 +6,13 @@ thread then runs these queries, and all later queries, in order. A query that wa
 repeated, and does not delay the queries behind it.
 """
 
+import logging
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from time import monotonic
+
+logger = logging.getLogger("ritornello.lmcache")
 
 # A query is dropped after this time in the queue: its result would be too late.
 QUERY_SECONDS = 10.0
@@ -41,13 +44,24 @@ class LookupExecutor:
         if self._thread is None and self._answers_at_once() and not query(self._closed):
             return
         with self._lock:
-            if not self._closed:
-                if self._thread is None:
-                    self._thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
-                    self._thread.start()
+            if not self._closed and self._has_thread():
                 self._queue.put((monotonic() + QUERY_SECONDS, query))
                 return
         query(True)
+
+    def _has_thread(self) -> bool:
+        """Starts the thread on the first call. Returns False if it cannot be started; the next
+        query then tries again. Requires the lock.
+        """
+        if self._thread is None:
+            thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as reason:
+                logger.debug("ritornello: no thread for lookups (%s)", reason)
+                return False
+            self._thread = thread
+        return True
 
     def close(self) -> None:
         """Drops queued and repeated queries and waits for the running query, at most
