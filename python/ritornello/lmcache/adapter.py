@@ -201,7 +201,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         ]
 
         def query(expired: bool) -> None:
-            for lease in () if expired else unneeded:
+            # Late releases count too: otherwise the leases keep the objects until they time out. A
+            # release does not wait for an owner that is known not to answer.
+            for lease in unneeded:
                 self._objects.store.release(lease)
 
         if unneeded:

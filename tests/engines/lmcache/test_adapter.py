@@ -210,6 +210,25 @@ def test_locked_objects_are_not_evicted(plugin: AdapterKind) -> None:
     adapter.close()
 
 
+def test_late_unlock_releases_leases(
+    plugin: AdapterKind, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter, keys = plugin.open(memory), keys_of(4)
+
+    def leases() -> int:
+        stats: dict[str, int] = adapter._objects.store.call("stats", lambda it: it.stats(), {})
+        return stats["leases"]
+
+    put(adapter, memory, keys)
+    assert lookup(adapter, keys) == [True] * 4
+    assert leases() == 1
+    # As after a time in which another process, which owns the store, did not answer.
+    monkeypatch.setattr(adapter._lookups, "submit", lambda query: query(True))
+    adapter.submit_unlock(keys)
+    assert leases() == 0
+    adapter.close()
+
+
 def test_unopenable_store_serves_nothing(plugin: AdapterKind, memory: Memory) -> None:
     plugin.path.write_text("a file, not a directory")
     adapter, keys = plugin.open(memory), keys_of(2)
