@@ -169,6 +169,17 @@ def test_own_format_is_looked_up_first() -> None:
     assert objects.store.asked == [(FORMAT.layout, 5), (SERIALIZED.layout, 1)]
 
 
+@pytest.mark.parametrize(
+    ("expected", "looked_up"), [(EXPECTED, FORMAT), ({}, FORMAT), (None, ObjectFormat(PAGE))]
+)
+def test_adapters_do_not_find_objects_of_each_other(
+    expected: dict[int, ObjectFormat] | None, looked_up: ObjectFormat
+) -> None:
+    objects: Any = FakeObjects(0, FORMAT, ObjectFormat(PAGE))
+    assert ObjectLookup(objects, group_of(KEYS), len(KEYS), 60.0, expected).advance()
+    assert objects.store.asked == [(looked_up.layout, 5)]
+
+
 def test_too_long_expected_object_costs_no_hits() -> None:
     """The expected layout is that before serialization."""
     objects: Any = FakeObjects(0, SERIALIZED)

@@ -30,8 +30,9 @@ class ObjectLease(NamedTuple):
 
 class ObjectLookup:
     """A lookup of `count` objects, the members of `groups`. `expected`: the required format of
-    objects, by LMCache's object group; groups without an entry accept any. If `seconds` is not 0,
-    objects that are found are leased.
+    objects, by LMCache's object group; groups without an entry accept any layout. None: objects
+    without a layout, as `NativeClient` stores them. If `seconds` is not 0, objects that are found
+    are leased.
 
     `advance` is repeated until it returns True. Then `found[i]` is whether object `i` is stored,
     and `leases` protect the found objects from eviction.
@@ -51,7 +52,7 @@ class ObjectLookup:
         self._store = objects.store
         self._formats = objects.formats
         self._seconds = seconds
-        self._expected = expected or {}
+        self._expected = expected
         self._running = list(map(self._lookup_group, groups))
 
     def advance(self) -> bool:
@@ -94,13 +95,13 @@ class ObjectLookup:
         the last scopes are therefore those of this process's own formats or, until it has moved an
         object, of the format that the caller expects.
         """
-        wanted = self._expected.get(family.group)
-        own = [each for each in self._formats.used(family) if is_usable(each, wanted)]
+        wanted = (self._expected or {}).get(family.group)
+        own = [each for each in self._formats.used(family) if self._is_usable(each, wanted)]
         tried: set[ObjectFormat] = set()
         while True:
             known = self._formats.of(family)
             for object_format in sorted(known, key=lambda each: each not in own):
-                if object_format not in tried and is_usable(object_format, wanted):
+                if object_format not in tried and self._is_usable(object_format, wanted):
                     tried.add(object_format)
                     yield known[object_format]
             if not self._formats.refresh():
@@ -115,6 +116,14 @@ class ObjectLookup:
                 scope = self._store.attempt("scope", scope_of, None)
                 if scope is not None:
                     yield scope
+
+    def _is_usable(self, stored: ObjectFormat, wanted: ObjectFormat | None) -> bool:
+        """Returns whether the caller can load objects of a format. `wanted`: the expected format,
+        None if it is unknown.
+        """
+        if bool(stored.layout) != (self._expected is not None):
+            return False
+        return wanted is None or fits(stored.layout, wanted.layout)
 
     def _lookup_in_scope(
         self, scope: "Scope", group: Group, present: list[bool]
@@ -140,11 +149,6 @@ class ObjectLookup:
             if not all(found.present):
                 pinned = [key for key, stored in zip(keys, found.present, strict=True) if stored]
             self.leases.append(ObjectLease(found.lease, group.family, pinned))
-
-
-def is_usable(stored: ObjectFormat, wanted: ObjectFormat | None) -> bool:
-    """Returns whether the caller can use objects of a format; `wanted`: None if it takes any."""
-    return wanted is None or not stored.layout or fits(stored.layout, wanted.layout)
 
 
 @lru_cache(maxsize=256)
