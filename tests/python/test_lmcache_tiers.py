@@ -42,7 +42,7 @@ def group_of(keys: Sequence[bytes]) -> list[Group]:
         (["host 8GiB", "disk /nvme/kv 200GiB"], "--l1-size-gb"),
         (["disk /nvme/kv 200GiB", "host 8GiB"], "--l1-size-gb"),
         (["gpu 8GiB"], "--gpu-memory-utilization"),
-        (["file:///mnt/kv"], "begins with the disk"),
+        (["file:///mnt/kv"], "needs a disk"),
     ],
 )
 def test_other_tiers_are_refused_in_one_line(tiers: list[str], advice: str) -> None:

@@ -50,7 +50,7 @@ def test_tiers_replace_path() -> None:
         ({"path": "/kv", "write_budget": [1]}, '"write_budget" is text like'),
         ({"path": "/kv", "codec": 4}, '"codec" is a word'),
         ({"tiers": ["host 8GiB", "disk /kv 1GiB"]}, "--hicache-size .GB. or --hicache-ratio"),
-        ({"tiers": ["device 8GiB", "disk /kv 1GiB"]}, "'device 8GiB' is a tier of SGLang itself"),
+        ({"tiers": ["device 8GiB", "disk /kv 1GiB"]}, "'device 8GiB': SGLang has this tier itself"),
     ],
 )
 def test_invalid_settings_are_named(extra: dict[str, Any] | None, advice: str) -> None:

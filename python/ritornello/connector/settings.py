@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ritornello.connector.engine_tiers import directories_of, shown
+
 if TYPE_CHECKING:
     from ritornello._core import Gate
 
@@ -45,20 +47,13 @@ class StoreSettings:
     def directories(self) -> tuple[str, ...]:
         """The directories of `path`, or of the disks in `tiers`."""
         if self.tiers:
-            return tuple(
-                word
-                for kind, *words in map(str.split, self.tiers)
-                for word in words
-                if kind == "disk" and "/" in word and "=" not in word.partition("/")[0]
-            )
+            return tuple(found for tier in self.tiers for found in directories_of(tier))
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
 
     @property
     def shown_tiers(self) -> tuple[str, ...]:
         """`tiers` without the options of addresses, which may be secrets."""
-        return tuple(
-            " ".join(word.partition("?")[0] for word in tier.split()) for tier in self.tiers
-        )
+        return tuple(map(shown, self.tiers))
 
     @property
     def has_remote(self) -> bool:

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.connector.settings import StoreSettings, checked
 
 PLACE = "adapter_params"
-# Kinds of tiers that are LMCache's own, and the setting of LMCache that gives their size.
-OF_LMCACHE = {
-    "host": "--l1-size-gb",
-    "device": "the engine's own setting (vLLM: --gpu-memory-utilization)",
-    "gpu": "the engine's own setting (vLLM: --gpu-memory-utilization)",
-}
+ENGINE_TIERS = EngineTiers(
+    PLACE,
+    device=(
+        "the engine above LMCache has this tier itself, sized by its own setting (vLLM: "
+        "--gpu-memory-utilization, SGLang: --mem-fraction-static)"
+    ),
+    host="LMCache has this tier itself, sized by --l1-size-gb; begin with the disk",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,5 @@ class Settings(StoreSettings):
         if not isinstance(params.get("namespace", ""), str):
             raise ValueError(f'{PLACE}: "namespace" is text, not {params["namespace"]!r}')
         settings = cls(**arguments)
-        settings._check_tiers()
+        ENGINE_TIERS.check(settings.tiers)
         return settings
-
-    def _check_tiers(self) -> None:
-        for tier in self.tiers:
-            kind = tier.split()[0]
-            if kind in OF_LMCACHE:
-                raise ValueError(
-                    f'{PLACE}: "tiers": {tier!r}: LMCache has this tier itself, sized by '
-                    f'{OF_LMCACHE[kind]}; begin with the disk, as "disk /nvme/kv 200GiB"'
-                )
-        if self.tiers and self.tiers[0].split()[0] != "disk":
-            raise ValueError(
-                f'{PLACE}: "tiers" begins with the disk, as "disk /nvme/kv 200GiB": pages of a '
-                "remote are loaded from there"
-            )

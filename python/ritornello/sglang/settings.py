@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.connector.settings import StoreSettings, checked
 
 FLAG = "--hicache-storage-backend-extra-config"
 # SGLang's own keys in the same JSON object.
 ENGINE = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-# Tiers above the storage, which SGLang fills.
-ENGINE_TIERS = frozenset({"device", "host"})
+ENGINE_TIERS = EngineTiers(
+    FLAG,
+    device="SGLang has this tier itself, sized by --mem-fraction-static",
+    host=(
+        "SGLang has this tier itself, sized by --hicache-size (GB) or --hicache-ratio; begin with "
+        "the disk"
+    ),
+)
 
 
 class Settings(StoreSettings):
@@ -22,10 +29,5 @@ class Settings(StoreSettings):
         """Parses SGLang's extra configuration. ValueError says what to write instead."""
         given = {name: value for name, value in (extra or {}).items() if name not in ENGINE}
         settings = cls(**checked(given, FLAG))
-        for tier in settings.tiers:
-            if tier.split()[0] in ENGINE_TIERS:
-                raise ValueError(
-                    f'{FLAG}: "tiers" begins with the disk, {tier!r} is a tier of SGLang itself: '
-                    "say --hicache-size (GB) or --hicache-ratio for host memory"
-                )
+        ENGINE_TIERS.check(settings.tiers)
         return settings

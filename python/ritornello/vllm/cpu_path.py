@@ -93,7 +93,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
-        self._settings = Settings.parse(self._kv_transfer_config.kv_connector_extra_config)
+        self._settings = Settings.parse_on_cpus(self._kv_transfer_config.kv_connector_extra_config)
         self._connector, self._engine = connector, engine
         reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
             self._engine

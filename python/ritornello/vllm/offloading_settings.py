@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ritornello.vllm.settings import PLACE, Settings
-from ritornello.vllm.tier.settings import check_tiers, refused
+from ritornello.connector.engine_tiers import EngineTiers
+from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
 
 MIB, GIB = 1 << 20, 1 << 30
 # Blocks are added to a chunk until it has CHUNK_BYTES, which keep a disk busy. A chunk of several
@@ -26,6 +26,12 @@ HOST_SHARE, SHM_SHARE, HOST_BYTES_MAX = 0.25, 0.9, 64 * GIB
 HOST_BYTES_SMALL = GIB
 # vLLM's folder for the host memory.
 SHM = "/dev/shm"
+# Of the tiers below the host tier.
+ENGINE_TIERS = EngineTiers(
+    PLACE,
+    device=GPU_MEMORY,
+    host=f'vLLM has one host tier, in {SHM}: first in the list, as "host 8GiB", without options',
+)
 UNITS = {
     "": 1,
     "b": 1,
@@ -70,25 +76,15 @@ def _split(tiers: Sequence[str]) -> tuple[int | None, list[str]]:
     if kind == "host":
         below = below[1:]
         if len(words) != 1:
-            raise _one_host(tiers[0])
+            raise ENGINE_TIERS.refused(tiers[0], ENGINE_TIERS.host)
         host = bytes_of(words[0])
         if not below:
             raise ValueError(
                 f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB"; host memory alone is '
                 "vLLM's own --kv-offloading-size, without a connector"
             )
-    other = next((tier for tier in below if tier.split()[0] == "host"), None)
-    if other is not None:
-        raise _one_host(other)
-    check_tiers(below)
+    ENGINE_TIERS.check(below)
     return host, below
-
-
-def _one_host(tier: str) -> ValueError:
-    return refused(
-        tier,
-        f'vLLM has one host tier, in {SHM}: first in the list, as "host 8GiB", without options',
-    )
 
 
 def bytes_of(text: str) -> int:

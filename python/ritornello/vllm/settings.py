@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.connector.settings import StoreSettings, checked
@@ -13,6 +14,13 @@ NO_STORE = "ritornello.no_store"
 RETAIN = "ritornello.retain"
 YEAR = 366 * 86400.0
 PLACE = "kv_connector_extra_config"
+GPU_MEMORY = (
+    "vLLM has this tier itself, sized by --gpu-memory-utilization or --kv-cache-memory-bytes"
+)
+# On CPUs the host tier is a store.
+CPU_TIERS = EngineTiers(
+    PLACE, device="vLLM's KV memory on CPUs is sized by VLLM_CPU_KVCACHE_SPACE (GiB)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +36,13 @@ class Settings(StoreSettings):
         if not isinstance(read_only, bool):
             raise ValueError(f'{PLACE}: "read_only" is true or false, not {read_only!r}')
         return cls(**checked(extra, PLACE, ("read_only",)))
+
+    @classmethod
+    def parse_on_cpus(cls, extra: Mapping[str, Any]) -> "Settings":
+        """Parses the extra configuration of an engine on CPUs, whose tiers are all ours."""
+        settings = cls.parse(extra)
+        CPU_TIERS.check(settings.tiers)
+        return settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,21 @@
 """Settings of the tier, besides `type` and `module_path`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ritornello.vllm.settings import PLACE, Settings
+from ritornello.connector.engine_tiers import EngineTiers
+from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
 
 LOCALITIES = ("LOCAL", "REMOTE")
-DEVICE_WORDS = ("device", "gpu", "cuda", "hbm", "vram")
+ENGINE_TIERS = EngineTiers(
+    PLACE,
+    device=GPU_MEMORY,
+    host=(
+        'vLLM\'s own host memory is the host tier: its size is "cpu_bytes_to_use", next to '
+        '"secondary_tiers"'
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,50 +42,5 @@ class TierSettings:
         if locality is not None and locality not in LOCALITIES:
             raise ValueError(f'"locality" is one of {", ".join(LOCALITIES)}, not {locality!r}')
         store = Settings.parse(rest)
-        host = next((tier for tier in store.tiers if tier.split()[0] == "host"), None)
-        if host is not None:
-            raise refused(
-                host,
-                'vLLM\'s own host memory is the host tier: its size is "cpu_bytes_to_use", next '
-                'to "secondary_tiers"',
-            )
-        check_tiers(store.tiers)
+        ENGINE_TIERS.check(store.tiers)
         return cls(store, events, locality)
-
-
-def check_tiers(tiers: Sequence[str]) -> None:
-    """Raises ValueError unless `tiers`, if there are any, are one disk, or a disk and a remote."""
-    has_disk = has_remote = False
-    for tier in tiers:
-        kind, *words = tier.split()
-        if kind in DEVICE_WORDS:
-            raise refused(
-                tier,
-                "vLLM sizes its device memory itself: --gpu-memory-utilization or "
-                "--kv-cache-memory-bytes",
-            )
-        if kind == "disk":
-            if has_disk or has_remote or not any("/" in word for word in words):
-                raise refused(
-                    tier, 'one disk tier is used, before a remote, as "disk /nvme/kv 200GiB"'
-                )
-            has_disk = True
-        elif ":" not in kind:
-            raise refused(tier, 'a tier is a disk, as "disk /nvme/kv 200GiB", or a remote')
-        elif has_remote:
-            raise refused(kind, "one remote is used")
-        else:
-            has_remote = True
-    if tiers and not has_disk:
-        raise ValueError(
-            f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB": the pages of a remote are '
-            "loaded from it"
-        )
-
-
-def refused(tier: str, instead: str) -> ValueError:
-    """Returns an error that shows `tier` without the options of an address, which may be
-    secrets.
-    """
-    shown = " ".join(word.partition("?")[0] for word in tier.split())
-    return ValueError(f'{PLACE}: "tiers": {shown!r}: {instead}')

@@ -1,0 +1,89 @@
+"""Lists of tiers that an engine cannot use are refused by its settings, in one line that says what
+to write.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ritornello.connector.engine_tiers import DEVICE_WORDS
+from ritornello.lmcache.settings import Settings as LMCacheSettings
+from ritornello.sglang.settings import Settings as SGLangSettings
+from ritornello.vllm.offloading_settings import OffloadingSettings
+from ritornello.vllm.settings import Settings as VllmSettings
+from ritornello.vllm.tier.settings import TierSettings
+
+DISK = "disk /nvme/kv 200GiB"
+REMOTE = "s3://bucket/prefix?secret=hunter2"
+
+# How each engine parses its settings, its setting for device memory, and its setting for host
+# memory ("" if the host tier is a store).
+PARSERS: dict[str, tuple[Callable[[Any], object], str, str]] = {
+    "vllm": (OffloadingSettings.parse, "--gpu-memory-utilization", 'as "host 8GiB"'),
+    "vllm_on_cpus": (VllmSettings.parse_on_cpus, "VLLM_CPU_KVCACHE_SPACE", ""),
+    "vllm_tier": (TierSettings.parse, "--gpu-memory-utilization", '"cpu_bytes_to_use"'),
+    "sglang": (SGLangSettings.parse, "--mem-fraction-static", "--hicache-size"),
+    "lmcache": (LMCacheSettings.parse, "--gpu-memory-utilization", "--l1-size-gb"),
+}
+
+
+def refusal(engine: str, tiers: list[str]) -> str:
+    """Returns the error for a list of tiers, one line without secrets."""
+    with pytest.raises(ValueError) as raised:
+        PARSERS[engine][0]({"tiers": tiers})
+    text = str(raised.value)
+    assert '"tiers"' in text
+    assert "\n" not in text
+    assert "hunter2" not in text
+    return text
+
+
+@pytest.mark.parametrize("engine", PARSERS)
+@pytest.mark.parametrize("tiers", [[DISK], [DISK, REMOTE], ["disk /a /b 4TiB rate=1MiB", REMOTE]])
+def test_disk_and_remote_are_accepted(engine: str, tiers: list[str]) -> None:
+    PARSERS[engine][0]({"tiers": tiers})
+
+
+@pytest.mark.parametrize("engine", PARSERS)
+@pytest.mark.parametrize("word", DEVICE_WORDS)
+def test_device_memory_names_the_engines_setting(engine: str, word: str) -> None:
+    _, setting, _ = PARSERS[engine]
+    for tiers in ([f"{word} 8GiB", DISK, REMOTE], [f"{word} 8GiB"]):
+        text = refusal(engine, tiers)
+        assert f"'{word} 8GiB'" in text
+        assert setting in text
+
+
+@pytest.mark.parametrize("engine", PARSERS)
+def test_host_memory_below_disk_names_the_engines_setting(engine: str) -> None:
+    _, _, setting = PARSERS[engine]
+    assert (setting or "first in the list") in refusal(engine, [DISK, "host 8GiB"])
+
+
+@pytest.mark.parametrize("engine", ["vllm_tier", "sglang", "lmcache"])
+def test_host_memory_of_the_engine_is_refused(engine: str) -> None:
+    _, _, setting = PARSERS[engine]
+    assert setting in refusal(engine, ["host 8GiB", DISK, REMOTE])
+
+
+@pytest.mark.parametrize("tiers", [["host 8GiB"], ["host 8GiB", REMOTE], ["host 8GiB", DISK]])
+def test_host_tier_on_cpus_is_a_store(tiers: list[str]) -> None:
+    assert VllmSettings.parse_on_cpus({"tiers": tiers}).tiers == tuple(tiers)
+
+
+@pytest.mark.parametrize("engine", PARSERS)
+@pytest.mark.parametrize(
+    ("tiers", "advice"),
+    [
+        ([REMOTE], "needs a disk"),
+        ([DISK, REMOTE, "s3://b?secret=hunter2"], "'s3://b': one remote is used"),
+        ([DISK, "disk /b"], "'disk /b': one disk tier is used"),
+        ([REMOTE, DISK], "before a remote"),
+        (["disk"], '"disk /nvme/kv 200GiB"'),
+        (["disk 8GiB rate=1GiB/s"], "one disk tier is used"),
+        (["disc /kv 1GiB"], "or a remote"),
+    ],
+)
+def test_other_lists_are_refused(engine: str, tiers: list[str], advice: str) -> None:
+    assert advice in refusal(engine, tiers)
