@@ -14,6 +14,8 @@ WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
 # Settings that require `tiers`, and `tiers`.
 OF_TIERS = ("tiers", "prefetch", "gate")
+# Settings of every connector, in the order of the documents.
+SHARED = ("path", "capacity", *WORDS, "write_budget", *OF_TIERS)
 GATES: tuple["Gate", ...] = ("auto", "always", "never")
 # Kinds of tiers on this machine; any other kind is a remote.
 LOCAL_TIERS = ("host", "disk")
@@ -75,7 +77,7 @@ def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> 
     """
     if "tiers" in given:
         return _checked_tiers(given, place, own)
-    known = ("path", *SIZES, *WORDS, *own, *OF_TIERS)
+    known = (*SHARED, *own)
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(
