@@ -14,6 +14,7 @@ from ritornello.vllm.offloading_settings import (
     MIB,
     OffloadingSettings,
     bytes_of,
+    check_host_bytes,
     chunk_blocks,
     default_host_bytes,
     host_rows,
@@ -136,6 +137,42 @@ def test_host_memory_without_room_is_refused() -> None:
     assert host_rows(8 * MIB, 2 * MIB) == 4
     with pytest.raises(ValueError, match=r"no room for a chunk of 2097152 bytes.*--shm-size"):
         host_rows(MIB, 2 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("host", "engines", "memory", "shm"),
+    [
+        (8 * GIB, 1, 8 * GIB, 8 * GIB),
+        (8 * GIB, 0, 8 * GIB, 9 * GIB),
+        (2 * GIB, 4, 9 * GIB, 8 * GIB),
+    ],
+)
+def test_host_memory_that_fits_is_accepted(host: int, engines: int, memory: int, shm: int) -> None:
+    check_host_bytes(host, engines, memory, shm)
+
+
+@pytest.mark.parametrize(
+    ("host", "engines", "memory", "shm", "advice"),
+    [
+        (
+            900 * GIB,
+            1,
+            64 * GIB,
+            128 * GIB,
+            'asks for 921600 MiB, and the memory .* group has 65536 MiB: .*"host 65536MiB"',
+        ),
+        (8 * GIB, 1, 64 * GIB, 64 * MIB, '/dev/shm has 64 MiB: .*"host 64MiB".*--shm-size'),
+        (20 * GIB, 4, 64 * GIB, 64 * GIB, 'for each of 4 engines, .*"host 16384MiB"'),
+        (8 * GIB + 1, 1, 8 * GIB, 8 * GIB, "asks for 8193 MiB, .* has 8192 MiB"),
+    ],
+)
+def test_host_memory_beyond_the_machine_is_refused(
+    host: int, engines: int, memory: int, shm: int, advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice) as raised:
+        check_host_bytes(host, engines, memory, shm)
+    assert str(raised.value).startswith('kv_connector_extra_config: "host" in "tiers"')
+    assert "\n" not in str(raised.value)
 
 
 def test_memory_limit_of_control_group_counts(tmp_path: Path) -> None:

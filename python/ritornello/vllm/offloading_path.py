@@ -32,6 +32,7 @@ from ritornello.vllm.offloading_settings import (
     MIB,
     SHM,
     OffloadingSettings,
+    check_host_bytes,
     chunk_blocks,
     default_host_bytes,
     host_rows,
@@ -156,16 +157,18 @@ def _sized(
     tiers: list[dict[str, Any]],
 ) -> "tuple[VllmConfig, str]":
     """Returns the configuration with the sizes of chunks and host memory, and a description."""
+    engines = vllm_config.parallel_config.data_parallel_size_local
+    host_bytes = settings.host_bytes
+    if host_bytes is None:
+        host_bytes = default_host_bytes(engines, memory_bytes(), shm_bytes())
+    else:
+        check_host_bytes(host_bytes, engines, memory_bytes(), shm_bytes())
     offloading = build_offloading_config(_configured(vllm_config), kv_cache_config)
     copies = 1 if offloading.replicated_layout else offloading.parallel.world_size
     block_bytes = offloading.worker_kv_bytes_per_block * copies
     block_tokens = max(group.tokens_per_block for group in offloading.groups)
     blocks = chunk_blocks(block_bytes, block_tokens)
     row_bytes = -(-blocks * block_bytes // PAGESIZE) * PAGESIZE
-    host_bytes = settings.host_bytes
-    if host_bytes is None:
-        engines = vllm_config.parallel_config.data_parallel_size_local
-        host_bytes = default_host_bytes(engines, memory_bytes(), shm_bytes())
     rows = host_rows(host_bytes, row_bytes)
     summary = (
         f"vLLM offloads chunks of {blocks * block_tokens} tokens ({row_bytes} bytes) to "

@@ -113,6 +113,27 @@ def default_host_bytes(engines: int, memory: int, shm: int) -> int:
     return min(share, HOST_BYTES_MAX) // MIB * MIB
 
 
+def check_host_bytes(host_bytes: int, engines: int, memory: int, shm: int) -> None:
+    """Raises ValueError if the host memory of `engines` engines, of `host_bytes` each, exceeds the
+    `memory` bytes of the machine or of its control group, or the `shm` bytes of /dev/shm. vLLM
+    checks the free space in /dev/shm only, and the kernel kills an engine that exceeds its memory.
+    """
+    engines = max(engines, 1)
+    limit = min(memory, shm)
+    if host_bytes * engines <= limit:
+        return
+    fits = f'write at most "host {limit // engines // MIB}MiB" in "tiers"'
+    if memory <= shm:
+        place = "the memory of this machine or of its control group"
+    else:
+        place, fits = SHM, f"{fits}, or enlarge {SHM} (docker run --shm-size)"
+    each = f" for each of {engines} engines" if engines > 1 else ""
+    raise ValueError(
+        f'{PLACE}: "host" in "tiers" asks for {-(-host_bytes // MIB)} MiB{each}, and {place} has '
+        f"{limit // MIB} MiB: {fits}"
+    )
+
+
 def host_rows(host_bytes: int, row_bytes: int) -> int:
     """Returns how many chunks of `row_bytes` the host memory holds. ValueError if it holds none."""
     rows = host_bytes // max(row_bytes, 1)

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from ritornello.vllm import RitornelloConnector, data_path, offloading_path
 from ritornello.vllm.cpu_path import CpuPath
 from ritornello.vllm.metrics import RitornelloStats
+from ritornello.vllm.weights.guard import WeightGuard
 from servers.child import Child
 
 # The host memory has room for the chunks of the longest prompt only.
@@ -137,7 +138,11 @@ def config_of(extra: dict[str, Any]) -> Any:
     transfer = SimpleNamespace(
         kv_connector_extra_config=extra, kv_connector="", kv_connector_module_path=""
     )
-    return SimpleNamespace(kv_transfer_config=transfer, kv_events_config=None)
+    return SimpleNamespace(
+        kv_transfer_config=transfer,
+        kv_events_config=None,
+        parallel_config=SimpleNamespace(data_parallel_size_local=2),
+    )
 
 
 @pytest.fixture
@@ -162,6 +167,21 @@ def test_bad_settings_give_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("role", KVConnectorRole)
+def test_host_memory_beyond_the_machine_gives_one_line(
+    on_gpu: None, monkeypatch: pytest.MonkeyPatch, role: KVConnectorRole
+) -> None:
+    monkeypatch.setattr(offloading_path, "memory_bytes", lambda: 6 << 30)
+    monkeypatch.setattr(offloading_path, "shm_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(offloading_path, "guard_of_engine", WeightGuard)
+    extra = {"tiers": ["host 4GiB", "disk /kv 1GiB"]}
+    with pytest.raises(
+        ValueError, match=r'4096 MiB for each of 2 engines.*"host 3072MiB"'
+    ) as raised:
+        RitornelloConnector(config_of(extra), role, SimpleNamespace())
+    assert "\n" not in str(raised.value)
+
+
 def test_class_methods_follow_data_path(on_gpu: None) -> None:
     plain = SimpleNamespace(attention_config=SimpleNamespace(hisparse_config=None))
     offloading = offloading_path.OffloadingConnector
@@ -170,6 +190,23 @@ def test_class_methods_follow_data_path(on_gpu: None) -> None:
     )
     stats = type(offloading.build_kv_connector_stats())
     assert isinstance(RitornelloConnector.build_kv_connector_stats(), stats)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "advice"),
+    [
+        (["gpu 8GiB", "disk /kv"], "VLLM_CPU_KVCACHE_SPACE"),
+        (["disk /kv", "host 8GiB"], "first in the list"),
+        (["s3://bucket/prefix"], "needs a disk"),
+    ],
+)
+@pytest.mark.parametrize("role", KVConnectorRole)
+def test_bad_tiers_on_cpus_give_one_line(
+    role: KVConnectorRole, tiers: list[str], advice: str
+) -> None:
+    with pytest.raises(ValueError, match=advice) as raised:
+        RitornelloConnector(config_of({"tiers": tiers}), role, SimpleNamespace())
+    assert "\n" not in str(raised.value)
 
 
 def test_cpu_engine_gets_own_copies() -> None:
