@@ -7,6 +7,7 @@ import pytest
 
 from ritornello.lmcache.interface import INTERFACE as LMCACHE
 from ritornello.sglang.interface import INTERFACE as SGLANG
+from ritornello.vllm import engine_config
 from ritornello.vllm.interface import INTERFACE as VLLM
 from ritornello.vllm.tier.interface import INTERFACE as TIER
 
@@ -42,6 +43,11 @@ def test_other_mentions_are_of_tested_versions(document: Path) -> None:
 
 def test_tier_is_tested_with_the_connectors_versions() -> None:
     assert TIER.tested == VLLM.tested
+
+
+def test_reader_of_the_stack_names_tested_versions() -> None:
+    said = f"vLLM {' and '.join(VLLM.tested)}"
+    assert said in " ".join((engine_config.__doc__ or "").split())
 
 
 def test_refusal_names_tested_versions() -> None:

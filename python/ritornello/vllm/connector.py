@@ -39,6 +39,7 @@ class RitornelloConnector(Delegation, KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        # Inside MultiConnector both data paths decide by the other connectors whether they serve.
         engine = engine_config.of_outermost(self, KVConnectorBase_V1)
         self.data_path: KVConnectorBase_V1 = data_path.data_path()(
             vllm_config, role, kv_cache_config, connector=self, engine=engine

@@ -1,12 +1,15 @@
-"""The engine's complete configuration, where vLLM passes a connector or a tier only a part of it.
+"""The engine's complete configuration, and the keys of a request, of which vLLM passes a connector
+or a tier only a part.
 
 `OffloadingPath` passes the configuration to the tier that it adds to vLLM's list of tiers. In two
 other cases vLLM offers no way to receive it, and this module reads the local variables of vLLM's
-constructors that are running. `test_tier_interface.py` and `test_interface.py` check the names and
-the order of calls in the sources of the tested versions.
+constructors that are running. It also reads a private attribute of requests; no other module does
+either. `test_tier_interface.py` and `test_interface.py` check the names and the order of calls in
+the sources of vLLM 0.32.0 and 0.33.0.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -63,3 +66,11 @@ def of_outermost(child: object, base: type) -> Any | None:
             found = config
         frame = frame.f_back
     return found
+
+
+def key_positions(context: Any) -> Mapping[bytes, int]:
+    """Returns the keys that vLLM has named of the request of a `ReqContext`, each with the token at
+    which its chunk ends. Empty if vLLM's context lacks the private attribute.
+    """
+    positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
+    return positions

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ritornello.vllm.engine_config import key_positions
+
 # An offload key is a block hash and, as four big-endian bytes, the number of its KV group.
 GROUP_BYTES = 4
 
@@ -100,9 +102,8 @@ class KeySequence:
         return [] if predecessor is None else [predecessor]
 
     def _keys_by_number(self, context: Context) -> Mapping[int, bytes]:
-        # If vLLM's context lacks this private attribute, each key is looked up alone, and puts have
-        # no parents.
-        positions: Mapping[bytes, int] = getattr(context, "_offload_key_positions", {})
+        # Without positions each key is looked up alone, and puts have no parents.
+        positions = key_positions(context)
         if len(positions) != self._known_count:
             step, suffix = self._group.chunk_tokens, self._group.number.to_bytes(GROUP_BYTES, "big")
             self._known_count = len(positions)
