@@ -6,8 +6,9 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
 
 Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
 prints rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
-(seconds of processor time per GiB). This script adds `engine`, and to rates `to_own` and `to_disk`:
-the ratios to the engine's own storage and to the fastest limit of the disk in the same run.
+(seconds of processor time per GiB). Rows of one benchmark name their `memory` if it differs. This
+script adds `engine`, and to rates `to_own` and `to_disk`: the ratios to the engine's own storage
+and to the fastest limit of the disk, for objects of the same size in the same memory.
 """
 
 import argparse
@@ -55,8 +56,8 @@ def with_ratios(rows: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
             if other["system"].startswith(to)
             and other["op"] == row["op"]
             and other.get("mb_s")
-            # The limit may be measured once for all sizes.
-            and (to == LIMIT or other["object_bytes"] == row["object_bytes"])
+            and other["object_bytes"] == row["object_bytes"]
+            and other.get("memory") == row.get("memory")
         ]
         if not rates or not row.get("mb_s") or row["system"].startswith((own, LIMIT)):
             return None

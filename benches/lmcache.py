@@ -4,13 +4,14 @@
 
 Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
 every round, in an order that changes with the round. Every byte that an adapter loads is compared.
-A row: `system`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round; null for a
-lookup), `p50_us` (the median round; of a lookup the median lookup). `ritornello, full` is a store
-that has written its whole capacity before, like a store in use: its puts overwrite evicted objects.
-`disk` is the limit in the same rounds: four threads move the same number of bytes in operations of
-1 MiB. The threads overwrite and read one file, from and into LMCache's memory (`disk, in place`)
-and huge pages (`disk, huge pages`). From LMCache's memory they also write newly allocated space
-(`disk, new space`), as new stores and new files do.
+A row: `system`, `memory`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round;
+null for a lookup), `p50_us` (the median round; of a lookup the median lookup), `cpu_s_gib` (seconds
+of processor time of all threads per GiB in the median round; null for a lookup). `ritornello, full`
+is a store that has written its whole capacity before, like a store in use: its puts overwrite
+evicted objects. `disk` is the limit in the same rounds: four threads move the same number of bytes
+in operations of 1 MiB. The threads overwrite and read one file, from and into LMCache's memory
+(`disk, in place`) and huge pages (`disk, huge pages`). From LMCache's memory they also write newly
+allocated space (`disk, new space`), as new stores and new files do.
 """
 
 # ruff: noqa: E402
@@ -23,8 +24,10 @@ import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 # Replace this folder on the module path: the import of `lmcache` would find this file instead of
@@ -54,7 +57,7 @@ from benches.disk_limit import DiskLimit
 from benches.engines import table
 from servers.lmcache import adapter_of
 
-KIB, MIB = 1 << 10, 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ALIGN = 4096
 # Bytes of an object, and number of objects of a task. The tasks have 16 MiB and, like a long
 # prompt, 128 MiB.
@@ -65,32 +68,50 @@ LOOKUPS = 10
 # Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
+# The memory of all adapters, and the memory that only the disk's limit uses.
+L1, HUGE = "L1", "huge pages"
 
 
 @dataclass
 class System:
-    """One adapter, and the seconds of its rounds by operation."""
+    """One adapter, and the seconds and processor seconds of its rounds by operation."""
 
     name: str
     adapter: Any
+    memory: str = L1
     seconds: dict[str, list[float]] = field(
         default_factory=lambda: {operation: [] for operation in OPERATIONS}
     )
+    cpu: dict[str, list[float]] = field(
+        default_factory=lambda: {operation: [] for operation in OPERATIONS}
+    )
+
+    def timed(
+        self, operation: str, move: Callable[[memoryview], float], memory: memoryview
+    ) -> None:
+        """Notes one round of the disk's limit."""
+        busy = process_time()
+        self.seconds[operation].append(move(memory))
+        self.cpu[operation].append(process_time() - busy)
 
 
 class Disk:
     """The limit: one file, written from memory and read into memory by plain system calls."""
 
-    def __init__(self, path: Path, nbytes: int, memory: dict[str, memoryview]) -> None:
-        self.limit = DiskLimit(path, nbytes)
-        self.again = [(System(name, None), part) for name, part in memory.items()]
+    def __init__(self, path: Path, l1: memoryview) -> None:
+        self.limit = DiskLimit(path, l1.nbytes)
+        self.l1 = l1
+        self.again = [
+            (System("disk, in place", None), l1),
+            (System("disk, huge pages", None, HUGE), huge(l1.nbytes)),
+        ]
         self.new = System("disk, new space", None)
 
     def round(self) -> None:
         for system, memory in self.again:
-            system.seconds["put"].append(self.limit.write(memory))
-            system.seconds["load"].append(self.limit.read(memory))
-        self.new.seconds["put"].append(self.limit.write_new(self.again[0][1]))
+            system.timed("put", self.limit.write, memory)
+            system.timed("load", self.limit.read, memory)
+        self.new.timed("put", self.limit.write_new, self.l1)
 
     @property
     def systems(self) -> list[System]:
@@ -162,10 +183,15 @@ def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch
 
     adapter = system.adapter
     moved = (1, count, nbytes, 1, lambda _: [keys])
-    put = bench_store(adapter, *moved, lambda _: [source], silent)
-    lookup = bench_lookup(adapter, 1, count, LOOKUPS, lambda _: [keys], silent)
-    load = bench_load(adapter, *moved, lambda _: [target], silent)
-    for operation, result in zip(OPERATIONS, (put, lookup, load), strict=True):
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: bench_store(adapter, *moved, lambda _: [source], silent),
+        lambda: bench_lookup(adapter, 1, count, LOOKUPS, lambda _: [keys], silent),
+        lambda: bench_load(adapter, *moved, lambda _: [target], silent),
+    )
+    for operation, call in zip(OPERATIONS, calls, strict=True):
+        busy = process_time()
+        result = call()
+        system.cpu[operation].append(process_time() - busy)
         if result.total_success != result.total_keys:
             raise SystemExit(f"{system.name}: {operation}: {result.success_counts} of {count}")
         system.seconds[operation] += result.round_durations
@@ -182,11 +208,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
     desc = create_l1_memory_desc(buffer, align_bytes=ALIGN)
     systems = [System(name, open_adapter(spec, desc)) for name, spec in specs(folder).items()]
     moved = count * nbytes
-    memory = {
-        "disk, in place": memoryview(buffer.numpy())[:moved],
-        "disk, huge pages": huge(moved),
-    }
-    disk = Disk(folder / "disk", moved, memory)
+    disk = Disk(folder / "disk", memoryview(buffer.numpy())[:moved])
     try:
         fill(next(system for system in systems if system.name == FULL), nbytes, count, buffer)
         for number in range(rounds + 1):
@@ -206,14 +228,17 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
             # The first round is not counted, because it creates files and scopes.
             warm_up = LOOKUPS if operation == "lookup" else 1
             median = statistics.median(system.seconds[operation][warm_up:])
-            rate = None if operation == "lookup" else round(count * nbytes / median / 1e6, 1)
+            moves = operation != "lookup"
+            busy = statistics.median(system.cpu[operation][1:])
             rows.append(
                 {
                     "system": system.name,
+                    "memory": system.memory,
                     "object_bytes": nbytes,
                     "op": operation,
-                    "mb_s": rate,
+                    "mb_s": round(moved / median / 1e6, 1) if moves else None,
                     "p50_us": round(median * 1e6, 1),
+                    "cpu_s_gib": round(busy / moved * GIB, 3) if moves else None,
                 }
             )
     return rows

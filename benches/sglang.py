@@ -14,8 +14,8 @@ processor time per GiB: 1074 divided by it is the MB/s that one idle core allows
                   not use the page cache
     exists        `batch_exists` of the keys of 128 stored pages
 
-`disk` is the limit: direct writes and reads of 4 MiB from four threads, in the same run. Systems
-take turns, round by round; a row is the median of its rounds.
+`disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of
+1 MiB. Systems take turns, round by round; a row is the median of its rounds.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -39,24 +38,24 @@ os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
 # Replace this folder on the module path: the import of `sglang` would find this file instead of the
 # package.
-sys.path[0] = str(ROOT / "tests/engines/sglang")
+sys.path[:1] = [str(ROOT / "tests/engines/sglang"), str(ROOT)]
 
 import torch  # noqa: E402
 from hosts import config, controller, fill, mha, operation, slots  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import HiCacheFile  # noqa: E402
 
+from benches.disk_limit import OPERATION, DiskLimit  # noqa: E402
 from ritornello.connector.identity import ModelIdentity  # noqa: E402
 from ritornello.sglang import RitornelloStorage, storage  # noqa: E402
 from ritornello.sglang.identity import Engine  # noqa: E402
 
 BATCH = 128
-MIB = 1 << 20
-BLOCK = 4 * MIB
-THREADS = 4
 EXISTS = 200
-# Shapes of hosts.mha: Qwen2.5-0.5B with pages of 16 tokens, Llama-3-8B with pages of 64.
+# Shapes of hosts.mha: Qwen2.5-0.5B with pages of 16 tokens, Llama-3.2-1B with pages of 8,
+# Llama-3-8B with pages of 64.
 SHAPES: dict[str, dict[str, Any]] = {
     "192 KiB": {"page": 16, "layers": (0, 24), "heads": 2, "head_dim": 64},
+    "256 KiB": {"page": 8, "layers": (0, 16), "heads": 8, "head_dim": 64},
     "8 MiB": {"page": 64, "layers": (0, 32), "heads": 8, "head_dim": 128},
 }
 Row = dict[str, Any]
@@ -191,49 +190,40 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
     ]
 
 
-def disk(folder: Path, total: int) -> list[Row]:
-    """Measures direct writes to preallocated space and reads of it, with four threads."""
-    path = folder / "disk"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT, 0o600)
-    try:
-        os.posix_fallocate(file, 0, total)
-        memory = [mmap.mmap(-1, BLOCK) for _ in range(THREADS)]
-        for block in memory:
-            block.write(os.urandom(BLOCK))
+class Disk:
+    """The limit: one file, written from the pool's memory and read into it by plain system calls.
+    Reads return the bytes that the writes before them wrote, so the pool is unchanged.
+    """
 
-        def run(move: Callable[[int, list[Any], int], int]) -> tuple[float, list[float]]:
-            def lane(which: int) -> list[float]:
-                found = []
-                for offset in range(which * BLOCK, total, THREADS * BLOCK):
-                    begun = perf_counter()
-                    assert move(file, [memory[which]], offset) == BLOCK
-                    found.append(perf_counter() - begun)
-                return found
+    name = "disk"
 
-            begun = perf_counter()
-            with ThreadPoolExecutor(THREADS) as pool:
-                calls = [call for lane in pool.map(lane, range(THREADS)) for call in lane]
-            return perf_counter() - begun, calls
+    def __init__(self, host: Any, path: Path, page_bytes: int, total: int) -> None:
+        pool = memoryview(host.kv_buffer.view(-1).view(torch.uint8).numpy())
+        start = -host.kv_buffer.data_ptr() % mmap.PAGESIZE
+        size = min(len(pool) - start, total) // OPERATION * OPERATION
+        self.memory = pool[start : start + size]
+        self.page_bytes = page_bytes
+        self.passes = max(total // size, 1)
+        self.limit = DiskLimit(path, size)
+        # Unmeasured: the first write to preallocated space also writes metadata.
+        self.limit.write(self.memory)
 
-        rows = []
-        run(os.pwritev)  # Unmeasured: the first write to preallocated space also writes metadata.
-        for op, move in (("put", os.pwritev), ("get_cold", os.preadv)):
-            seconds, calls = run(move)
-            rate = total / 1e6 / seconds
+    def round(self) -> list[Row]:
+        moved, rows = self.passes * len(self.memory), []
+        for op, move in (("put", self.limit.write), ("get_cold", self.limit.read)):
+            cpu = process_time()
+            seconds = sum(move(self.memory) for _ in range(self.passes))
             rows.append(
                 {
-                    "system": "disk",
-                    "object_bytes": BLOCK,
+                    "system": self.name,
+                    "object_bytes": self.page_bytes,
                     "op": op,
-                    "mb_s": rate,
-                    "p50_us": median(calls) * 1e6,
-                    "cpu_s_gib": None,
+                    "mb_s": moved / 1e6 / seconds,
+                    "p50_us": None,
+                    "cpu_s_gib": (process_time() - cpu) / moved * (1 << 30),
                 }
             )
         return rows
-    finally:
-        os.close(file)
-        path.unlink()
 
 
 def medians(rounds: list[list[Row]]) -> list[Row]:
@@ -248,7 +238,7 @@ def medians(rounds: list[list[Row]]) -> list[Row]:
 
 
 def measure(folder: Path, total: int, rounds: int) -> list[Row]:
-    found = medians([disk(folder, total) for _ in range(rounds)])
+    found: list[Row] = []
     for name, shape in SHAPES.items():
         host = mha("page_first_direct", pages=2 * BATCH, **shape)
         fill(host, 1)
@@ -256,11 +246,14 @@ def measure(folder: Path, total: int, rounds: int) -> list[Row]:
         pages = max(total // page_bytes // BATCH, 1) * BATCH
         files = Files(host, folder / f"files {name}")
         ours = Ritornello(host, folder / f"store {name}", 2 * pages * page_bytes + (1 << 30))
-        taken: dict[str, list[list[Row]]] = {files.name: [], ours.name: []}
+        disk = Disk(host, folder / "disk", page_bytes, pages * page_bytes)
+        taken: dict[str, list[list[Row]]] = {disk.name: [], files.name: [], ours.name: []}
         for number in range(rounds):
+            taken[disk.name].append(disk.round())
             for system in (files, ours):
                 host.kv_buffer[:, host.page_num // 2 :] = 0
                 taken[system.name].append(round_of(system, f"{name} {number}", pages, page_bytes))
+        disk.limit.close()
         ours.backend.close()
         for rows in taken.values():
             found += medians(rows)
@@ -283,10 +276,8 @@ def show(rows: list[Row]) -> None:
                 ratio = f"{row['mb_s'] / file['mb_s']:.1f}"
         size = f"{row['object_bytes'] // 1024} KiB"
         cpu = f"{row['cpu_s_gib']:.2f}" if row["cpu_s_gib"] is not None else ""
-        print(
-            f"{row['system']:14}{size:>10}{row['op']:>12}{rate:>10}{row['p50_us']:>12.0f}{ratio:>8}"
-            f"{cpu:>10}"
-        )
+        p50 = f"{row['p50_us']:.0f}" if row["p50_us"] is not None else ""
+        print(f"{row['system']:14}{size:>10}{row['op']:>12}{rate:>10}{p50:>12}{ratio:>8}{cpu:>10}")
 
 
 def bytes_of(text: str) -> int:
