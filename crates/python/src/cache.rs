@@ -57,7 +57,7 @@ impl Cache {
         let cache = py
             .detach(|| {
                 cache::Cache::open(&list, &settings, |address| {
-                    Ok(ritornello_remote::open(address)?.tier())
+                    Ok(ritornello_remote::open_deferred(address)?.tier())
                 })
             })
             .or_raise(py)?;

@@ -33,5 +33,5 @@ mod tls_check;
 
 #[cfg(feature = "clients")]
 pub use baseline_client::BaselineClient;
-pub use open::{ConfiguredBackend, Opener, open, register_opener, schemes};
+pub use open::{ConfiguredBackend, Opener, open, open_deferred, register_opener, schemes};
 pub use parsed_address::ParsedAddress;

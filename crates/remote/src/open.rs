@@ -65,6 +65,18 @@ pub fn schemes() -> Vec<&'static str> {
 /// `Invalid`, with advice, if the address, an option or the scheme is unknown, or the key file
 /// cannot be used. A remote is never opened without the key that its address names.
 pub fn open(address: &str) -> Result<ConfiguredBackend> {
+    let opened = open_deferred(address)?;
+    opened.options.keys.as_deref().map_or(Ok(()), KeyRing::load)?;
+    Ok(opened)
+}
+
+/// Like [`open`], but the first call of the remote's [tier](ConfiguredBackend::tier) reads the key
+/// file. While the file cannot be used, every call fails, as for a remote that is down, and reads
+/// the file again.
+///
+/// # Errors
+/// `Invalid`, with advice, if the address, an option or the scheme is unknown.
+pub fn open_deferred(address: &str) -> Result<ConfiguredBackend> {
     let mut address = ParsedAddress::parse(address)?;
     let options = options(&mut address)?;
     let backend: Arc<dyn Backend> = match address.scheme.as_str() {
@@ -135,7 +147,7 @@ pub(crate) fn without_options(address: &mut ParsedAddress) {
 fn keys(path: &str) -> Result<KeyRing> {
     let path = Path::new(path);
     if path.is_absolute() {
-        return KeyRing::read(path);
+        return Ok(KeyRing::deferred(path));
     }
     // Do not quote the value, which may be the key itself.
     Err(Error::invalid("key is the absolute path of a key file, as in ?key=/etc/ritornello/key"))
@@ -209,6 +221,8 @@ mod tests {
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));
         let message = || open(&address).unwrap_err().to_string();
         assert!(message().contains("cannot be opened"), "{}", message());
+        let deferred = open_deferred(&address).unwrap();
+        assert!(deferred.options.keys.as_ref().unwrap().ids().is_empty());
         let hex = "5a".repeat(32);
         std::fs::write(&file, format!("new {hex}\nold {}\n", "33".repeat(32))).unwrap();
         std::fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
@@ -216,9 +230,12 @@ mod tests {
         std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
         let remote = open(&address).unwrap();
         assert_eq!(remote.options.keys.as_ref().unwrap().ids(), ["new", "old"]);
+        deferred.options.keys.as_ref().unwrap().load().unwrap();
+        assert_eq!(deferred.options, remote.options);
         assert!(!format!("{remote:?}").contains("5a5a"));
         // A key in place of the key file's path is refused, and is not shown.
         let direct = open(&format!("memory:?key={hex}")).unwrap_err().to_string();
         assert!(direct.contains("absolute path") && !direct.contains("5a5a"), "{direct}");
+        assert!(open_deferred(&format!("memory:?key={hex}")).is_err());
     }
 }

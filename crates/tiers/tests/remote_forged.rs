@@ -11,6 +11,7 @@ use ritornello_tiers::remote::{
     RemoteOptions, RemoteStats, RemoteTier, collect, fsck,
 };
 use std::ops::Range;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -315,6 +316,37 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     assert_eq!(last.stats().rejected, RejectedObjects { unknown_key: 1, ..Default::default() });
     assert_eq!(put(&last, &SCOPE).pages_written, 128, "objects read and rejected");
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
+}
+
+#[test]
+fn remote_is_unused_until_key_file_is_usable() {
+    let remote = TestRemote::new();
+    put(&remote.tier("a"), &SCOPE);
+    let before = remote.names();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("key");
+    let keys = Arc::new(KeyRing::deferred(&path));
+    let tier = || {
+        let options = RemoteOptions { zstd: None, keys: Some(Arc::clone(&keys)) };
+        RemoteTier::with_options(Arc::clone(&remote.backend) as Arc<dyn Backend>, options)
+    };
+    let (unusable, blank) = (tier(), vec![0; PAGE]);
+    with_prompt(&SCOPE, |p, until| assert!(unusable.probe(p, until).is_err()));
+    with_prompt(&OTHER, |p, until| {
+        assert!(unusable.put(p, 0..PAGES, |_| &blank[..], until).is_err());
+    });
+    assert_eq!(get(&unusable, &SCOPE, 0..PAGES), 0);
+    let stats = unusable.stats();
+    assert!(stats.calls.open && stats.calls.failures > 0, "{stats:?}");
+    assert_eq!(stats.rejected, RejectedObjects::default());
+    assert_eq!(remote.names(), before);
+    std::fs::write(&path, format!("a {}\n", "61".repeat(32))).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    // The first tier is paused for a minute; another tier with the same keys makes its call now.
+    assert_eq!(get(&tier(), &SCOPE, 0..PAGES), PAGES);
+    assert_eq!(put(&tier(), &OTHER).pages_written, PAGES as u64);
+    let inventory = Inventory::take(remote.backend.as_ref()).unwrap();
+    assert!(inventory.objects.iter().all(|object| object.form == Form::Sealed));
 }
 
 #[test]

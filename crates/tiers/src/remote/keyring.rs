@@ -6,7 +6,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Bytes of a key id in a seal; shorter ids are padded with zeros.
 pub(super) const ID_BYTES: usize = 16;
@@ -29,9 +30,38 @@ pub(super) struct Key {
 /// The file has one key per line, `ID HEX`: an id of 1 to 16 characters `A-Z a-z 0-9 . _ -`, and 64
 /// hexadecimal digits. Empty lines and lines that begin with `#` are skipped.
 #[derive(Clone, PartialEq, Eq)]
-pub struct KeyRing(Vec<Key>);
+pub struct KeyRing {
+    /// Unset until the file of a deferred key ring has been read.
+    keys: OnceLock<Vec<Key>>,
+    /// The file of a deferred key ring.
+    deferred: Option<PathBuf>,
+}
 
 impl KeyRing {
+    /// The keys of the file at `path`, which [`load`](Self::load) reads. Until then the key ring has
+    /// no keys: nothing can be sealed, and no seal can be verified.
+    #[must_use]
+    pub fn deferred(path: &Path) -> Self {
+        Self { keys: OnceLock::new(), deferred: Some(path.to_owned()) }
+    }
+
+    /// Reads the file of a deferred key ring, unless an earlier call has read it.
+    ///
+    /// # Errors
+    /// Fails as [`read`](Self::read) does. A later call reads the file again.
+    pub fn load(&self) -> Result<()> {
+        if let Some(path) = &self.deferred
+            && self.keys.get().is_none()
+        {
+            let read = Self::read(path)?;
+            if let Some(keys) = read.keys.into_inner() {
+                // If two calls read the file at the same time, the keys of the first call stay.
+                let _ = self.keys.set(keys);
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the file at `path`.
     ///
     /// # Errors
@@ -101,22 +131,27 @@ impl KeyRing {
         if keys.is_empty() {
             return Err(Error::invalid("the remote's key file holds no key: add a line `ID HEX`"));
         }
-        Ok(Self(keys))
+        Ok(Self { keys: OnceLock::from(keys), deferred: None })
+    }
+
+    /// The keys in the order of the file; none before a deferred file is read.
+    fn keys(&self) -> &[Key] {
+        self.keys.get().map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Ids of the keys; the first key seals written objects.
     #[must_use]
     pub fn ids(&self) -> Vec<String> {
-        self.0.iter().map(|key| id_text(&key.id)).collect()
+        self.keys().iter().map(|key| id_text(&key.id)).collect()
     }
 
-    /// The key that seals written objects. Always `Some` after [`parse`](Self::parse).
+    /// The key that seals written objects; `None` before a deferred file is read.
     pub(super) fn newest(&self) -> Option<&Key> {
-        self.0.first()
+        self.keys().first()
     }
 
     pub(super) fn find(&self, id: &[u8; ID_BYTES]) -> Option<&Key> {
-        self.0.iter().find(|key| key.id == *id)
+        self.keys().iter().find(|key| key.id == *id)
     }
 }
 
@@ -224,5 +259,28 @@ mod tests {
         std::fs::write(&path, vec![b'#'; 65 << 10]).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         assert!(KeyRing::read(&path).unwrap_err().to_string().contains("64 KiB"));
+    }
+
+    #[test]
+    fn deferred_file_is_read_once_it_is_usable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        let ring = KeyRing::deferred(&path);
+        for text in [None, Some("a")] {
+            if let Some(text) = text {
+                std::fs::write(&path, text).unwrap();
+            }
+            let error = ring.load().unwrap_err().to_string();
+            assert!(error.contains(&path.display().to_string()), "{error}");
+            assert!(ring.newest().is_none() && ring.ids().is_empty());
+        }
+        std::fs::write(&path, format!("a {HEX}\n")).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        ring.load().unwrap();
+        assert_eq!(ring.ids(), ["a"]);
+        // The keys stay for the life of the process.
+        std::fs::remove_file(&path).unwrap();
+        ring.load().unwrap();
+        assert_eq!(ring.ids(), ["a"]);
     }
 }

@@ -22,6 +22,7 @@ mod fsck;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod inventory;
+mod keyed_backend;
 mod keyring;
 mod memory;
 mod object;

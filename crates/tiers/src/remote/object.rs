@@ -42,7 +42,8 @@ pub(super) fn first_page_offset(
 /// before them.
 ///
 /// # Errors
-/// `Invalid` if pages and keys do not match.
+/// `Invalid` if pages and keys do not match; `Retry` if the options have a key file that was not read
+/// yet, because such an object would have no seal.
 pub(super) fn pack(
     scope: &ScopeId,
     parent: Option<&[u8]>,
@@ -82,8 +83,9 @@ pub(super) fn pack(
         ..RunHeader::default()
     };
     let (mut front, _) = header.encode()?;
-    if let Some(key) = options.keys.as_deref().and_then(KeyRing::newest) {
-        let sealer = Sealer::new(key, scope);
+    if let Some(ring) = options.keys.as_deref() {
+        let unread = || Error::retry("the remote's key file was not read: no object can be sealed");
+        let sealer = Sealer::new(ring.newest().ok_or_else(unread)?, scope);
         let mut left = &object[begin..];
         let mut tags = Vec::with_capacity(pages.len());
         for (page, slice) in header.slices.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use super::backend::Backend;
 use super::call_executor::{CallExecutor, PendingCall, RemoteCalls};
+use super::keyed_backend::KeyedBackend;
 use super::object;
 use super::object_finder::ObjectFinder;
 use super::object_read::ObjectRead;
@@ -61,9 +62,13 @@ impl RemoteTier {
         Self::with_options(backend, RemoteOptions::default())
     }
 
-    /// A tier over `backend`.
+    /// A tier over `backend`. Calls fail while the key file of a deferred key ring cannot be used.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
+        let backend: Arc<dyn Backend> = match &options.keys {
+            Some(keys) => Arc::new(KeyedBackend::new(backend, Arc::clone(keys))),
+            None => backend,
+        };
         let executor = Arc::new(CallExecutor::new(backend));
         let finder = ObjectFinder::new(Arc::clone(&executor), options.form());
         Self { executor, finder, options, counts: Counters::default() }
@@ -174,7 +179,8 @@ impl RemoteTier {
     /// first missing object.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key, or pages of different lengths.
+    /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file cannot
+    /// be used.
     pub fn put<'a>(
         &self,
         prompt: &Prompt<'_>,
