@@ -278,8 +278,10 @@ def test_unreleased_locks_expire() -> None:
         locks.lock(FAMILY, [ONE, TWO], lease)
     assert len(locks) == 20
     clock.now += 61
+    assert len(locks) == 0, "LMCache reports the number while it locks nothing"
     locks.lock(FAMILY, [THREE], 77)
     assert len(locks) == 1
+    assert [leased.lease for leased in locks._leases[FAMILY]] == [77]
     assert locks.unlock(FAMILY, [ONE, THREE]) == [77]
 
 
@@ -292,6 +294,7 @@ def test_locks_of_unused_families_expire() -> None:
     for lease in range(40):
         locks.lock(FAMILY, [TWO], lease)
     assert len(locks) == 40
+    assert [*locks._leases] == [FAMILY]
     assert locks.unlock(FAMILY._replace(salt="tenant 39"), [ONE]) == []
 
 

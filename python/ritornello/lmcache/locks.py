@@ -36,9 +36,15 @@ class Locks:
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Returns the number of locks."""
+        """Returns the number of locks, without locks that have expired."""
+        now = self._clock()
         with self._lock:
-            return sum(len(leased.keys) for leases in self._leases.values() for leased in leases)
+            return sum(
+                len(leased.keys)
+                for leases in self._leases.values()
+                for leased in leases
+                if leased.until > now
+            )
 
     def lock(self, family: Family, keys: Sequence[bytes], lease: Any) -> None:
         """Locks `keys`, which must not change afterwards, under `lease`."""
