@@ -4,12 +4,13 @@ import threading
 
 
 class Held:
-    """A remote in this process. `get` and `exists` wait until `released` is set; all calls fail
+    """A remote in this process. `get` and `exists` wait while `released` is not set; all calls fail
     while `down`.
     """
 
     values: dict[str, bytes] = {}
     released = threading.Event()
+    released.set()
     down = False
     asked = 0
 
