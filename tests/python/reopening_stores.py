@@ -14,8 +14,10 @@ import ritornello as rt
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.errors import FatalError, InvalidError
+from ritornello.lmcache.cache_store import LMCacheTiers
 from ritornello.lmcache.settings import Settings as LMCacheSettings
 from ritornello.lmcache.store import LMCacheStore
+from ritornello.sglang.cache_store import SGLangCacheStore
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings as SGLangSettings
 from ritornello.sglang.store import SGLangStore
@@ -23,6 +25,7 @@ from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings as VllmSettings
 from ritornello.vllm.store import VllmStore
+from ritornello.vllm.tier.cache import TierCache
 from ritornello.vllm.tier.store import TierStore
 
 SCOPE = rt.Scope.opaque("reopening", 4096)
@@ -87,12 +90,24 @@ def vllm_tier_store(path: Path) -> FailSafeStore:
     return TierStore(VllmSettings.parse({"path": str(path), "capacity": "1GiB"}), Meter())
 
 
+def vllm_tier_cache(path: Path) -> FailSafeStore:
+    return TierCache(VllmSettings.parse({"tiers": [f"disk {path} 64MiB"]}), Meter())
+
+
 def sglang_store(path: Path) -> FailSafeStore:
     return SGLangStore(SGLangSettings.parse({"path": str(path), "capacity": "1GiB"}), RateMeter())
 
 
+def sglang_cache_store(path: Path) -> FailSafeStore:
+    return SGLangCacheStore(SGLangSettings.parse({"tiers": [f"disk {path} 64MiB"]}), RateMeter())
+
+
 def lmcache_store(path: Path) -> FailSafeStore:
     return LMCacheStore(LMCacheSettings.parse({"path": str(path), "capacity": "1GiB"}))
+
+
+def lmcache_tiers(path: Path) -> FailSafeStore:
+    return LMCacheTiers(LMCacheSettings.parse({"tiers": [f"disk {path} 64MiB"]}))
 
 
 PREAMBLE = """

@@ -27,12 +27,15 @@ from reopening_stores import (
     holding_foreign_files,
     interrupt,
     lmcache_store,
+    lmcache_tiers,
     occupied_by_file,
     owned_by_other_user,
     replace_open,
+    sglang_cache_store,
     sglang_store,
     vllm_cache_store,
     vllm_store,
+    vllm_tier_cache,
     vllm_tier_store,
     wait_until,
 )
@@ -208,7 +211,11 @@ def test_cache_with_replaced_tier_is_reopened(
 
 
 @pytest.mark.parametrize(
-    "connector", [vllm_store, vllm_cache_store, vllm_tier_store, sglang_store, lmcache_store]
+    "connector",
+    [
+        *(vllm_store, vllm_cache_store, vllm_tier_store, vllm_tier_cache),
+        *(sglang_store, sglang_cache_store, lmcache_store, lmcache_tiers),
+    ],
 )
 def test_every_connector_reopens_its_store(
     connector: Callable[[Path], FailSafeStore], tmp_path: Path
