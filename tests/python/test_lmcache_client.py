@@ -4,12 +4,13 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from held_remote import Held
 from support import Bytes, blank, open_small, page_of
 
 import ritornello as rt
@@ -48,6 +49,13 @@ def completed(client: NativeClient, number: int) -> Completion:
             assert completion[0] == number
             return completion
     raise AssertionError("nothing was completed")
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def put(client: NativeClient, keys: list[str], nbytes: int) -> Completion:
@@ -273,6 +281,31 @@ def test_stopped_owner_blocks_no_call(where: Path) -> None:
         owner.stdin.close()
         owner.wait(60)
         client.close()
+
+
+def test_pending_lookup_ends_without_its_caller(where: Path) -> None:
+    """LMCache never takes the result of a lookup whose request it aborted."""
+    tiers = [f"disk {where}", "held_remote:Held"]
+    client = NativeClient(tiers=tiers, prefetch="timeout(0.05, 0)")
+    cache: Any = client._objects.store
+    keys = texts(4)
+    assert put(client, keys[:1], 4 * KIB)[1]
+    cache.call("flush", lambda store: store.flush(), None)
+    Held.asked = 0
+    Held.released.clear()
+    try:
+        client.submit_batch_exists(keys)
+        wait_until(lambda: Held.asked)
+        # The policy's time ends while the remote still does not answer.
+        wait_until(lambda: client._completed)
+    finally:
+        Held.released.set()
+    wait_until(
+        lambda: cache.call("stats", lambda store: store.stats()["prefetch"]["running"], 1) == 0
+    )
+    with rt.Store.open(where) as disk:
+        assert disk.stats()["leases"] == 0
+    client.close()
 
 
 def test_formats_of_other_process_are_found(where: Path) -> None:

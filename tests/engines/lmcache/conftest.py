@@ -10,9 +10,10 @@ import pytest
 os.environ.update(
     LMCACHE_DISABLE_BANNER="1", LMCACHE_LOG_LEVEL="WARNING", LMCACHE_TRACK_USAGE="false"
 )
-# Makes the helpers in this file's directory, and the servers, importable.
+# Makes the helpers in this file's directory, the servers, and the unit tests' helpers importable.
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
+sys.path.append(str(HERE.parents[1] / "python"))
 
 from harness import AdapterKind, Memory  # noqa: E402
 

@@ -1,6 +1,7 @@
 """Adapters made by LMCache's factory over a disk and a remote."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 from driver import LAYOUT, manager_of
 from harness import AdapterKind, Memory, fill, has_right_bytes, keys_of, load, lookup, store
+from held_remote import Held
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 
+import ritornello as rt
 from ritornello.lmcache.adapter import _format_of
 
 SHAPE = (2, 4, 64, 64)
@@ -98,6 +101,48 @@ def test_unasked_results_are_dropped(tmp_path: Path, memory: Memory) -> None:
     lookup(adapter, keys_of(1))
     assert adapter.query_lookup_and_lock_result(aborted) is None
     adapter.close()
+
+
+def test_pending_lookup_of_aborted_request_leaves_nothing(
+    tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache forgets a lookup if it aborts the request while the remote loads: the lookup ends,
+    and its leases end after their time.
+    """
+    monkeypatch.setattr("ritornello.lmcache.adapter.LEASE_SECONDS", 1.0)
+    keys = keys_of(4)
+    writer = machine(tmp_path, "1", memory, "held_remote:Held")
+    put(writer, memory, keys)
+    flush(writer)
+    adapter = machine(tmp_path, "2", memory, "held_remote:Held")
+    Held.asked = 0
+    Held.released.clear()
+    try:
+        aborted = adapter.submit_lookup_and_lock_task(keys, HINT)
+        wait_until(lambda: Held.asked)
+        assert adapter.report_status()["locked_objects"] == 0
+    finally:
+        Held.released.set()
+    # The lookup ends, and locks what it found, although LMCache does not ask for its result.
+    wait_until(lambda: aborted in adapter._lookup_results)
+    assert [leased.keys for (leased,) in adapter._locks._leases.values()]
+    wait_until(lambda: adapter.report_status()["locked_objects"] == 0)
+    stats = adapter._objects.store.call("stats", lambda cache: cache.stats(), {})
+    assert stats["prefetch"]["running"] == 0
+    with rt.Store.open(tmp_path / "2") as disk:
+        wait_until(lambda: disk.stats()["leases"] == 0)
+    # The next lookup, which comes after the leases have ended, drops the result.
+    assert lookup(adapter, keys, HINT) == [True] * len(keys)
+    assert adapter.query_lookup_and_lock_result(aborted) is None
+    adapter.close()
+    writer.close()
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_lookup_knows_the_format_of_lmcache_objects(tmp_path: Path) -> None:
