@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 /// Minimum timeout of one read from the remote ([`time_limit`]), and of the wait for pages that
 /// another prefetch is fetching.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of a put of fetched pages to the first tier.
+/// Minimum timeout of a put of fetched pages to the first tier
+/// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -85,7 +86,10 @@ impl Fetch<'_> {
             tiers.table.forget(first_tier.kind, hash(*page), 0..1);
         }
         let (mut left, mut failed) = (wanted.to_vec(), 0);
-        let mut until = Instant::now() + READ_TIMEOUT;
+        let step = step_pages(all.page_bytes);
+        // Another prefetch may take this long to fetch its pages.
+        let patience = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
+        let mut until = Instant::now() + patience;
         while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {
             // Another prefetch may have fetched some of the pages, or may be fetching them.
             let keys = all.select(&left);
@@ -97,7 +101,6 @@ impl Fetch<'_> {
                 let (how, page) = (Residence::Loading, hash(*page));
                 !tiers.table.claim(first_tier.kind, how, page, 0..1).is_empty()
             };
-            let step = step_pages(all.page_bytes);
             let claimed: Vec<usize> = left.iter().copied().filter(claim).take(step).collect();
             if claimed.is_empty() {
                 thread::sleep(POLL_INTERVAL);
@@ -120,7 +123,7 @@ impl Fetch<'_> {
                 failed += 1;
             }
             if stored > 0 {
-                until = Instant::now() + READ_TIMEOUT;
+                until = Instant::now() + patience;
             }
             let fetched = wanted.len() - left.len() - failed;
             job.set_stage(Stage::Fetching { fetched, of: wanted.len() });
@@ -173,12 +176,13 @@ impl Fetch<'_> {
         let slices: Vec<&[u8]> =
             buffer.chunks_exact(pages.page_bytes as usize).take(fetched).collect();
         let keys = pages.refs(range.start..range.start + fetched);
+        let timeout = first_tier.store().time_limit(pages.bytes(fetched), STORE_TIMEOUT, true);
         let stored = first_tier.store().put_batch(
             &pages.scope,
             &keys,
             &BorrowedPages::new(&slices),
             &PutOptions::after(pages.before(range.start)),
-            &Control { deadline: Some(Instant::now() + STORE_TIMEOUT), ..Control::default() },
+            &Control { deadline: Some(Instant::now() + timeout), ..Control::default() },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);

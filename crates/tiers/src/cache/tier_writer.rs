@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 /// Maximum time that a job waits for loads. The job then runs beside loads, because a busy cache
 /// would otherwise never write.
 const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
-/// Maximum time that a job waits for the put that stores its pages.
+/// Minimum timeout of a job's wait for the puts that store its pages
+/// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum timeout of one write to a tier ([`time_limit`]), and timeout of one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -174,7 +175,9 @@ impl TierWriter {
 
     /// Runs a job. Returns whether all pages of the job are now on the tier.
     fn run(&self, job: &WriteJob) -> bool {
-        let until = Instant::now() + PUT_TIMEOUT;
+        let bytes = job.pages.bytes(job.range.len());
+        let timeout = self.tiers.first().store().time_limit(bytes, PUT_TIMEOUT, true);
+        let until = deadline_in(timeout);
         for ticket in job.puts.iter().filter_map(|put| put.ticket.as_ref()) {
             let _ = ticket.wait(Some(until.saturating_duration_since(Instant::now())));
         }
@@ -219,6 +222,14 @@ impl TierWriter {
             write_back.evict_source(pages, arrived.clone());
         }
         FinishedPart { end, whole: arrived.end == end }
+    }
+
+    /// Returns the time to allow for a copy of `bytes` to the local tier `to` from another local
+    /// tier.
+    fn copy_limit(&self, to: &LocalTier, bytes: u64) -> Duration {
+        let sources = self.tiers.local.iter().filter(|tier| tier.kind != to.kind);
+        let reads = sources.map(|tier| tier.store().time_limit(bytes, WRITE_TIMEOUT, false));
+        reads.fold(to.store().time_limit(bytes, WRITE_TIMEOUT, true), Duration::max)
     }
 
     /// Copies pages to `buffer`: from the tiers that `copy_for` reads, or from the spilled pages.
@@ -269,7 +280,7 @@ impl TierWriter {
             let end = range.end.min(at + at_once);
             let keys = pages.refs(at..end);
             let bytes = pages.bytes(end - at);
-            let control = control_within(time_limit(bytes, WRITE_TIMEOUT, None));
+            let control = control_within(self.copy_limit(tier, bytes));
             // Pages that the tier already has are not read.
             let present = tier.store().exists(&pages.scope, &keys).unwrap_or_default();
             let mut present = present.iter().take_while(|present| **present).count();
