@@ -1,9 +1,10 @@
-"""The table of models in docs/models.md: its figures follow from the shapes, and a store serves
-pages of each size, through the core, vLLM's tier and LMCache's client.
+"""The table of models in docs/models.md: its figures follow from the shapes. A store serves chunks
+of each size through the core and LMCache's client, and rows of each size through vLLM's tier.
 """
 
 import re
 import select
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ class Model(NamedTuple):
     heads: int
     head_dim: int
     token_kib: str
-    # MiB of a chunk for each of `DEGREES`.
+    # MiB of a chunk for each of `DEGREES`, and of a row for the last of them.
     cells: tuple[str, ...]
 
     def chunk_bytes(self, degree: int) -> int:
@@ -43,6 +44,10 @@ class Model(NamedTuple):
             return self.layers * self.head_dim * ITEM_BYTES * CHUNK_TOKENS
         heads = max(self.heads // degree, 1)
         return 2 * self.layers * heads * self.head_dim * ITEM_BYTES * CHUNK_TOKENS
+
+    def row_bytes(self, degree: int) -> int:
+        """Returns the bytes of a row of vLLM's host tier: the chunks of all ranks; of MLA one."""
+        return self.chunk_bytes(degree) * (degree if self.heads else 1)
 
 
 DEGREES = (1, 2, 4, 8, 16)
@@ -62,22 +67,31 @@ def models() -> list[Model]:
 
 MODELS = models()
 SIZES = sorted({model.chunk_bytes(degree) for model in MODELS for degree in DEGREES})
+ROWS = sorted({model.row_bytes(degree) for model in MODELS for degree in DEGREES})
+# The bytes of pages of any size begin with these.
+PATTERN = page_of(b"pattern", MIB + 1)
 
 
 def figure(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
 
 
+def mib(size: int) -> str:
+    return figure(size / MIB)
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_figures_follow_from_shapes(model: Model) -> None:
     assert model.token_kib == figure(model.chunk_bytes(1) / CHUNK_TOKENS / 1024)
-    expected = tuple(figure(model.chunk_bytes(degree) / MIB) for degree in DEGREES)
-    assert model.cells == expected
+    chunks = tuple(mib(model.chunk_bytes(degree)) for degree in DEGREES)
+    assert model.cells == (*chunks, mib(model.row_bytes(DEGREES[-1])))
 
 
 def test_table_has_twelve_models_and_long_chunks() -> None:
     assert len(MODELS) == 12
     assert max(SIZES) > 64 * MIB
+    # Ranks that hold copies of one head make a row longer than the chunk of one rank.
+    assert max(ROWS) == 2 * max(SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +99,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> rt.Store:
     return rt.Store.open(tmp_path_factory.mktemp("models"), "6GiB")
 
 
-@pytest.mark.parametrize("page_bytes", SIZES, ids=lambda size: figure(size / MIB))
+@pytest.mark.parametrize("page_bytes", SIZES, ids=mib)
 def test_chunk_of_each_size_is_served(store: rt.Store, page_bytes: int) -> None:
     scope = rt.Scope.opaque("models", page_bytes)
     keys = keys_of(str(page_bytes), 2)
@@ -97,25 +111,43 @@ def test_chunk_of_each_size_is_served(store: rt.Store, page_bytes: int) -> None:
     store.delete(scope, keys)
 
 
-def test_tier_serves_longest_chunk(where: Path) -> None:
-    row = max(SIZES)
-    keys = offload_keys("a", 2)
-    first = TierHarness(where, row_bytes=row, rows=4)
-    assert first.save(first.begin("r", keys), keys).ok == [True] * 2
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a store that all rows use, one after another."""
+    return tmp_path_factory.mktemp("rows")
+
+
+@pytest.mark.parametrize("row_bytes", ROWS, ids=mib)
+def test_tier_serves_row_of_each_size(kept: Path, row_bytes: int) -> None:
+    keys = offload_keys("a", 1)
+    first = TierHarness(kept, row_bytes=row_bytes, rows=1)
+    first.host[0] = np.resize(PATTERN, row_bytes)
+    first.tier.save(first._transfer(first.begin("r", keys), keys, range(1)))
+    assert first.ended().ok == [True]
     first.tier.close()
-    second = TierHarness(where, row_bytes=row, rows=4)
+    second = TierHarness(kept, row_bytes=row_bytes, rows=1)
     request = second.begin("r", keys)
-    assert second.hits(request, keys) == 2
-    loaded = second.load(request, keys, first=2)
-    assert (loaded.ok, loaded.reasons) == ([True] * 2, {})
-    assert all(second.right(keys, first=2))
+    assert second.hits(request, keys) == 1
+    loaded = second.load(request, keys, first=0)
+    assert (loaded.ok, loaded.reasons) == ([True], {})
+    assert (second.host == first.host).all()
+    (_, scope) = second.tier._scopes[0]
+    second.store.call("delete", lambda store: store.delete(scope, keys), 0)
     second.tier.close()
 
 
-def test_lmcache_client_serves_longest_chunk(where: Path) -> None:
-    page: Any = page_of(b"object", max(SIZES))
-    key = f"model@00000001@0@{bytes(32).hex()}"
-    client = NativeClient(path=str(where), capacity="2GiB")
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NativeClient]:
+    opened = NativeClient(path=str(tmp_path_factory.mktemp("objects")), capacity="2GiB")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("nbytes", SIZES, ids=mib)
+def test_lmcache_client_serves_object_of_each_size(client: NativeClient, nbytes: int) -> None:
+    key = f"model@00000001@0@{nbytes.to_bytes(32).hex()}"
+    page: Any = np.resize(PATTERN, nbytes)
+    out: Any = np.zeros_like(page)
 
     def completed() -> list[bool] | None:
         assert select.select([client.event_fd()], [], [], 60)[0]
@@ -125,8 +157,8 @@ def test_lmcache_client_serves_longest_chunk(where: Path) -> None:
 
     client.submit_batch_set([key], [memoryview(page)])
     completed()
-    out: Any = np.zeros_like(page)
     client.submit_batch_get([key], [memoryview(out)])
     assert completed() == [True]
     assert (out == page).all()
-    client.close()
+    client.submit_batch_delete([key])
+    assert completed() == [True]

@@ -21,6 +21,8 @@ import ritornello as rt
 
 SHAPE = (2, 4, 64, 64)
 OBJECT = 2 * 4 * 64 * 64 * 2
+# 256 tokens of Llama-3.1-405B on one rank: the longest chunk in docs/models.md.
+LONG_SHAPE, LONG_OBJECT = (2, 126, 256, 8 * 128), 126 * MIB
 
 
 class Listener(L2AdapterListener):
@@ -64,6 +66,23 @@ def test_stored_objects_are_loaded(adapter_kind: AdapterKind, memory: Memory) ->
     out = memory.objects(14, SHAPE)
     assert load(adapter, asked, out) == [True] * 12 + [False] * 2
     assert all(has_right_bytes(obj, key) for obj, key in zip(out[:12], keys, strict=True))
+    adapter.submit_unlock(keys)
+    adapter.close()
+
+
+def test_longest_chunk_is_loaded_after_restart(plugin: AdapterKind) -> None:
+    memory, keys = Memory(2 * LONG_OBJECT), keys_of(1)
+    stored, loaded = memory.objects(2, LONG_SHAPE)
+    pattern = torch.randint(0, 256, (MIB + 1,), dtype=torch.uint8)
+    stored.raw_data.copy_(pattern.repeat(126)[:LONG_OBJECT])
+    adapter = plugin.open(memory)
+    result = store(adapter, keys, [stored])
+    assert result.is_successful() and result.bytes_transferred() == LONG_OBJECT
+    adapter.close()
+    adapter = plugin.open(memory)
+    assert lookup(adapter, keys) == [True]
+    assert load(adapter, keys, [loaded]) == [True]
+    assert torch.equal(loaded.raw_data, stored.raw_data)
     adapter.submit_unlock(keys)
     adapter.close()
 
