@@ -128,6 +128,39 @@ def test_damaged_manifest_is_reported(where: Path) -> None:
         rt.Store.open(where)
 
 
+@pytest.mark.parametrize("mount_point", [False, True])
+def test_loss_of_first_directory_changes_no_other(tmp_path: Path, *, mount_point: bool) -> None:
+    first, *others = listed = [tmp_path / name for name in "abc"]
+    keys, scope = keys_of("x", 40), rt.Scope.opaque("x", 65536)
+    with open_small(listed) as store:
+        assert store.put_batch(scope, keys, list(pages_of(keys, 65536))) == 40
+
+    def others_files() -> dict[Path, bytes]:
+        files = (path for other in others for path in other.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in files}
+
+    before = others_files()
+    assert {path.name for path in before} > {"VOLUME"}
+    shutil.rmtree(first)
+    if mount_point:
+        first.mkdir()
+    settings = StoreSettings([str(path) for path in listed], "64MiB")
+    for _ in range(2):
+        with pytest.raises(InvalidError, match="holds a volume of another store") as refused:
+            open_store(settings, logging.getLogger())
+        assert "the store's own directory is wrong: mount or name the right one" in str(
+            refused.value
+        )
+        assert str(others[0]) in str(refused.value) and "\n" not in str(refused.value)
+    with pytest.raises(InvalidError, match="not a Ritornello store"):
+        open_small(others)
+    assert others_files() == before
+    for other in others:
+        shutil.rmtree(other)
+    with open_small(listed) as store:
+        assert store.probe(scope, keys) == 0
+
+
 def test_policy_is_strict_without_a_file(where: Path) -> None:
     with open_small(where) as store:
         assert not store.policy.allow_weak_hashes
