@@ -145,6 +145,33 @@ def test_batch_mixes_sizes_models_and_salts(client: NativeClient) -> None:
     assert there(client, [*texts(1), "no key at all"]) == [True, False]
 
 
+def test_object_larger_than_store_is_named(
+    client: NativeClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    long, short = texts(1), texts(1, start=1)
+    page = np.zeros(40 << 20, np.uint8)
+    done = completed(client, client.submit_batch_set(long, views([page])))
+    assert done[1:] == (False, "not all objects were stored", None)
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "too large" in line)
+    assert "a page is too large for this store: raise the capacity" in line
+    assert f"page_bytes={40 << 20}" in line
+    assert there(client, long) == [False]
+    assert client._objects.store.meter.take()["skipped_pages:invalid"] == 1
+    assert put(client, short, 64 * KIB)[1]
+    assert get(client, short, 64 * KIB)[0] == [True]
+
+
+def test_object_longer_than_any_page_is_named(
+    client: NativeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = np.zeros((512 << 20) + 1, np.uint8)
+    done = completed(client, client.submit_batch_set(texts(1), views([page])))
+    assert done[1:] == (False, "not all objects were stored", None)
+    (line,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "scope failed" in line and str(page.nbytes) in line
+    assert put(client, texts(1), 64 * KIB)[1]
+
+
 def test_partial_put_fails(client: NativeClient) -> None:
     page = np.zeros(4 * KIB, np.uint8)
     number = client.submit_batch_set([*texts(1), "nonsense"], views([page, page.copy()]))

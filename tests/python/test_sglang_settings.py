@@ -1,13 +1,18 @@
 """Settings in SGLang's extra configuration, and supported versions of SGLang."""
 
 from dataclasses import make_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import blank, keys_of, pages_of
 
+import ritornello as rt
 from ritornello.sglang import interface
 from ritornello.sglang.interface import INTERFACE, interface_difference
+from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import ENGINE, Settings
+from ritornello.sglang.store import SGLangStore
 
 
 def test_path_suffices_and_sglang_keys_pass() -> None:
@@ -20,6 +25,21 @@ def test_path_may_be_a_list() -> None:
     settings = Settings.parse({"path": ["/a/kv", "/b/kv"], "backend_name": "x"})
     assert settings.directories == ("/a/kv", "/b/kv")
     assert Settings.parse({"path": "/kv"}).directories == ("/kv",)
+
+
+def test_pages_are_in_all_listed_directories(tmp_path: Path) -> None:
+    listed = [str(tmp_path / name) for name in "ab"]
+    scope, keys = rt.Scope.opaque("listed", 1 << 20, chained=True), keys_of("listed", 16)
+    pages, out = pages_of(keys, 1 << 20), blank(16, 1 << 20)
+    store = SGLangStore(Settings.parse({"path": listed, "capacity": "1GiB"}), RateMeter())
+    assert store.put(scope, keys, list(pages), None) == 16
+    store.close()
+    assert list(tmp_path.glob("a/segments/seg-*")) and list(tmp_path.glob("b/seg-*"))
+    store = SGLangStore(Settings.parse({"path": listed[0]}), RateMeter())
+    assert store.find([scope], keys, None, 16) == 16
+    assert store.get(scope, keys, list(out)) == 16
+    assert (out == pages).all()
+    store.close()
 
 
 def test_store_settings_are_passed_on() -> None:

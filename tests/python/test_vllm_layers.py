@@ -85,6 +85,16 @@ def test_announced_layer_has_its_pages(machine: Machine) -> None:
     assert counts["loaded_bytes"] == 50 * len(LAYERS) * BYTES
 
 
+def test_pages_in_listed_directories_are_loaded(tmp_path: Path) -> None:
+    listed, meter = [str(tmp_path / name) for name in "ab"], StepMeter()
+    settings = Settings.parse({"path": listed, "capacity": "1GiB"})
+    machine = Machine(VllmStore(settings, meter), meter)
+    assert machine.step(LOAD, check=True) == set()
+    assert machine.counts()["loaded_pages"] == 5
+    machine.worker.close()
+    assert (tmp_path / "a" / "MANIFEST").exists() and (tmp_path / "b" / "VOLUME").exists()
+
+
 def test_missing_pages_are_reported_after_step(machine: Machine) -> None:
     keys = (*KEYS[:4], b"never stored" * 2)
     assert machine.step(StepMetadata(None, [Load("b", [PageBlocks(0, 0, keys, LOADED)])])) == {6}

@@ -494,6 +494,21 @@ def test_path_may_be_a_list(tmp_path: Path) -> None:
     store.close()
 
 
+def test_row_larger_than_store_is_named(where: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    open_small(where).close()
+    row = 40 << 20
+    rig = TierHarness(where, row_bytes=row, rows=1, capacity="64MiB")
+    request = rig.begin("r", KEYS)
+    stored = rig.save(request, KEYS[:1])
+    assert (stored.ok, stored.reasons) == ([False], {"invalid": 1})
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "too large" in line)
+    assert "a page is too large for this store: raise the capacity" in line
+    assert f"page_bytes={row}" in line
+    assert rig.hits(request, KEYS) == 0
+    assert rig.counts.take()["skipped_chunks:invalid"] == 1
+    rig.tier.close()
+
+
 def test_row_size_is_limited_by_page_size() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW
