@@ -180,3 +180,4 @@ def test_rates_are_bounded_and_taken_once() -> None:
     assert rates.backup_pages == []
     assert meter.take_rates().prefetch_pages == []
     assert meter.counts()["loaded_pages"] == 2 * (RATES_MAX + 5)
+    assert meter.counts()["load_seconds"] == pytest.approx(0.001 * (RATES_MAX + 5))

@@ -8,6 +8,8 @@ from ritornello.connector.meter import Counts, Meter
 GB = 1e9
 # Maximum number of entries that wait for SGLang's scheduler, which collects them at every step.
 RATES_MAX = 1024
+# Counters of the time of transfers.
+SECONDS = {"loaded": "load_seconds", "saved": "save_seconds"}
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class RateMeter(Meter):
         moved_bytes = pages * page_bytes
         self.add(f"{what}_pages", pages)
         self.add(f"{what}_bytes", moved_bytes)
-        self.add(f"{what}_seconds", seconds)
+        self.add(SECONDS[what], seconds)
         rate = moved_bytes / GB / max(seconds, 1e-9)
         with self._lock:
             loads = what == "loaded"
