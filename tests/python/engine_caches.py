@@ -4,10 +4,12 @@ interface.
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -163,9 +165,15 @@ class ObservedStore(SGLangCacheStore):
 
     waits = 0
 
-    def _wait(self, *arguments: Any) -> Any:
-        self.waits += 1
-        return super()._wait(*arguments)
+    @contextmanager
+    def _cancellable(self, keys: Sequence[bytes]) -> Iterator[Any]:
+        with super()._cancellable(keys) as ended:
+
+            def wait(timeout: float) -> bool:
+                self.waits += 1
+                return ended.wait(timeout)
+
+            yield SimpleNamespace(wait=wait)
 
 
 class SGLangLookup(EngineLookup):

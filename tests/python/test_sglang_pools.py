@@ -130,7 +130,7 @@ def test_pages_round_trip_in_place_and_copied(
     expected = host.memory[:, [5, 2, 7]].copy()
     assert pool.put(keys(3), slots(5, 2, 7), None) == 3
     assert pool.leading(keys(5), None) == 3
-    assert pool.present(keys(5)) == [True] * 3 + [False] * 2
+    assert pool.prefixes(keys(5), None, []).restorable == [1, 2, 3]
     host.memory[:] = 0
     assert pool.get(keys(5), slots(0, 1, 3, 4, 6)) == 3
     assert np.array_equal(host.memory[:, [0, 1, 3]], expected)
@@ -164,7 +164,7 @@ def test_closed_store_is_not_called(quiet: SGLangStore, meter: RateMeter) -> Non
     quiet.close()
     assert pool.put(keys(1), slots(0), None) == 0
     assert pool.get(keys(1), slots(0)) == 0
-    assert (pool.leading(keys(1), None), pool.present(keys(1))) == (0, [False])
+    assert (pool.leading(keys(1), None), pool.prefixes(keys(1), None, []).pages) == (0, 0)
     assert meter.counts() == {}
     assert not quiet.open()
 

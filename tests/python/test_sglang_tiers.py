@@ -253,7 +253,11 @@ def early() -> Iterator[Callable[..., EarlyLookups]]:
 
     def made(store: SGLangCacheStore) -> EarlyLookups:
         pool: Any = SimpleNamespace(scopes=[SCOPE], page_tokens=TOKENS)
-        opened.append(EarlyLookups(store, lambda: pool, lambda operation, tokens: operation.hashes))
+        opened.append(
+            EarlyLookups(
+                store, lambda: pool, lambda operation, tokens: operation.hashes, lambda sides: []
+            )
+        )
         return opened[-1]
 
     yield made
@@ -264,7 +268,9 @@ def early() -> Iterator[Callable[..., EarlyLookups]]:
 def operation(keys: Sequence[bytes], first: int = 0) -> Any:
     """Returns an operation of SGLang, which a test may end."""
     hashes = [key.hex() for key in keys]
-    made = SimpleNamespace(hashes=hashes[first:], prefix_keys=hashes[:first], ended=False)
+    made = SimpleNamespace(
+        hashes=hashes[first:], prefix_keys=hashes[:first], pool_transfers=None, ended=False
+    )
     made.is_terminated = lambda: made.ended
     return made
 

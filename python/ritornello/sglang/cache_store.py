@@ -14,6 +14,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from ritornello.connector.cache_counts import CacheCounts
+from ritornello.sglang.hits import GROUPS, RestorablePrefixes, SidePool
+from ritornello.sglang.piece_lookup import LEASE_SECONDS, Piece, PieceLookup, main_requests
 from ritornello.sglang.store import SGLangStore
 
 if TYPE_CHECKING:
@@ -23,15 +25,8 @@ if TYPE_CHECKING:
     from ritornello.sglang.meter import RateMeter
     from ritornello.sglang.settings import Settings
 
-# Duration of a lease. SGLang reads the pages that a lookup found within seconds, or never.
-LEASE_SECONDS = 30.0
-# Maximum number of pieces with leased pages that SGLang has not read yet. A further piece releases
-# the leases of the oldest piece.
+# Pieces with leased pages that SGLang has not read yet. Beyond it the oldest leases are released.
 LEASED_MAX = 256
-POLL_SECONDS = 0.003
-# Maximum time that a lookup waits for a remote. The core's prefetch policies end the wait earlier,
-# after at most 30 seconds.
-WAIT_SECONDS = 35.0
 REPORT_SECONDS = 1.0
 # Stands for the page before a piece whose place in its prompt is unknown. The tiers of this machine
 # store such a piece without its place; a remote, which needs the place, does not store it.
@@ -40,14 +35,15 @@ UNKNOWN_PARENT = bytes(32)
 
 @dataclass(slots=True)
 class Leased:
-    """A piece of a prompt whose pages are leased until SGLang has read them. `last`: the key of its
-    last page. `reads`: the remaining reads of this page, one for each scope. `began`: when the
-    first read of the piece began.
+    """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
+    `reads`: numbers of reads of this page until the piece is read, one for each scope. `hit`: the
+    lookup with the gate's decision about the piece; None if the gate did not decide. `began`: when
+    the first read began.
     """
 
     last: bytes
     reads: int
-    found: "Lookup"
+    hit: "Lookup | None"
     leases: "list[tuple[TierName, int]]" = field(default_factory=list)
     at: float = field(default_factory=monotonic)
     began: float = 0.0
@@ -85,20 +81,28 @@ class SGLangCacheStore(SGLangStore):
         before: Sequence[bytes] | None,
         page_tokens: int,
     ) -> int:
-        if self._stale() or not keys or not scopes:
-            return 0
+        return self.find_prefixes(scopes, keys, before, page_tokens, ()).pages if scopes else 0
 
-        def action(cache: "Cache") -> int:
-            if before is None:
-                return self._local(cache, scopes, keys)
-            return self._find(cache, scopes, keys, before, page_tokens)
-
-        pages: int = self._on_cache("lookup", action, 0)
+    def find_prefixes(
+        self,
+        scopes: "Sequence[Scope]",
+        keys: Sequence[bytes],
+        before: Sequence[bytes] | None,
+        page_tokens: int,
+        sides: Sequence[SidePool],
+    ) -> RestorablePrefixes:
+        nothing = RestorablePrefixes()
+        if self._stale() or not keys:
+            return nothing
+        piece = Piece(scopes, keys, before, page_tokens, sides)
+        found: RestorablePrefixes = self._on_cache(
+            "lookup", lambda cache: self._find(cache, piece), nothing
+        )
         self.report()
-        return pages
+        return found
 
     def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
-        self._begin_read(keys)
+        self._begin_read(scope, keys)
         try:
             return super().get(scope, keys, out)
         finally:
@@ -111,14 +115,17 @@ class SGLangCacheStore(SGLangStore):
         keys: Sequence[bytes],
         before: Sequence[bytes],
         page_tokens: int,
+        sides: Sequence[SidePool] = (),
     ) -> None:
+        requests = main_requests(
+            Piece(scopes, keys, before, page_tokens, sides), self._settings.gate
+        )
+
         def action(cache: "Cache") -> None:
-            prompt = [*before, *keys]
-            lookup = self._lookup(cache, scopes, len(before), len(keys), page_tokens)
-            # Scopes whose pages are all on this machine are left to `find`: a lookup here would
-            # count these pages a second time.
-            lacking = [scope for scope in scopes if not all(cache.exists(scope, prompt))]
-            self._release_found([lookup(scope, prompt) for scope in lacking])
+            for request in requests:
+                # `find` looks up what this machine has; a second lookup would count twice.
+                if not all(cache.exists(request.scope, request.keys)):
+                    self._release_found([request.lookup(cache)])
 
         if not self._stale():
             self._on_cache("lookup", action, None)
@@ -150,83 +157,28 @@ class SGLangCacheStore(SGLangStore):
         self.report(last=True)
         super().close()
 
-    def _find(
-        self,
-        cache: "Cache",
-        scopes: "Sequence[Scope]",
-        keys: Sequence[bytes],
-        before: Sequence[bytes],
-        page_tokens: int,
-    ) -> int:
-        prompt = [*before, *keys]
-        lookup = self._lookup(cache, scopes, len(before), len(keys), page_tokens)
+    def _find(self, cache: "Cache", piece: Piece) -> RestorablePrefixes:
         # SGLang may end the prefetch while the first lookup runs.
-        with self._cancellable(prompt) as ended:
-            found = [lookup(scope, prompt) for scope in scopes]
-            if any(each.state != "ready" for each in found):
-                found = self._wait(lookup, scopes, prompt, found, ended)
-        if any(each.state != "ready" for each in found):
-            self._release_found(found)
-            return self._local(cache, scopes, keys)
-        hit = min(found, key=lambda each: each.load)
-        pages = hit.load - len(before)
-        if pages > 0:
-            self._keep_leases(keys, pages, hit, found)
-            return pages
-        self._release_found(found)
-        # A lookup counts no page after the first missing page. The tiers may lack pages before the
-        # piece, which SGLang has: then count the pages of the piece alone.
-        if self._settings.gate != "never" and min(each.local for each in found) < len(before):
-            return self._local(cache, scopes, keys)
-        return 0
-
-    def _lookup(
-        self,
-        cache: "Cache",
-        scopes: "Sequence[Scope]",
-        before: int,
-        pages: int,
-        page_tokens: int,
-    ) -> "Callable[[Scope, Sequence[bytes]], Lookup]":
-        """Returns a function that looks up a prompt whose first `before` pages SGLang has."""
-        return partial(
-            cache.lookup,
-            ttl=LEASE_SECONDS,
-            gate=self._settings.gate,
-            page_tokens=page_tokens,
-            page_bytes=sum(scope.page_bytes for scope in scopes),
-            computed=before * page_tokens,
-            tokens=(before + pages) * page_tokens,
-        )
-
-    def _wait(
-        self,
-        lookup: "Callable[[Scope, Sequence[bytes]], Lookup]",
-        scopes: "Sequence[Scope]",
-        prompt: Sequence[bytes],
-        found: "list[Lookup]",
-        ended: Event,
-    ) -> "list[Lookup]":
-        """Repeats pending lookups until the remote's pages have arrived, the policy gives up, or
-        SGLang ends the prefetch.
-        """
-        if get_ident() == self._scheduler_thread:
-            return found
-        deadline = monotonic() + WAIT_SECONDS
-        while any(each.state != "ready" for each in found):
-            if ended.wait(POLL_SECONDS) or monotonic() > deadline:
-                self.cancel_fetch(scopes, prompt)
-                break
-            found = [
-                each if each.state == "ready" else lookup(scope, prompt)
-                for scope, each in zip(scopes, found, strict=True)
-            ]
-        return found
+        with self._cancellable(piece.keys) as ended:
+            waits = get_ident() != self._scheduler_thread
+            lookup = PieceLookup(
+                cache, self._settings, piece, self._release_found, ended, waits=waits
+            )
+            try:
+                prefixes = lookup.find()
+            except BaseException:
+                self._release_found(lookup.held)
+                raise
+        if prefixes.pages and lookup.held:
+            self._keep_leases(piece, prefixes.pages, lookup)
+        else:
+            self._release_found(lookup.held)
+        return prefixes
 
     @contextmanager
-    def _cancellable(self, prompt: Sequence[bytes]) -> Iterator[Event]:
-        """Yields an event that `cancel_lookup` of the prompt, or closing, sets."""
-        ended, last = Event(), prompt[-1] if prompt else b""
+    def _cancellable(self, keys: Sequence[bytes]) -> Iterator[Event]:
+        """Yields an event that `cancel_lookup` of the piece, or closing, sets."""
+        ended, last = Event(), keys[-1]
         with self._state_lock:
             self._waiting[last] = ended
             if self.closed:
@@ -238,35 +190,41 @@ class SGLangCacheStore(SGLangStore):
                 if self._waiting.get(last) is ended:
                     del self._waiting[last]
 
-    def _local(self, cache: "Cache", scopes: "Sequence[Scope]", keys: Sequence[bytes]) -> int:
-        """Returns the number of leading pages on this machine, without a query to the remote and
-        without leases.
-        """
-        if self._settings.gate == "never":
-            return 0
-        return min(cache.lookup(scope, keys, gate="never").local for scope in scopes)
-
-    def _keep_leases(
-        self, keys: Sequence[bytes], pages: int, hit: "Lookup", found: "list[Lookup]"
-    ) -> None:
-        """Keeps the leases on the piece's first `pages` pages until SGLang has read these pages."""
-        leases = [lease for each in found for lease in each.leases]
-        piece, dropped = Leased(keys[pages - 1], len(found), hit, leases), []
+    def _keep_leases(self, piece: Piece, pages: int, lookup: PieceLookup) -> None:
+        """Keeps the leases of the piece's `pages` leading pages, which SGLang is told of."""
+        keys, sides = piece.keys, [side for side in piece.sides if side.policy != GROUPS]
+        leased = Leased(
+            keys[pages - 1],
+            len(piece.scopes) + sum(len(side.scopes) for side in sides),
+            # The gate does not decide about models with side pools.
+            None if piece.sides else lookup.hit,
+            [lease for each in lookup.held for lease in each.leases],
+        )
+        dropped = []
         with self._state_lock:
             while self._leased:
                 oldest = next(iter(self._leased.values()))
-                if len(self._leased) < LEASED_MAX and piece.at - oldest.at < LEASE_SECONDS:
+                if len(self._leased) < LEASED_MAX and leased.at - oldest.at < LEASE_SECONDS:
                     break
                 dropped.append(self._leased.popitem(last=False)[1])
             if keys[0] in self._leased:
                 dropped.append(self._leased.pop(keys[0]))
-            self._leased[keys[0]] = piece
+            self._leased[keys[0]] = leased
         for each in dropped:
             self._release(each.leases)
 
-    def _begin_read(self, keys: Sequence[bytes]) -> None:
+    def _begin_read(self, scope: "Scope", keys: Sequence[bytes]) -> None:
+        if not keys:
+            return
         with self._state_lock:
-            piece = self._leased.get(keys[0]) if keys else None
+            if scope.chained:
+                piece = self._leased.get(keys[0])
+            elif self._reading is not None and self._reading.last in keys:
+                return
+            else:
+                # Without bytes in the main pool, the first read is a side pool's.
+                leased = self._leased.values()
+                piece = next((each for each in leased if each.last in keys), None)
             if piece is not None and piece is not self._reading:
                 piece.began = monotonic()
                 self._reading = piece
@@ -286,11 +244,9 @@ class SGLangCacheStore(SGLangStore):
                     del self._leased[first]
                     break
         self._release(piece.leases)
-        if piece.found.estimate is not None:
-            seconds = monotonic() - piece.began
-            self._on_cache(
-                "outcome", lambda cache: cache.record_outcome(piece.found, seconds), None
-            )
+        hit, seconds = piece.hit, monotonic() - piece.began
+        if hit is not None and hit.estimate is not None:
+            self._on_cache("outcome", lambda cache: cache.record_outcome(hit, seconds), None)
 
     def _release_found(self, found: "list[Lookup]") -> None:
         self._release([lease for each in found for lease in each.leases])

@@ -7,7 +7,7 @@ pages of earlier requests.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from ritornello.sglang.prompts import UNKNOWN
 from ritornello.sglang.store import SGLangStore
 
 if TYPE_CHECKING:
+    from ritornello.sglang.hits import SidePool
     from ritornello.sglang.pools import LogicalPool, Pool
 
 logger = logging.getLogger("ritornello.sglang")
@@ -32,14 +33,21 @@ Hashes = Callable[[Any, int], list[str]]
 
 
 class EarlyLookups:
-    """Lookups of one storage. `pool` returns its main pool, None while it has none."""
+    """Lookups of one storage. `pool` returns its main pool, None while it has none; `sides` the
+    side pools of SGLang's transfers.
+    """
 
     def __init__(
-        self, store: SGLangStore, pool: "Callable[[], Pool | LogicalPool | None]", hashes: Hashes
+        self,
+        store: SGLangStore,
+        pool: "Callable[[], Pool | LogicalPool | None]",
+        hashes: Hashes,
+        sides: "Callable[[Sequence[Any]], Sequence[SidePool]]",
     ) -> None:
         self._store = store
         self._pool = pool
         self._hashes = hashes
+        self._sides = sides
         self._queue: Queue[tuple[Any, bool]] = Queue(QUEUED_MAX)
         self._thread: Thread | None = None
         self._closed = Event()
@@ -86,10 +94,13 @@ class EarlyLookups:
 
     def _act(self, operation: Any, *, ended: bool) -> None:
         pool, before = self._pool(), operation.prefix_keys
-        if pool is None or UNKNOWN in before[:1] or operation.is_terminated() is not ended:
+        if pool is None or not pool.scopes or UNKNOWN in before[:1]:
+            return
+        if operation.is_terminated() is not ended:
             return
         keys = keys_of(self._hashes(operation, pool.page_tokens))
         if ended:
             self._store.cancel_fetch(pool.scopes, [*keys_of(before), *keys])
         else:
-            self._store.begin_lookup(pool.scopes, keys, keys_of(before), pool.page_tokens)
+            sides = self._sides(operation.pool_transfers or ())
+            self._store.begin_lookup(pool.scopes, keys, keys_of(before), pool.page_tokens, sides)

@@ -5,6 +5,12 @@ policy: with `all_pages` the pool needs all pages too, with `trailing_pages` the
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.hicache_storage import PoolTransfer
+
+    from ritornello._core import Scope
 
 ALL = "all_pages"
 TRAILING = "trailing_pages"
@@ -36,6 +42,40 @@ class Presence:
     policy: str
     window: int
     pages: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class SidePool:
+    """A side pool in a lookup. `scopes`: one for each part of a page; none if the storage does not
+    have the pool. `window`: as in `Presence`.
+    """
+
+    pool: str
+    policy: str
+    window: int
+    scopes: "Sequence[Scope]" = ()
+
+    @classmethod
+    def of(cls, transfer: "PoolTransfer", scopes: "Sequence[Scope]") -> "SidePool":
+        """Returns the pool of SGLang's transfer, which has a key for each page of the window."""
+        policy = str(getattr(transfer.hit_policy, "value", transfer.hit_policy))
+        return cls(transfer.name, policy, len(transfer.keys or ()), scopes)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the pool can permit a prefix."""
+        return self.policy == GROUPS or (self.policy in (ALL, TRAILING) and bool(self.scopes))
+
+    def first_page(self, length: int) -> int:
+        """Returns the first page of the window that a prefix of `length` pages needs."""
+        return max(length - max(self.window, 1), 0)
+
+    def in_all_scopes(self, found: Sequence[Sequence[bool]]) -> list[bool]:
+        """Returns which pages are complete. `found`: by scope, which pages are stored."""
+        return [all(page) for page in zip(*found, strict=True)]
+
+    def presence(self, pages: Sequence[bool]) -> Presence:
+        return Presence(self.pool, self.policy, self.window, pages)
 
 
 def restorable_prefixes(kv: str, kv_pages: int, sides: Iterable[Presence]) -> RestorablePrefixes:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ritornello.sglang.hits import RestorablePrefixes, SidePool
 from ritornello.sglang.identity import Engine, PoolLayout, is_replicated, scopes_of, split_factor
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
@@ -66,8 +67,9 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 class Pool:
     """One host pool. `name`: SGLang's name of the pool. `leading` returns how many leading pages
-    can be loaded, the puts how many are stored, the gets how many were filled and verified.
-    `before`: as in `SGLangStore`.
+    can be loaded, `prefixes` the prefixes of which the side pools `sides` have their parts too, the
+    puts how many pages are stored, the gets how many were filled and verified. `before`: as in
+    `SGLangStore`.
     """
 
     def __init__(
@@ -137,9 +139,10 @@ class Pool:
     def leading(self, keys: Sequence[bytes], before: Sequence[bytes] | None) -> int:
         return self._store.find(self._scopes, keys, before, self._tokens)
 
-    def present(self, keys: Sequence[bytes]) -> list[bool]:
-        found = [self._store.exists(scope, keys) for scope in self._scopes]
-        return [all(page) for page in zip(*found, strict=True)]
+    def prefixes(
+        self, keys: Sequence[bytes], before: Sequence[bytes] | None, sides: Sequence[SidePool]
+    ) -> RestorablePrefixes:
+        return self._store.find_prefixes(self._scopes, keys, before, self._tokens, sides)
 
     def put(self, keys: Sequence[bytes], indices: Any, before: Sequence[bytes] | None) -> int:
         ids = self._page_ids(keys, indices)
@@ -216,11 +219,19 @@ class LogicalPool:
     page_bytes = page_tokens = 0
     scopes: "list[Scope]" = []
 
+    def __init__(self, store: SGLangStore) -> None:
+        self._store = store
+
     def describe(self, engine: Engine) -> None:
         """Does nothing: no bytes are stored."""
 
     def leading(self, keys: Sequence[bytes], before: Sequence[bytes] | None) -> int:
         return len(keys)
+
+    def prefixes(
+        self, keys: Sequence[bytes], before: Sequence[bytes] | None, sides: Sequence[SidePool]
+    ) -> RestorablePrefixes:
+        return self._store.find_prefixes((), keys, before, self.page_tokens, sides)
 
     def put(self, keys: Sequence[bytes], indices: Any, before: Sequence[bytes] | None) -> int:
         return len(keys)

@@ -32,7 +32,7 @@ from ritornello.connector.interface import accept_defaults
 from ritornello.sglang.cache_store import SGLangCacheStore
 from ritornello.sglang.early_lookups import EarlyLookups
 from ritornello.sglang.engine import dcp_size_of, engine_of, is_storage_writer
-from ritornello.sglang.hits import Presence, restorable_prefixes
+from ritornello.sglang.hits import SidePool
 from ritornello.sglang.hooks import (
     hashes_of,
     storage_named_at_start,
@@ -92,7 +92,9 @@ class RitornelloStorage(HiCacheStorage):
             if settings.gate == "auto":
                 watch_prefills(self._store.record_prefill)
         self._has_remote = settings.has_remote
-        self._early = EarlyLookups(self._store, lambda: self._pools.get(KV), hashes_of)
+        self._early = EarlyLookups(
+            self._store, lambda: self._pools.get(KV), hashes_of, self._side_pools
+        )
         self._engine = engine_of(storage_config).at(self._epoch)
         self._pools: dict[str, Pool | LogicalPool] = {}
         if self._engine.model.epoch:
@@ -108,7 +110,7 @@ class RitornelloStorage(HiCacheStorage):
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         super().register_mem_pool_host(mem_pool_host)
         if getattr(mem_pool_host, "kv_buffer", mem_pool_host) is None:
-            self._pools[KV] = LogicalPool()
+            self._pools[KV] = LogicalPool(self._store)
         else:
             self._add_pool(KV, mem_pool_host, self._in_place)
 
@@ -149,8 +151,8 @@ class RitornelloStorage(HiCacheStorage):
             self._store.attempt("new epoch", action, None)
 
     def on_prefetch_begin(self, operation: Any) -> None:
-        """Begins the lookup on the remote of an operation that SGLang's scheduler queued."""
-        if self._has_remote and not operation.pool_transfers and not operation.assume_stored:
+        """Begins the lookup of an operation that SGLang's scheduler queued, on the remote."""
+        if self._has_remote and not operation.assume_stored:
             self._early.begin(operation)
 
     def on_prefetch_end(self, operation: Any) -> None:
@@ -255,15 +257,8 @@ class RitornelloStorage(HiCacheStorage):
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
         def action(pool: Pool | LogicalPool) -> PoolTransferResult:
-            page_keys = keys_of(keys)
-            # A remote has no pages of side pools. Pages of the main pool are of no use without
-            # them, so the remote is not asked.
-            before = None if pool_transfers else self._before_lookup(extra_info)
-            leading = pool.leading(page_keys, before)
-            sides = [
-                self._presence(transfer, page_keys[:leading]) for transfer in pool_transfers or []
-            ]
-            found = restorable_prefixes(KV, leading, sides)
+            page_keys, before = keys_of(keys), self._before_lookup(extra_info)
+            found = pool.prefixes(page_keys, before, self._side_pools(pool_transfers or ()))
             return PoolTransferResult(found.pages, dict(found.pools), found.restorable)
 
         found = self._on_kv("probe", action, PoolTransferResult(0, {}, []))
@@ -334,11 +329,12 @@ class RitornelloStorage(HiCacheStorage):
 
         self._store.attempt(f"pool {name}", action, None)
 
-    def _presence(self, transfer: PoolTransfer, keys: list[bytes]) -> Presence:
-        pool = self._pools.get(str(transfer.name))
-        present = pool.present(keys) if isinstance(pool, Pool) and keys else [False] * len(keys)
-        policy = getattr(transfer.hit_policy, "value", transfer.hit_policy)
-        return Presence(transfer.name, str(policy), len(transfer.keys or ()), present)
+    def _side_pools(self, transfers: Sequence[PoolTransfer]) -> list[SidePool]:
+        pools = [self._pools.get(str(transfer.name)) for transfer in transfers]
+        return [
+            SidePool.of(transfer, () if pool is None else pool.scopes)
+            for transfer, pool in zip(transfers, pools, strict=True)
+        ]
 
     def _for_each_pool(
         self,

@@ -6,6 +6,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ritornello.connector.fail_safe import FailSafeStore
+from ritornello.sglang.hits import RestorablePrefixes, SidePool, restorable_prefixes
+from ritornello.sglang.identity import KV
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings
 
@@ -56,6 +58,24 @@ class SGLangStore(FailSafeStore):
             return min((store.probe(scope, keys) for scope in scopes), default=0)
 
         return self.call("probe", action, 0)
+
+    def find_prefixes(
+        self,
+        scopes: "Sequence[Scope]",
+        keys: Sequence[bytes],
+        before: Sequence[bytes] | None,
+        page_tokens: int,
+        sides: Sequence[SidePool],
+    ) -> RestorablePrefixes:
+        """Returns the prefixes that can be loaded, if side pools hold further parts of the pages.
+        Without `scopes` the main pool holds no bytes, so that it has all pages.
+        """
+        leading = self.find(scopes, keys, before, page_tokens) if scopes else len(keys)
+        found = []
+        for side in sides:
+            pages = [self.exists(scope, keys[:leading]) for scope in side.scopes]
+            found.append(side.presence(side.in_all_scopes(pages)))
+        return restorable_prefixes(KV, leading, found)
 
     def exists(self, scope: "Scope", keys: Sequence[bytes]) -> list[bool]:
         if self._stale():
@@ -119,9 +139,10 @@ class SGLangStore(FailSafeStore):
         keys: Sequence[bytes],
         before: Sequence[bytes],
         page_tokens: int,
+        sides: Sequence[SidePool] = (),
     ) -> None:
-        """Begins the fetch that a later `find` of the same pages waits for. Never waits for a
-        remote.
+        """Begins the fetch of the main pool's pages for which a later lookup of the same
+        pages waits. Does not wait for a remote.
         """
 
     def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:

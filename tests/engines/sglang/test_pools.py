@@ -317,8 +317,8 @@ def test_errors_are_contained_and_logged_once(
     def broken(*_: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(storage._pools["kv"], "_page_ids", broken)
-    monkeypatch.setattr(storage._pools["kv"], "leading", broken)
+    for name in ("_page_ids", "leading", "prefixes"):
+        monkeypatch.setattr(storage._pools["kv"], name, broken)
     for _ in range(3):
         assert storage.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
         assert storage.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)

@@ -1,12 +1,15 @@
 """Storages with tiers, on SGLang's real host pools and classes: two machines share a remote."""
 
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from conftest import Attach
-from hosts import controller, fill, hashes, mamba, mha, page_bytes, slots
+from hosts import controller, fill, hashes, mamba, mha, mla, page_bytes, slots
 from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
@@ -17,15 +20,18 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.model_runner import ModelRunner
 
+from ritornello.sglang.identity import keys_of
 from ritornello.sglang.prefills import Prefills, prefills
 from ritornello.sglang.prompts import UNKNOWN, prompt_obstacle, prompts
 
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 WAIT = 60.0
 
+Machine = Callable[..., Any]
+
 
 @pytest.fixture
-def machine(attach: Attach, tmp_path: Path) -> Any:
+def machine(attach: Attach, tmp_path: Path) -> Machine:
     """Attaches a pool to the tiers of a machine: a separate disk and the shared directory."""
     (tmp_path / "far").mkdir()
 
@@ -51,7 +57,7 @@ def flush(storage: Any) -> None:
     assert storage._store.call("flush", lambda cache: cache.flush() is None, False)
 
 
-def test_pages_of_other_machine_are_loaded(machine: Any) -> None:
+def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     host = mha("page_first")
     fill(host, 1)
     keys, expected = hashes("shared"), [page_bytes(host, page) for page in FROM]
@@ -69,7 +75,7 @@ def test_pages_of_other_machine_are_loaded(machine: Any) -> None:
     assert [page_bytes(host, page) for page in TO] == expected
 
 
-def test_pages_without_place_are_not_shared(machine: Any) -> None:
+def test_pages_without_place_are_not_shared(machine: Machine) -> None:
     host = mha("page_first")
     keys = hashes("no place")
     one, two = machine("one", host), machine("two", host)
@@ -78,26 +84,126 @@ def test_pages_without_place_are_not_shared(machine: Any) -> None:
     assert (found(one, keys), found(two, keys)) == (5, 0)
 
 
-def test_state_of_other_machine_bounds_prefix(machine: Any) -> None:
-    host, states = mha("page_first"), mamba()
-    fill(host, 1)
-    keys = hashes("states")
-    state = PoolTransfer(
-        name=PoolName.MAMBA,
-        keys=keys[3:4],
-        host_indices=slots(states, FROM[:1]),
+def side(name: PoolName, keys: list[str], host: Any, pages: list[int]) -> PoolTransfer:
+    return PoolTransfer(
+        name=name,
+        keys=keys,
+        host_indices=slots(host, pages),
         hit_policy=PoolHitPolicy.TRAILING_PAGES,
     )
-    one = machine("one", host, ("mamba", states))
-    assert all(one.batch_set_v1(keys, slots(host, FROM), after()))
-    assert one.batch_set_v2([state], after(*keys[:3])) == {PoolName.MAMBA: [True]}
+
+
+def asked(name: PoolName, window: int) -> PoolTransfer:
+    """Returns what SGLang passes before it knows how many pages it loads."""
+    return PoolTransfer(name=name, keys=["?"] * window, hit_policy=PoolHitPolicy.TRAILING_PAGES)
+
+
+def restorable(storage: Any, keys: list[str], *sides: PoolTransfer) -> list[int]:
     with ThreadPoolExecutor(1) as thread:
-        result = thread.submit(one.batch_exists_v2, keys, [state], after()).result(WAIT)
-    assert (result.kv_hit_pages, result.restorable_prefix_pages) == (4, [4])
-    assert one.batch_get_v2([state]) == {PoolName.MAMBA: [True]}
+        found = thread.submit(storage.batch_exists_v2, keys, [*sides], after()).result(WAIT)
+    assert found.kv_hit_pages == max(found.restorable_prefix_pages, default=0)
+    return list(found.restorable_prefix_pages)
 
 
-def test_sglang_has_wrapped_methods(machine: Any) -> None:
+def test_machines_serve_each_others_side_pools(machine: Machine) -> None:
+    host, states, window = mha("page_first"), mamba(), mha("page_first", layers=(0, 2))
+    sides = (("mamba", states), ("swa", window))
+    machines = [machine(name, host, *sides) for name in ("one", "two")]
+    for seed, (storing, loading) in enumerate((machines, machines[::-1])):
+        keys = hashes(f"hybrid {seed}")
+        for number, pool in enumerate((host, states, window)):
+            fill(pool, 10 * seed + number)
+        expected = (
+            [page_bytes(host, page) for page in FROM[:4]],
+            [page_bytes(states, 3)],
+            [page_bytes(window, page) for page in (6, 8)],
+        )
+        assert all(storing.batch_set_v1(keys, slots(host, FROM), after()))
+        # The window that ends with the last page lacks its first page.
+        stored = [
+            side(PoolName.MAMBA, [keys[3], keys[4]], states, [3, 4]),
+            side(PoolName.SWA, [keys[2], keys[3]], window, [6, 8]),
+        ]
+        assert all(map(all, storing.batch_set_v2(stored, after()).values()))
+        flush(storing)
+        for number, pool in enumerate((host, states, window)):
+            fill(pool, 10 * seed + number + 5)
+        queried = [asked(PoolName.MAMBA, 1), asked(PoolName.SWA, 2)]
+        assert restorable(loading, keys, *queried) == [4]
+        pages = slots(host, TO[:4])
+        assert controller(host, loading)._page_get_zero_copy(None, keys[:4], pages) == 4
+        got = loading.batch_get_v2(
+            [
+                side(PoolName.MAMBA, keys[3:4], states, [9]),
+                side(PoolName.SWA, keys[2:4], window, [1, 2]),
+            ]
+        )
+        assert got == {PoolName.MAMBA: [True], PoolName.SWA: [True, True]}
+        assert expected == (
+            [page_bytes(host, page) for page in TO[:4]],
+            [page_bytes(states, 9)],
+            [page_bytes(window, page) for page in (1, 2)],
+        )
+        assert not loading._store._leased
+
+
+def test_missing_page_of_other_machine_bounds_prefix(machine: Machine) -> None:
+    host, window = mha("page_first"), mha("page_first", layers=(0, 2))
+    one, two = (machine(name, host, ("swa", window)) for name in ("one", "two"))
+    keys, lone = hashes("gap"), hashes("lone")
+    for prompt, places in ((keys, [0, 1, 2, 4]), (lone, [1, 4])):
+        assert all(one.batch_set_v1(prompt, slots(host, FROM), after()))
+        there = side(PoolName.SWA, [prompt[place] for place in places], window, places)
+        assert all(one.batch_set_v2([there], after())[PoolName.SWA])
+    flush(one)
+    assert restorable(one, keys, asked(PoolName.SWA, 2)) == [1, 2, 3]
+    assert restorable(two, keys, asked(PoolName.SWA, 2))[-1:] == [3]
+    assert restorable(two, lone, asked(PoolName.SWA, 2)) == []
+    assert len(two._store._leased) == 1
+
+
+def test_indexer_of_other_machine_is_loaded(machine: Machine) -> None:
+    host, indexer = mha("page_first"), mla("page_first", layers=1)
+    fill(indexer, 3)
+    one, two = (machine(name, host, ("indexer", indexer)) for name in ("one", "two"))
+    keys, expected = hashes("indexer"), [page_bytes(indexer, page) for page in FROM[:3]]
+    assert all(one.batch_set_v1(keys, slots(host, FROM), after()))
+    stored = PoolTransfer(
+        name=PoolName.INDEXER, keys=keys[:3], host_indices=slots(indexer, FROM[:3])
+    )
+    assert all(one.batch_set_v2([stored], after())[PoolName.INDEXER])
+    flush(one)
+    assert restorable(two, keys, PoolTransfer(name=PoolName.INDEXER)) == [1, 2, 3]
+    fill(indexer, 4)
+    loaded = PoolTransfer(name=PoolName.INDEXER, keys=keys[:3], host_indices=slots(indexer, TO[:3]))
+    assert all(two.batch_get_v2([loaded])[PoolName.INDEXER])
+    assert [page_bytes(indexer, page) for page in TO[:3]] == expected
+
+
+def test_queued_operation_with_side_pools_begins_fetch(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, states = mha("page_first"), mamba()
+    one, two = (machine(name, host, ("mamba", states)) for name in ("one", "two"))
+    keys = hashes("queued")
+    assert all(one.batch_set_v1(keys, slots(host, FROM), after()))
+    flush(one)
+    # SGLang's hash function takes a minute to compile.
+    monkeypatch.setattr(two._early, "_hashes", lambda operation, tokens: keys)
+    queued = SimpleNamespace(
+        prefix_keys=[],
+        pool_transfers=[asked(PoolName.MAMBA, 1)],
+        assume_stored=False,
+        is_terminated=lambda: False,
+    )
+    two.on_prefetch_begin(queued)
+    until = time.monotonic() + WAIT
+    while two._store.exists(two._pools["kv"].scopes[0], keys_of(keys)) != [True] * 5:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_sglang_has_wrapped_methods(machine: Machine) -> None:
     machine("one", mha("page_first"), gate="auto")
     assert prompts.watched
     assert prefills.record is not None

@@ -1,0 +1,257 @@
+"""One lookup of a piece of a prompt in a cache over tiers.
+
+The main pool is looked up first: its keys chain, so a remote answers with a number of leading
+pages. The keys of side pools do not chain, so a remote is asked about each page. Of pools that need
+all pages, the pages of the whole prefix are looked up; of pools that need a window, the window at
+the end of the prefix, and only if it is incomplete the windows before it. All pages found are
+fetched to the disk and leased there, and the pages on the disk then decide the answer.
+"""
+
+from collections.abc import Callable, Sequence
+from threading import Event
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple
+
+from ritornello.sglang.hits import (
+    ALL,
+    TRAILING,
+    RestorablePrefixes,
+    SidePool,
+    restorable_prefixes,
+)
+from ritornello.sglang.identity import KV
+
+if TYPE_CHECKING:
+    from ritornello._core import Cache, Gate, Lookup, Scope
+    from ritornello.connector.settings import StoreSettings
+
+# SGLang reads found pages within seconds, or never.
+LEASE_SECONDS = 30.0
+POLL_SECONDS = 0.003
+# Maximum time that a lookup waits for a remote. The core's policies end the waiting for the pages
+# of one pool after at most 30 seconds.
+WAIT_SECONDS = 35.0
+# Time after which no further windows are looked up.
+WINDOWS_SECONDS = 1.0
+# Prefix lengths whose windows are looked up together, after the last window: a remote is asked
+# about 16 pages in one call.
+WINDOWS_STEP = 16
+
+
+class Piece(NamedTuple):
+    """The pages of a lookup. `scopes`: of the main pool, one for each part of a page; none if the
+    main pool holds no bytes. `before`: as in `SGLangStore`. `sides`: the side pools that hold
+    further parts of the pages.
+    """
+
+    scopes: "Sequence[Scope]"
+    keys: Sequence[bytes]
+    before: Sequence[bytes] | None
+    page_tokens: int
+    sides: Sequence[SidePool] = ()
+
+
+class Request(NamedTuple):
+    """Arguments of one lookup of the cache."""
+
+    scope: "Scope"
+    keys: Sequence[bytes]
+    gate: "Gate" = "always"
+    page_tokens: int = 0
+    page_bytes: int = 0
+    computed: int = 0
+    tokens: int = 0
+
+    def lookup(self, cache: "Cache") -> "Lookup":
+        return cache.lookup(
+            self.scope,
+            self.keys,
+            ttl=LEASE_SECONDS,
+            gate=self.gate,
+            page_tokens=self.page_tokens,
+            page_bytes=self.page_bytes,
+            computed=self.computed,
+            tokens=self.tokens,
+        )
+
+
+def main_requests(piece: Piece, gate: "Gate") -> list[Request]:
+    """Returns the lookups of the main pool. With side pools the gate does not choose a length,
+    because the pools together decide which lengths can be restored.
+    """
+    prompt = [*(piece.before or ()), *piece.keys]
+    whole = [scope for side in piece.sides if side.policy == ALL for scope in side.scopes]
+    return [
+        Request(
+            scope,
+            prompt,
+            gate="always" if piece.sides and gate == "auto" else gate,
+            page_tokens=piece.page_tokens,
+            page_bytes=sum(each.page_bytes for each in (*piece.scopes, *whole)),
+            computed=(len(prompt) - len(piece.keys)) * piece.page_tokens,
+            tokens=len(prompt) * piece.page_tokens,
+        )
+        for scope in piece.scopes
+    ]
+
+
+class PieceLookup:
+    """`held`: the lookups whose leases are not released yet; the caller releases them, also if a
+    method raises. `hit`: the lookup that decided the number of pages of the main pool. `waits`:
+    whether this thread may wait for a remote, until `ended` is set.
+    """
+
+    def __init__(
+        self,
+        cache: "Cache",
+        settings: "StoreSettings",
+        piece: Piece,
+        release: "Callable[[list[Lookup]], None]",
+        ended: Event,
+        *,
+        waits: bool,
+    ) -> None:
+        self.held: list[Lookup] = []
+        self.hit: Lookup | None = None
+        self._cache = cache
+        self._gate = settings.gate
+        # With "best_effort" no lookup waits, so each further window would be fetched.
+        self._searches = settings.has_remote and settings.prefetch != "best_effort"
+        self._piece = piece
+        self._release = release
+        self._ended = ended
+        self._waits = waits
+        self._deadline = monotonic() + WAIT_SECONDS
+        # For each side pool, whether this machine has the piece's pages.
+        self._present: list[list[bool]] = []
+
+    def find(self) -> RestorablePrefixes:
+        """Returns the prefixes of the piece for which all pools have the pages on this machine."""
+        leading = self._leading()
+        sides = self._piece.sides
+        if not sides or not leading or self._gate == "never":
+            return restorable_prefixes(KV, leading if not sides else 0, [])
+        self._present = [self._exists(side, 0, leading) for side in sides]
+        if all(side.is_served for side in sides):
+            self._fetch_windows(self._fetch_whole(leading))
+        return self._prefixes(leading)
+
+    def _leading(self) -> int:
+        """Returns the number of leading pages that the main pool has."""
+        piece = self._piece
+        if not piece.scopes:
+            return len(piece.keys)
+        if piece.before is None:
+            return self._local()
+        found = self._ask(main_requests(piece, self._gate))
+        if any(each.state != "ready" for each in found):
+            self._release_from(0)
+            return self._local()
+        hit = min(found, key=lambda each: each.load)
+        before = len(piece.before)
+        if hit.load > before:
+            self.hit = hit
+            return hit.load - before
+        self._release_from(0)
+        # SGLang holds the pages before the piece, the tiers may lack them.
+        if self._gate != "never" and min(each.local for each in found) < before:
+            return self._local()
+        return 0
+
+    def _local(self) -> int:
+        """Returns the number of leading pages of the main pool on this machine, without a query to
+        the remote and without leases.
+        """
+        if self._gate == "never":
+            return 0
+        scopes, keys = self._piece.scopes, self._piece.keys
+        return min(self._cache.lookup(scope, keys, gate="never").local for scope in scopes)
+
+    def _fetch_whole(self, leading: int) -> int:
+        """Fetches and leases the pages of side pools that need all pages. Returns the longest
+        prefix for which these pools have them.
+        """
+        piece, tokens = self._piece, self._piece.page_tokens
+        whole = [at for at, side in enumerate(piece.sides) if side.policy == ALL]
+        self._ask(
+            [
+                Request(scope, piece.keys[:leading], page_tokens=tokens, tokens=leading * tokens)
+                for at in whole
+                for scope in piece.sides[at].scopes
+            ]
+        )
+        for at in whole:
+            self._present[at] = self._exists(piece.sides[at], 0, leading)
+            leading = min(leading, (*self._present[at], False).index(False))
+        return leading
+
+    def _fetch_windows(self, leading: int) -> None:
+        """Fetches and leases the windows of the longest prefix of at most `leading` pages that can
+        be restored. Gives up after `WINDOWS_SECONDS`.
+        """
+        windows = [at for at, side in enumerate(self._piece.sides) if side.policy == TRAILING]
+        if not windows or not leading:
+            return
+        until, first = monotonic() + WINDOWS_SECONDS, len(self.held)
+        # The windows of prefixes of at least `length` pages are looked up, for each pool the pages
+        # from `known` on.
+        length, known = leading, dict.fromkeys(windows, leading)
+        while True:
+            requests = []
+            for at in windows:
+                start = self._piece.sides[at].first_page(length)
+                requests += self._window(at, start, known[at])
+                known[at] = min(start, known[at])
+            self._ask(requests)
+            for at in windows:
+                self._present[at][known[at] : leading] = self._exists(
+                    self._piece.sides[at], known[at], leading
+                )
+            best = self._prefixes(leading).pages
+            waits = self._waits and self._searches and monotonic() < until
+            if best >= length - 1 or not waits:
+                break
+            length = max(best + 1, length - WINDOWS_STEP)
+        if best < leading:
+            searched = len(self.held)
+            for at in windows:
+                start = self._piece.sides[at].first_page(best)
+                self._ask(self._window(at, start, best))
+            self._release_from(first, searched)
+
+    def _window(self, side: int, start: int, past: int) -> list[Request]:
+        """Returns the lookups of pages `start` to `past - 1` of a side pool."""
+        keys = self._piece.keys[start:past]
+        return [Request(scope, keys) for scope in self._piece.sides[side].scopes if keys]
+
+    def _ask(self, requests: Sequence[Request]) -> "list[Lookup]":
+        """Looks pages up, and repeats pending lookups until the remote's pages have arrived, the
+        policy gives up, or SGLang ends the prefetch.
+        """
+        first = len(self.held)
+        for request in requests:
+            self.held.append(request.lookup(self._cache))
+        while self._waits and any(each.state != "ready" for each in self.held[first:]):
+            if self._ended.wait(POLL_SECONDS) or monotonic() > self._deadline:
+                self._waits = False
+                for request in requests:
+                    self._cache.cancel(request.scope, request.keys)
+                break
+            for at, request in enumerate(requests, first):
+                if self.held[at].state != "ready":
+                    self.held[at] = request.lookup(self._cache)
+        return self.held[first:]
+
+    def _exists(self, side: SidePool, start: int, past: int) -> list[bool]:
+        """Returns whether this machine has pages `start` to `past - 1` of a side pool."""
+        keys = self._piece.keys[start:past]
+        return side.in_all_scopes([self._cache.exists(scope, keys) for scope in side.scopes])
+
+    def _prefixes(self, leading: int) -> RestorablePrefixes:
+        sides = zip(self._piece.sides, self._present, strict=True)
+        return restorable_prefixes(KV, leading, [side.presence(pages) for side, pages in sides])
+
+    def _release_from(self, first: int, past: int | None = None) -> None:
+        released = self.held[first:past]
+        del self.held[first:past]
+        self._release(released)
