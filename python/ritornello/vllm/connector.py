@@ -38,12 +38,13 @@ class RitornelloConnector(Delegation, KVConnectorBase_V1, SupportsHMA):
         role: KVConnectorRole,
         kv_cache_config: "KVCacheConfig",
     ) -> None:
-        super().__init__(vllm_config, role, kv_cache_config)
         # Inside MultiConnector both data paths decide by the other connectors whether they serve.
         engine = engine_config.of_outermost(self, KVConnectorBase_V1)
+        # Before vLLM's constructor, which may call what is passed to the data path.
         self.data_path: KVConnectorBase_V1 = data_path.data_path()(
             vllm_config, role, kv_cache_config, connector=self, engine=engine
         )
+        super().__init__(vllm_config, role, kv_cache_config)
 
 
 # vLLM resolves the statistics of MultiConnector's children by class name.

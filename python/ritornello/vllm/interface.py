@@ -3,6 +3,7 @@ its calls to a data path.
 """
 
 from collections.abc import Callable, Sequence
+from inspect import isfunction
 from operator import attrgetter
 from typing import Any
 
@@ -67,58 +68,53 @@ def interface_difference(base: Any) -> str:
     )
 
 
-# The connector interface by name. `RitornelloConnector` passes calls of `DELEGATED` to its data
-# path: methods and properties to the instance, class methods to the class. Names that an installed
-# version lacks are skipped.
-DELEGATED = (
-    ABSTRACT
-    | HOOKS
-    | frozenset(
-        {
-            "bind_gpu_block_pool",
-            "finish_forward",
-            "get_finished",
-            "get_finished_count",
-            "get_kv_connector_kv_cache_events",
-            "get_loaded_kv_cache_group_ids",
-            "get_mem_pool_context",
-            "get_required_kvcache_layout",
-            "handle_preemptions",
-            "has_connector_metadata",
-            "has_pending_block_frees",
-            "has_pending_push_work",
-            "register_finished_partial_tail",
-            "request_finished_all_groups",
-            "requires_piecewise_for_cudagraph",
-            "reset_capture_state",
-            "restore_kv_caches",
-            "set_host_xfer_buffer_ops",
-            "set_xfer_handshake_metadata",
-            "supports_divergent_local_hybrid_hits",
-            "supports_sleep_mode",
-            "take_events",
-            "unregister_kv_caches",
-        }
-    )
-)
 # Public names of the interface that are not passed on, with the reason.
 NOT_DELEGATED = {"role": "the constructor's argument, which the base class keeps"}
 
 
+def public_members(bases: Sequence[type]) -> dict[str, Any]:
+    """Returns the public members that `bases` and their base classes declare, by name."""
+    members: dict[str, Any] = {}
+    for kind in (kind for base in bases for kind in base.__mro__):
+        for name, declared in vars(kind).items():
+            if not name.startswith("_"):
+                members.setdefault(name, declared)
+    return members
+
+
 def delegation(bases: Sequence[type], path: Callable[[], Any]) -> type:
-    """Returns a class whose members pass calls to `self.data_path`, and class methods to the class
-    that `path` returns. `bases`: vLLM's classes, which declare the interface.
+    """Returns a class that passes every public name of `bases`, vLLM's classes that declare the
+    interface, to the data path: methods and properties to `self.data_path`, class methods to the
+    class that `path` returns. Names that only a newer vLLM declares are included, because vLLM's
+    offloading connector, from which the data path of GPU engines derives, may override them.
     """
     members: dict[str, Any] = {}
-    for name in sorted(DELEGATED):
-        declared = next((vars(base)[name] for base in bases if name in vars(base)), None)
+    for name, declared in public_members(bases).items():
+        if name in NOT_DELEGATED:
+            continue
         if isinstance(declared, property):
             members[name] = property(attrgetter(f"data_path.{name}"), doc=declared.__doc__)
         elif isinstance(declared, classmethod):
             members[name] = classmethod(_forward(name, declared.__func__, lambda _: path()))
-        elif declared is not None:
+        elif isfunction(declared):
             members[name] = _forward(name, declared, attrgetter("data_path"))
+        else:
+            members[name] = _Attribute(name, path)
     return type("Delegation", (), members)
+
+
+class _Attribute:
+    """A class attribute or static method, of the data path if it is read from a connector, of the
+    class that `path` returns if it is read from the connector's class.
+    """
+
+    def __init__(self, name: str, path: Callable[[], Any]) -> None:
+        self._name = name
+        self._path = path
+
+    def __get__(self, connector: Any, _: type | None = None) -> Any:
+        owner = self._path() if connector is None else connector.data_path
+        return getattr(owner, self._name)
 
 
 def _forward(name: str, declared: Any, target: Callable[[Any], Any]) -> Any:
