@@ -1,11 +1,12 @@
 """Keys of prompts and times of prefills, from stand-ins for SGLang's classes."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ritornello.sglang.prefills import Prefills
+from ritornello.sglang.prefills import PENDING_MAX, Prefills
 from ritornello.sglang.prompts import UNKNOWN, Prompts, prompt_obstacle
 
 
@@ -200,3 +201,120 @@ def test_unknown_step_ends_measuring(watched: Any, caplog: pytest.LogCaptureFixt
     assert runner().forward(step("EXTEND", [9])) == 1
     assert told == []
     assert caplog.text.count("prefills are not measured") == 1
+
+
+class Device:
+    """Stand-in for torch's module of a device. `queued_ms`: time on the device at which all queued
+    work ends. `computed_ms`: time up to which the device has computed.
+    """
+
+    def __init__(self) -> None:
+        self.queued_ms = self.computed_ms = 0.0
+        self.events = 0
+        # The number of the event whose recording fails, if any.
+        self.failing = 0
+
+    def Event(self, *, enable_timing: bool) -> "Event":  # noqa: N802
+        assert enable_timing
+        self.events += 1
+        return Event(self, fails=self.events == self.failing)
+
+
+class Event:
+    def __init__(self, device: Device, fails: bool) -> None:
+        self._device = device
+        self._fails = fails
+
+    def record(self) -> None:
+        if self._fails:
+            raise RuntimeError("out of memory")
+        self.at_ms = self._device.queued_ms
+
+    def query(self) -> bool:
+        return self.at_ms <= self._device.computed_ms
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Returns milliseconds; as in torch, both events must be complete."""
+        assert self.query()
+        assert end.query()
+        return end.at_ms - self.at_ms
+
+
+class DeviceRunner(Runner):
+    """A runner on a GPU: `forward` queues work of `milliseconds`, and returns at once."""
+
+    device = "cuda:1"
+
+    def __init__(self, on: Device) -> None:
+        super().__init__()
+        self._on = on
+
+    def forward(self, batch: Any, milliseconds: float = 1.0) -> int:
+        self._on.queued_ms += milliseconds
+        return 1
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+
+    def module(name: str) -> Device:
+        assert name == "cuda:1"
+        return device
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(get_device_module=module))
+    return device
+
+
+@pytest.fixture
+def told_by_device(device: Device) -> tuple[DeviceRunner, list[tuple[int, int, float]]]:
+    """Returns a watched runner on a GPU, and the list of what is recorded."""
+    runner = type("ModelRunner", (DeviceRunner,), {"forward": DeviceRunner.forward})
+    prefills, told = Prefills(), []
+    assert prefills.watch(runner) == ""
+    prefills.record = lambda before, tokens, seconds: told.append((before, tokens, seconds))
+    return runner(device), told
+
+
+def test_events_measure_prefills_on_device(device: Device, told_by_device: Any) -> None:
+    runner, told = told_by_device
+    device.queued_ms = 5000.0  # of earlier steps
+    assert runner.forward(step("EXTEND", [100], [28]), milliseconds=1500.0) == 1
+    runner.forward(step("DECODE", None), milliseconds=40.0)
+    runner.forward(step("EXTEND", [64], [5]), milliseconds=250.0)
+    assert told == [], "the device has not computed a step"
+    # Complete steps are taken by the next step, whichever it is.
+    device.computed_ms = 6500.0
+    assert told == []
+    runner.forward(step("DECODE", None))
+    assert told == [(28, 100, 1.5)]
+    device.computed_ms = device.queued_ms
+    runner.forward(step("EXTEND", [8, 8]))
+    assert told == [(28, 100, 1.5), (5, 64, 0.25)]
+    runner.forward(step("DECODE", None))
+    assert len(told) == 2
+    assert device.events == 4, "steps that are not measured record no events"
+
+
+def test_incomplete_prefills_are_bounded(device: Device, told_by_device: Any) -> None:
+    runner, told = told_by_device
+    for tokens in range(2, PENDING_MAX + 6):
+        runner.forward(step("EXTEND", [tokens]))
+    device.computed_ms = device.queued_ms
+    runner.forward(step("DECODE", None))
+    assert [tokens for _, tokens, _ in told] == list(range(6, PENDING_MAX + 6))
+
+
+@pytest.mark.parametrize("failing", [3, 4], ids=["beginning", "end"])
+def test_failed_event_ends_measuring(
+    device: Device, told_by_device: Any, caplog: pytest.LogCaptureFixture, failing: int
+) -> None:
+    runner, told = told_by_device
+    device.failing = failing
+    for _ in range(3):
+        assert runner.forward(step("EXTEND", [9])) == 1
+    device.computed_ms = device.queued_ms
+    assert runner.forward(step("EXTEND", [9])) == 1
+    assert told == []
+    assert device.events == failing
+    assert caplog.text.count("prefills are not measured (out of memory)") == 1
