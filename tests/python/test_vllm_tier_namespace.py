@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_vllm_identity import attention, engine, groups, model
+from test_vllm_identity import engine, groups, model
 
 from ritornello.vllm.tier import interface
 from ritornello.vllm.tier.namespace import (
@@ -20,7 +20,9 @@ from ritornello.vllm.tier.namespace import (
     namespace_of,
     spec_text,
     unsupported_reason,
+    window_chunks,
 )
+from ritornello.vllm.tier.sequence import Group
 
 __all__ = ["model"]
 
@@ -35,6 +37,35 @@ class FullAttentionSpec:
     block_size: int = 64
     dtype: str = "torch.bfloat16"
     sliding_window: int | None = None
+
+
+@dataclass(frozen=True)
+class SinkFullAttentionSpec(FullAttentionSpec):
+    """Stand-in for vLLM's class."""
+
+    sink_len: int | None = None
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec:
+    """Stand-in for vLLM's class."""
+
+    sliding_window: int
+    extra_retained_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class ChunkedLocalAttentionSpec:
+    """Stand-in for vLLM's class."""
+
+    attention_chunk_size: int
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """Stand-in for vLLM's class."""
+
+    shapes: tuple[tuple[int, ...], ...] = ((2, 64),)
 
 
 MACHINE = KernelPlatform("0.32.0", "cuda 9.0 None")
@@ -164,11 +195,48 @@ def test_spec_text_has_all_fields() -> None:
     assert "num_kv_heads" not in spec_text(spec, rank_free=True)
 
 
-def test_only_unbounded_attention_chains() -> None:
+def test_full_attention_chains() -> None:
     assert is_unbounded(FullAttentionSpec())
-    assert not is_unbounded(FullAttentionSpec(sliding_window=128))
-    assert not is_unbounded(attention(attention_chunk_size=128))
+    assert is_unbounded(SinkFullAttentionSpec(sink_len=4))
+    # vLLM without its hybrid cache manager.
+    assert is_unbounded(FullAttentionSpec(sliding_window=128))
+    assert not is_unbounded(SlidingWindowSpec(128))
+    assert not is_unbounded(ChunkedLocalAttentionSpec(128))
+    assert not is_unbounded(MambaSpec())
     assert not is_unbounded(SimpleNamespace())
+
+
+@pytest.mark.parametrize(
+    ("spec", "chunk_tokens", "chunks"),
+    [
+        (SlidingWindowSpec(128), 64, 2),
+        (SlidingWindowSpec(128), 256, 1),
+        (SlidingWindowSpec(129), 64, 3),
+        (SlidingWindowSpec(1), 64, 1),
+        (SlidingWindowSpec(128, extra_retained_tokens=1), 64, 2),
+        (SlidingWindowSpec(128, extra_retained_tokens=2), 64, 3),
+        (ChunkedLocalAttentionSpec(8192), 256, 32),
+        (ChunkedLocalAttentionSpec(8192), 16384, 1),
+        (MambaSpec(), 64, 1),
+        (MambaSpec(), 1 << 20, 1),
+    ],
+    ids=repr,
+)
+def test_window_is_counted_in_chunks(spec: Any, chunk_tokens: int, chunks: int) -> None:
+    assert window_chunks(spec, chunk_tokens) == chunks
+
+
+def test_groups_of_hybrid_model_name_their_windows(model: Path) -> None:
+    specs = [FullAttentionSpec(), SlidingWindowSpec(256), MambaSpec()]
+    space = of(model, specs=specs, blocks_per_chunk=2)
+    chunk = 128
+    assert space.groups == (
+        Group(0, chunk, chained=True, window_chunks=1),
+        Group(1, chunk, chained=False, window_chunks=2),
+        Group(2, chunk, chained=False, window_chunks=1),
+    )
+    assert [space.scope(group).chained for group in space.groups] == [True, False, False]
+    assert len({space.scope(group).id for group in space.groups}) == 3
 
 
 @pytest.mark.parametrize(

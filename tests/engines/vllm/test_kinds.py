@@ -1,12 +1,14 @@
 """The table of kinds of KV cache in docs/models.md names every kind of every supported vLLM."""
 
 import ast
+from typing import Any
 
 import pytest
 from released import sources_of
 
 from ritornello.vllm.interface import TESTED
 from ritornello.vllm.support import OFFLOADED, SERVED
+from ritornello.vllm.tier.namespace import is_unbounded, spec_text, window_chunks
 from servers.environment import ROOT
 
 KINDS = "vllm/v1/kv_cache_interface.py"
@@ -55,3 +57,47 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
         assert chunks == {"MambaSpec": 1}.get(name, None if "Full" in name or "MLAA" in name else 2)
     with pytest.raises(AssertionError):
         scheduler.get_sliding_window_size_in_chunks(bare("CrossAttentionSpec"), 32)
+
+
+def specs() -> dict[str, Any]:
+    """Returns specs of vLLM's own classes, at least one of each kind that vLLM offloads."""
+    import torch
+    from vllm.v1 import kv_cache_interface as kinds
+
+    heads = {"block_size": 16, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+    latent = heads | {"num_kv_heads": 1, "head_size": 576}
+    return {
+        "full": kinds.FullAttentionSpec(**heads),
+        # Without vLLM's hybrid cache manager.
+        "full, window": kinds.FullAttentionSpec(**heads, sliding_window=128),
+        "full, local": kinds.FullAttentionSpec(**heads, attention_chunk_size=128),
+        "latent": kinds.MLAAttentionSpec(**latent),
+        "sinks": kinds.SinkFullAttentionSpec(**heads, sink_len=128),
+        "window": kinds.SlidingWindowSpec(**heads, sliding_window=128),
+        "odd window": kinds.SlidingWindowSpec(**heads, sliding_window=129),
+        "window, MTP": kinds.SlidingWindowSpec(
+            **heads, sliding_window=128, extra_retained_tokens=3
+        ),
+        "latent window": kinds.SlidingWindowMLASpec(**latent, sliding_window=128),
+        "local": kinds.ChunkedLocalAttentionSpec(**heads, attention_chunk_size=8192),
+        "state": kinds.MambaSpec(block_size=16, shapes=((2, 64),), dtypes=(torch.float32,)),
+    }
+
+
+def test_tier_looks_up_the_chunks_that_vllm_needs() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+
+    for name, spec in specs().items():
+        for chunk_tokens in (16, 32, 64, 128, 256, 1024, 16384):
+            needed = scheduler.get_sliding_window_size_in_chunks(spec, chunk_tokens)
+            assert is_unbounded(spec) == (needed is None), name
+            if needed is not None:
+                assert window_chunks(spec, chunk_tokens) == needed, (name, chunk_tokens)
+
+
+def test_scopes_distinguish_specs() -> None:
+    made = specs()
+    assert {type(spec).__name__ for spec in made.values()} == {*SERVED, *OFFLOADED} - {
+        "UniformTypeKVCacheSpecs"
+    }
+    assert len({spec_text(spec, rank_free=True) for spec in made.values()}) == len(made)

@@ -164,16 +164,21 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 
 
 def is_unbounded(spec: Any) -> bool:
-    """Returns whether attention over this cache reads all earlier tokens, not a window of them."""
-    kinds = {kind.__name__ for kind in type(spec).__mro__}
-    return "FullAttentionSpec" in kinds and not window_tokens(spec)
+    """Returns whether vLLM needs all earlier chunks of this cache, not a window of them. If vLLM's
+    hybrid cache manager is off, it keeps and loads the chunks of all tokens for layers with a
+    window too: their class is then `FullAttentionSpec`, with the window as a field.
+    """
+    return any(kind.__name__ == "FullAttentionSpec" for kind in type(spec).__mro__)
 
 
 def window_chunks(spec: Any, chunk_tokens: int) -> int:
-    """Returns the number of chunks that hold the window before a token; 1 for a state, which is in
-    the last chunk.
+    """Returns the number of chunks at the end of a prefix that vLLM loads of a cache with a window;
+    1 for a state, which is in the last chunk. As vLLM does, counts the chunks that the window of
+    the last token can touch, and tokens before the window that a draft computes again.
     """
-    return max(-(-(window_tokens(spec) - 1) // chunk_tokens), 1)
+    window = window_tokens(spec)
+    before = window - 1 + int(getattr(spec, "extra_retained_tokens", 0))
+    return max(-(-window // chunk_tokens), -(-before // chunk_tokens), 1)
 
 
 def window_tokens(spec: Any) -> int:
