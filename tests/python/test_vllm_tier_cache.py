@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from held_remote import Held
 from support import SMALL, pages_of
-from tier_support import TOKENS, TierHarness, offload_keys
+from tier_support import FULL, TOKENS, TierHarness, namespace, offload_keys
 
 from ritornello.vllm.tier import cache_lookups
 from ritornello.vllm.tier.requests import LookupAnswer
+from ritornello.vllm.tier.sequence import Group
 from ritornello.vllm.weights.counters import ChangeCounters
 from ritornello.vllm.weights.guard import WeightGuard
 from servers.child import owner_of
@@ -324,6 +325,68 @@ def test_other_machine_finds_window_in_remote(machine: Machine) -> None:
     assert rig.load(again, both).ok == [True] * 12
     assert all(rig.right(both))
     assert rig.leases() == 0
+
+
+def scan(rig: TierHarness, request: Any, keys: list[bytes], window: int) -> int:
+    """Returns the end of the last series of `window` hits, as vLLM looks for it: from the end, and
+    in the same step past keys whose answer is pending. Repeats the lookups in further steps while
+    answers are pending.
+    """
+    deadline = time.monotonic() + 60
+    while True:
+        is_pending, hits = False, 0
+        for place in range(len(keys) - 1, -1, -1):
+            answer = rig.tier.lookup(keys[place], request)
+            is_pending |= answer is LookupAnswer.PENDING
+            hits = hits + 1 if answer is LookupAnswer.HIT else 0
+            if hits == window:
+                break
+        if not is_pending:
+            return place + window if hits == window else 0
+        assert time.monotonic() < deadline
+        rig.tier.end_step()
+        time.sleep(0.001)
+
+
+# A state: the last chunk of a prefix is enough to continue after it.
+STATE = Group(1, TOKENS, chained=False, window_chunks=1)
+STATES = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
+
+
+@pytest.fixture
+def saved_states(machine: Machine) -> TierHarness:
+    """A machine with ten chunks of a prompt, and the states after four and after eight chunks."""
+    rig = machine("one", spaces=namespace(groups=(FULL, STATE)))
+    request = rig.begin("r", KEYS, STATES)
+    assert rig.save(request, [*KEYS[:10], STATES[3], STATES[7]]).ok == [True] * 12
+    flush(rig)
+    return rig
+
+
+def find_and_load_states(rig: TierHarness) -> None:
+    request = rig.begin("s", KEYS, STATES)
+    assert rig.hits(request, KEYS) == 10
+    assert scan(rig, request, STATES[:10], 1) == 8
+    # A step later vLLM looks up what it loads.
+    rig.tier.end_step()
+    assert rig.hits(request, KEYS[:8]) == 8
+    assert rig.tier.lookup(STATES[7], request) is LookupAnswer.HIT
+    loaded = [*KEYS[:8], STATES[7]]
+    assert rig.load(request, loaded).ok == [True] * 9
+    assert rig.right(loaded) == [True] * 9
+    rig.tier.end_request(request)
+    assert rig.leases() == 0
+
+
+def test_state_at_end_of_found_prefix_is_loaded(saved_states: TierHarness) -> None:
+    find_and_load_states(saved_states)
+    assert stats(saved_states)["prefetch"]["pages"] == 0
+
+
+def test_other_machine_finds_state_in_remote(machine: Machine, saved_states: TierHarness) -> None:
+    other = machine("other", spaces=namespace(groups=(FULL, STATE)))
+    find_and_load_states(other)
+    assert stats(other)["prefetch"]["pages"] >= 11
 
 
 def test_windows_wait_for_the_length_of_the_prefix(other: TierHarness) -> None:
