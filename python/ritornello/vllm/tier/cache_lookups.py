@@ -6,6 +6,10 @@ Invariants:
   has. In a group with a window, a lookup names the chunks of one window.
 * While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
+* vLLM looks for a window from the end of the found prefix, and in the same step for windows before
+  it while answers are pending. Each lookup fetches its window, and one window is needed. Therefore
+  one window is looked up first. If its last chunk is absent, this holds for the request until it is
+  preempted, and two windows before it are looked up concurrently, then four, and so on.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
@@ -89,15 +93,23 @@ class CacheLookups:
         return self._answer(state, asked, found, key, number or 0)
 
     def _waits(self, state: RequestState, group: Group, key: bytes) -> bool:
-        """Returns whether the answer to `key`, in a group with a window, must wait for another
-        lookup that is pending in this step: of a chained group, which decides where the window
-        ends, or of a window with `key`. vLLM asks for further keys after a pending answer.
+        """Returns whether the answer to `key`, in a group with a window, must wait for other
+        lookups that are pending in this step: of a chained group, which decides where the window
+        ends, of a window with `key`, or of a round of windows after it.
         """
+        pending = absent = 0
         for name, asked in state.prompts.items():
-            if asked.pending_in == self._step and (
-                isinstance(name, int) or (group_of(name) == group.number and key in asked.keys)
-            ):
-                return True
+            is_pending = asked.pending_in == self._step
+            if isinstance(name, int):
+                if is_pending:
+                    return True
+            elif group_of(name) == group.number:
+                pending += is_pending
+                absent += asked.end == 0
+                # Rounds of 1, 2, 4, ... windows: a round begins when all before it are absent.
+                begun = 2 ** (absent + 1).bit_length() - 1
+                if pending + absent >= begun or (is_pending and key in asked.keys):
+                    return True
         return False
 
     def end_step(self) -> None:
@@ -183,6 +195,8 @@ class CacheLookups:
             return LookupAnswer.PENDING
         if found.present is not None:
             state.answers.update(zip(keys, found.present, strict=True))
+            if not state.answers.get(key):
+                asked.end = 0
         else:
             first = number if asked.prompt.chunk_tokens else 0
             end = lookup.load if asked.end is None else min(lookup.load, asked.end)

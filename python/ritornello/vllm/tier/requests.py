@@ -34,9 +34,9 @@ class Decision:
 class PromptLookup:
     """Lookups of one request in one group. `call` is in progress, or its answer is not used yet.
     `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
-    the step in which the answer is pending for all chunks. `end`: the
-    request may load the chunks before this number; None until the first decision. `decision`: of
-    the last lookup, until a load takes it.
+    the step in which the answer is pending for all chunks. `end`: the request may load the chunks
+    before this number; None until the first decision; 0 for a window whose last chunk is absent.
+    `decision`: of the last lookup, until a load takes it.
     """
 
     keys: Sequence[bytes]
