@@ -178,7 +178,7 @@ def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
         assert rig.tier.lookup(key, request) is LookupAnswer.MISS
     assert stats(rig)["gate"]["none"] == 1
     rig.tier.end_step(["s"])
-    assert rig.tier.lookup(KEYS[0], request) is LookupAnswer.MISS
+    assert rig.hits(request, KEYS) == 0
     assert stats(rig)["gate"]["none"] == 2
 
 
@@ -277,6 +277,7 @@ def test_preempted_request_is_looked_up_again(other: TierHarness) -> None:
 def test_reset_cancels_pending_lookups(other: TierHarness) -> None:
     request = pending(other)
     other.tier.reset()
+    other.settle()
     Held.released.set()
     assert other.hits(request, KEYS) == 0
     other.tier.end_request(request)
@@ -385,7 +386,59 @@ def test_state_at_end_of_found_prefix_is_loaded(saved_states: TierHarness) -> No
 def test_other_machine_finds_state_in_remote(machine: Machine, saved_states: TierHarness) -> None:
     other = machine("other", spaces=namespace(groups=(FULL, STATE)))
     find_and_load_states(other)
-    assert stats(other)["prefetch"]["pages"] >= 11
+    # Ten chunks, and the last of the two states.
+    assert stats(other)["prefetch"]["pages"] == 11
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_only_last_window_is_fetched(machine: Machine, window: int) -> None:
+    group = Group(1, TOKENS, chained=False, window_chunks=window)
+    first, other = (machine(name, spaces=namespace(groups=(FULL, group))) for name in "ab")
+    saving = first.begin("r", KEYS, STATES)
+    assert first.save(saving, [*KEYS, *STATES]).ok == [True] * 24
+    flush(first)
+    request = other.begin("s", KEYS, STATES)
+    assert other.hits(request, KEYS) == 12
+    assert scan(other, request, STATES, window) == 12
+    assert ended_prefetches(other, "completed") == 2
+    assert stats(other)["prefetch"]["pages"] == 12 + window
+
+
+def test_absent_windows_are_looked_up_in_growing_rounds(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_lookups, "POLL_SECONDS", 0.0)
+    first, other = (machine(name, spaces=namespace(groups=(FULL, STATE))) for name in "ab")
+    assert first.save(first.begin("r", KEYS, STATES), [*KEYS, STATES[0]]).ok == [True] * 13
+    flush(first)
+    request = other.begin("s", KEYS, STATES)
+    assert other.hits(request, KEYS) == 12
+    asked: set[bytes] = set()
+    submit = other.store.submit_lookup
+
+    def watched(prompt: Any) -> Any:
+        asked.update(key for key in prompt.keys if key in STATES)
+        return submit(prompt)
+
+    monkeypatch.setattr(other.store, "submit_lookup", watched)
+    before: list[bytes] = []
+    for windows in (STATES[11:], STATES[9:11], STATES[5:9], STATES[:5]):
+        Held.released.clear()
+        for _ in range(4):
+            other.tier.end_step()
+            other.settle()
+            for key in STATES[::-1]:
+                other.tier.lookup(key, request)
+        assert asked == {*before, *windows}
+        Held.released.set()
+        ended_prefetches(other, "completed")
+        before = windows
+        asked.clear()
+    assert scan(other, request, STATES, 1) == 1
+    asked.clear()
+    other.tier.end_step()
+    assert scan(other, request, STATES, 1) == 1
+    assert asked == {STATES[0]}
 
 
 def test_windows_wait_for_the_length_of_the_prefix(other: TierHarness) -> None:
