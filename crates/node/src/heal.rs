@@ -6,6 +6,7 @@
 //! on disk: it closes the core and opens a new core, which recovers as after a kill, without the
 //! page cache, and drains all free space before reusing it. A dedicated thread does this with
 //! back-off; while the disks reject writes, the poisoned core keeps answering lookups and reads.
+//! If only some volumes reject writes, the new core opens without them.
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch

@@ -5,12 +5,16 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+use ritornello_medium::{
+    DiskChange, Faulty, Host, MediumFault, Op, Rule, Schedule, Watch, Watched,
+};
 use ritornello_node::{Durability, Node, Options, Role, open_on};
-use ritornello_store::{CatalogStats, PutOptions};
+use ritornello_store::{CapacityChange, CatalogStats, PutOptions};
 use ritornello_volume::page_memory::{Fragment, OwnedPages, PageSource};
 use ritornello_volume::transfer::Control;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -57,6 +61,77 @@ fn poison(schedule: &Schedule, node: &Node, name: u64) -> ritornello_format::Err
     let error = node.store().flush().unwrap_err();
     assert_eq!(schedule.injected(), 1);
     error
+}
+
+/// Fails all changes of some directories with an error. Reads succeed, also of a volume's marker,
+/// as on a file system that is remounted read-only after an error.
+#[derive(Debug, Default)]
+struct FailedWrites {
+    dirs: Mutex<Vec<PathBuf>>,
+    errno: AtomicI32,
+    failed: AtomicU64,
+}
+
+impl FailedWrites {
+    /// Fails all later changes of `dirs`. No change fails if `dirs` is empty.
+    fn fail(&self, dirs: &[PathBuf], errno: i32) {
+        self.errno.store(errno, Ordering::Relaxed);
+        *self.dirs.lock().unwrap() = dirs.to_vec();
+    }
+}
+
+impl Watch for FailedWrites {
+    fn before(&self, change: &DiskChange<'_>) -> io::Result<()> {
+        let path = match *change {
+            DiskChange::Open(_, access) if !access.write => return Ok(()),
+            DiskChange::Open(path, _)
+            | DiskChange::Rename(_, path)
+            | DiskChange::Remove(path)
+            | DiskChange::SyncDir(path)
+            | DiskChange::Write(path, ..)
+            | DiskChange::SyncData(path)
+            | DiskChange::Allocate(path, _)
+            | DiskChange::SetLen(path, _) => path,
+        };
+        if self.dirs.lock().unwrap().iter().any(|dir| path.starts_with(dir)) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+            return Err(io::Error::from_raw_os_error(self.errno.load(Ordering::Relaxed)));
+        }
+        Ok(())
+    }
+}
+
+/// An owner of a store in `home` over the volumes `a` and `b`, both of which hold some of the
+/// flushed sequences 1 to 8.
+fn owner_of_two_volumes(dir: &Path) -> (Arc<FailedWrites>, Arc<Node>) {
+    let writes = Arc::new(FailedWrites::default());
+    // Use a medium without descriptors: writes through a descriptor would not fail.
+    let simulated = Arc::new(Faulty::new(Arc::new(Host), Schedule::new()));
+    let medium = Arc::new(Watched::new(simulated, Arc::clone(&writes) as Arc<dyn Watch>));
+    let paths = vec![dir.join("a"), dir.join("b")];
+    let node = open_on(medium, &Options { paths, ..options(&dir.join("home")) }).unwrap();
+    for name in 1..=8 {
+        assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
+    }
+    node.store().flush().unwrap();
+    let segments: Vec<u64> = stats(&node).paths.iter().map(|path| path.segments).collect();
+    assert!(segments.len() == 2 && !segments.contains(&0), "{segments:?}");
+    (writes, node)
+}
+
+/// Makes all writes to the volumes `dirs` fail while both volumes have unsynced pages, which
+/// poisons the store.
+fn poison_by_volumes(writes: &FailedWrites, node: &Node, dirs: &[PathBuf], errno: i32) {
+    for name in 11..=14 {
+        assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
+    }
+    writes.fail(dirs, errno);
+    assert_eq!(node.store().flush().unwrap_err().kind(), ErrorKind::Retry);
+}
+
+/// Number of the sequences 1 to 8 that are read whole.
+fn sequences_read(node: &Node) -> usize {
+    (1..=8).filter(|name| get(node.store(), *name, 4).unwrap() == 4).count()
 }
 
 fn reopened(node: &Node) -> bool {
@@ -131,6 +206,71 @@ fn poisoned_store_still_serves_reads() {
     assert_eq!(put(store, 3, 4).unwrap().pages, 4);
     eventually("the client puts", || client.ask("put 4 4") == "4");
     client.finish();
+}
+
+#[test]
+fn store_reopens_without_a_volume_that_fails_writes() {
+    for errno in [libc::EIO, libc::EROFS] {
+        let dir = tempfile::tempdir().unwrap();
+        let (writes, node) = owner_of_two_volumes(dir.path());
+        let mut client = Helper::opened(&dir.path().join("home"));
+        poison_by_volumes(&writes, &node, &[dir.path().join("b")], errno);
+        let began = Instant::now();
+        eventually("the store is reopened", || reopened(&node));
+        for name in 21..=28 {
+            assert_eq!(put(node.store(), name, 4).unwrap().pages, 4, "{errno}: {name}");
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{errno}: {:?}", began.elapsed());
+        let absent = stats(&node).absent_space.reasons;
+        assert!(absent.len() == 1 && absent[0].contains("/b: "), "{errno}: {absent:?}");
+        eventually("the client puts", || client.ask("put 31 4") == "4");
+        let read = sequences_read(&node);
+        assert!((1..8).contains(&read), "{errno}: {read} of 8 sequences are on the volume a");
+        let _ = node.store().flush();
+        node.store().flush().unwrap();
+
+        writes.fail(&[], 0);
+        eventually("the volume returns", || stats(&node).absent_space.reasons.is_empty());
+        assert_eq!(sequences_read(&node), 8, "{errno}");
+        assert_eq!(client.ask("get 31 4"), "4");
+        assert_eq!(stats(&node).counters["reopenings"], 1, "{errno}");
+        client.finish();
+        node.close().unwrap();
+    }
+}
+
+#[test]
+fn volume_that_fails_writes_can_be_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writes, node) = owner_of_two_volumes(dir.path());
+    let b = dir.path().join("b");
+    poison_by_volumes(&writes, &node, std::slice::from_ref(&b), libc::EROFS);
+    eventually("the store is reopened", || reopened(&node));
+    let forget = CapacityChange::ForgetVolume(b.to_str().unwrap().to_owned());
+    node.store().change_capacity(&forget).unwrap();
+    let absent = stats(&node).absent_space.reasons;
+    assert!(absent.is_empty(), "{absent:?}");
+    for name in 21..=28 {
+        assert_eq!(put(node.store(), name, 4).unwrap().pages, 4, "{name}");
+    }
+    node.close().unwrap();
+}
+
+/// If no volume takes writes, the poisoned core stays, because it still serves reads.
+#[test]
+fn store_is_not_reopened_while_all_volumes_fail_writes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (writes, node) = owner_of_two_volumes(dir.path());
+    let dirs = ["a", "b"].map(|name| dir.path().join(name));
+    poison_by_volumes(&writes, &node, &dirs, libc::EIO);
+    let before = writes.failed.load(Ordering::Relaxed);
+    // An attempt fails to write the marker of each volume.
+    eventually("two attempts failed", || writes.failed.load(Ordering::Relaxed) >= before + 4);
+    assert_eq!((sequences_read(&node), stats(&node).owner_epoch), (8, 1));
+    writes.fail(&[], 0);
+    eventually("the store is reopened", || reopened(&node));
+    assert_eq!(sequences_read(&node), 8);
+    node.close().unwrap();
 }
 
 /// Replaces the segment files by copies during the fault, so that their inodes change as after a

@@ -105,6 +105,9 @@ impl StoreCore {
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
     ///
+    /// A volume whose marker cannot be rewritten is no error if the marker of another volume can:
+    /// the next core tests each volume when it opens, and opens without those that fail.
+    ///
     /// # Errors
     /// File-system errors; `Retry` while the capacity or the directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
@@ -114,6 +117,7 @@ impl StoreCore {
         let (manifest, directory) = (self.shape.manifest(), self.shape.directory());
         directory.write_manifest(&manifest)?;
         let absent = self.state.lock().absence.volumes();
+        let (mut writable, mut failed) = (false, None);
         for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
             let dir = self.options.dir.join(&volume.dir);
             let marker = VolumeMarker { store: manifest.uuid, volume: number };
@@ -121,8 +125,15 @@ impl StoreCore {
             // mounted over the volume's directory.
             let is_present = !volume.is_retired() && !absent.contains(&number);
             if is_present && volume.marked && directory.has_marker(&dir, marker) {
-                directory.write_marker(&dir, marker)?;
+                match directory.write_marker(&dir, marker) {
+                    Ok(()) => writable = true,
+                    Err(error) => failed = failed.or(Some(error)),
+                }
             }
+        }
+        // Keep the poisoned core, which still serves reads, if no volume would take a put.
+        if let Some(error) = failed.filter(|_| !writable) {
+            return Err(error.into());
         }
         self.reservation_log.lock().rewrite()
     }
