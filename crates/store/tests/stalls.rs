@@ -90,6 +90,31 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     open.close();
 }
 
+/// The pages of a chained sequence are on both volumes. A load of the sequence returns the pages
+/// before the first page on the stalled volume.
+#[test]
+fn stalled_volume_shortens_a_chained_load() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = two_volumes(dir.path());
+    let (scope, keys) = (Arc::new(chained(PAGE)), sequence(1, 12));
+    for pages in 1..=keys.len() {
+        assert_eq!(put(&open.store, &scope, &keys[..pages], None).pages, pages);
+    }
+    let volumes: Vec<u8> = keys.iter().map(|key| volume(&open, &scope, key)).collect();
+    let before = volumes.iter().take_while(|number| **number == volumes[0]).count();
+    assert!(before < keys.len(), "both volumes have pages: {volumes:?}");
+    let part = format!("disk{}/seg-", volumes[before]);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at(part));
+    let caught = start_get(&open, &scope, &keys[before], SHORT);
+    std::thread::sleep(Duration::from_millis(2500));
+    let outcome = get(&open.store, &scope, &keys);
+    assert_eq!((outcome.pages, outcome.reason), (before, "stalled"), "{volumes:?}");
+    schedule.heal();
+    assert!(caught.wait(Some(LONG)).is_some());
+    assert_eq!(get(&open.store, &scope, &keys).pages, keys.len());
+    open.close();
+}
+
 #[test]
 fn stalled_volume_holds_up_only_puts_to_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
