@@ -3,12 +3,15 @@
 
 mod common;
 
+use common::items::Item;
 use common::*;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use ritornello_format::Scope;
-use ritornello_medium::SimDisk;
+use ritornello_medium::{DiskChange, SimDisk, Watch, Watched};
+use ritornello_store::Options;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PAGE: u64 = 20_000;
@@ -186,6 +189,57 @@ fn revived_entries_own_their_bytes() {
         }
         assert!(promised > 0);
         open.close();
+    }
+}
+
+/// Records the disk after a power loss behind each of its changes.
+#[derive(Debug)]
+struct Crashes {
+    disk: SimDisk,
+    states: Mutex<Vec<SimDisk>>,
+}
+
+impl Watch for Crashes {
+    fn after(&self, _: &DiskChange<'_>) {
+        let mut states = self.states.lock();
+        let seed = states.len() as u64;
+        states.push(self.disk.crash(seed));
+    }
+}
+
+/// Power fails after each change of the disk while a page in pieces on four volumes is put and
+/// flushed. The page is then whole or absent, and a page that was flushed before is whole.
+#[test]
+fn long_page_is_whole_or_absent_after_power_loss() {
+    let disk = SimDisk::new(512 << 20);
+    let crashes = Arc::new(Crashes { disk: disk.clone(), states: Mutex::default() });
+    let medium = Watched::new(Arc::new(disk), Arc::clone(&crashes) as Arc<dyn Watch>);
+    let options = Options {
+        paths: ["/a", "/b", "/c", "/d"].map(PathBuf::from).to_vec(),
+        segment_bytes: Some(8 * MIB),
+        background_threads: false,
+        ..options(Path::new("/store"), 256)
+    };
+    let open = open_on(Arc::new(medium), &options).unwrap();
+    let [flushed, long] = [1, 2].map(|name| Item::new("long", name, 16 * MIB + 5_001, false, 1));
+    assert_eq!(flushed.put(&open.store).unwrap().pages, 1);
+    open.store.flush().unwrap();
+    crashes.states.lock().clear();
+    assert_eq!(long.put(&open.store).unwrap().pages, 1);
+    assert_eq!(long.volumes(&open), [0, 1, 2, 3]);
+    let put_states = crashes.states.lock().len();
+    open.store.flush().unwrap();
+    let states = std::mem::take(&mut *crashes.states.lock());
+    open.close();
+    assert!(put_states > 4 && states.len() > put_states + 4, "each volume is written and synced");
+    let last = states.len() - 1;
+    for (at, state) in states.into_iter().enumerate() {
+        let open = open_on(Arc::new(state), &options).unwrap();
+        assert_eq!(flushed.get(&open.store).unwrap().pages, 1, "state {at}");
+        let promised = open.store.probe(&long.scope, &refs(&long.keys)).unwrap();
+        assert_eq!(long.get(&open.store).unwrap().pages, promised, "state {at}");
+        assert!(at < last || promised == 1, "the flush has returned");
+        open.store.close();
     }
 }
 
