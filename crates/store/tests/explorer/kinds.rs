@@ -5,6 +5,8 @@ use ritornello_format::{Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store};
 use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 
 pub const SEQUENCES_PER_KIND: u64 = 10;
@@ -12,6 +14,14 @@ pub const KINDS: usize = 4;
 pub const SEQUENCES: usize = KINDS * SEQUENCES_PER_KIND as usize;
 /// Index of the scope whose pages are bfloat16 numbers, for the codecs.
 pub const NUMBERS: usize = 3;
+/// Length of a large page in bytes, in histories with split pages: 256 units. The page and a header
+/// do not fit into a segment, so the store always splits the page.
+const SPLIT_PAGE: u64 = 1_045_000;
+
+thread_local! {
+    /// Whether the current history has split pages; a history runs in one thread.
+    static HAS_SPLIT_PAGES: Cell<bool> = const { Cell::new(false) };
+}
 
 /// A set of pages of one sequence: bit n is page n.
 pub type Pages = u64;
@@ -21,35 +31,56 @@ pub struct Kind {
     pub scope: Scope,
     pub pages: usize,
     keys: Vec<Vec<Vec<u8>>>,
+    /// The bytes of each key's page.
+    bytes: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Kind {
     fn new(scope: Scope, pages: usize) -> Self {
-        Self {
-            scope,
-            pages,
-            keys: (0..SEQUENCES_PER_KIND).map(|name| sequence(name, pages)).collect(),
-        }
+        let keys: Vec<_> = (0..SEQUENCES_PER_KIND).map(|name| sequence(name, pages)).collect();
+        let page = |key: &Vec<u8>| (key.clone(), page(&scope, key));
+        let bytes = keys.iter().flatten().map(page).collect();
+        Self { scope, pages, keys, bytes }
     }
 
-    pub fn page(&self, key: &[u8]) -> Vec<u8> {
-        let mut bytes = common::page(&self.scope, key);
-        let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
-        // Leave every third page random, so that no codec shortens it.
-        if self.scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
-            for number in bytes.chunks_exact_mut(2) {
-                // The magnitudes are 2^-8 to 2.
-                number[1] = (number[1] & 0x80) | 0x3c | (number[1] & 3);
-            }
-        }
-        bytes
+    pub fn page(&self, key: &[u8]) -> &[u8] {
+        &self.bytes[key]
     }
 }
 
-/// Returns four scopes: small pages in long runs, unchained pages of two units, large pages that
-/// the store splits, and pages of numbers.
+fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
+    let mut bytes = common::page(scope, key);
+    let sum: usize = key.iter().map(|byte| usize::from(*byte)).sum();
+    // Leave every third page random, so that no codec shortens it.
+    if scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
+        for number in bytes.chunks_exact_mut(2) {
+            // The magnitudes are 2^-8 to 2.
+            number[1] = (number[1] & 0x80) | 0x3c | (number[1] & 3);
+        }
+    }
+    bytes
+}
+
+/// Sets whether the large pages of this thread's next history are so long that the store splits
+/// them.
+pub fn set_split_pages(split: bool) {
+    HAS_SPLIT_PAGES.set(split);
+}
+
+/// Returns four scopes: small pages in long runs, unchained pages of two units, large pages, and
+/// pages of numbers.
 pub fn kinds() -> &'static [Kind; KINDS] {
-    static KINDS: OnceLock<[Kind; 4]> = OnceLock::new();
+    static WHOLE: OnceLock<[Kind; KINDS]> = OnceLock::new();
+    static SPLIT: OnceLock<[Kind; KINDS]> = OnceLock::new();
+    if HAS_SPLIT_PAGES.get() {
+        SPLIT.get_or_init(|| new_kinds(SPLIT_PAGE, 2))
+    } else {
+        WHOLE.get_or_init(|| new_kinds(70_000, 5))
+    }
+}
+
+/// Returns the scopes, with sequences of `pages` large pages of `page_bytes`.
+fn new_kinds(page_bytes: u64, pages: usize) -> [Kind; KINDS] {
     let numbers = Scope {
         dtype: "bfloat16".to_owned(),
         page_tokens: 16,
@@ -60,14 +91,12 @@ pub fn kinds() -> &'static [Kind; KINDS] {
         page_bytes: None,
         ..Scope::opaque("numbers", 1, true)
     };
-    KINDS.get_or_init(|| {
-        [
-            Kind::new(Scope::opaque("small", 300, true), 40),
-            Kind::new(Scope::opaque("alone", 5000, false), 24),
-            Kind::new(Scope::opaque("large", 70_000, true), 5),
-            Kind::new(numbers, 12),
-        ]
-    })
+    [
+        Kind::new(Scope::opaque("small", 300, true), 40),
+        Kind::new(Scope::opaque("alone", 5000, false), 24),
+        Kind::new(Scope::opaque("large", page_bytes, true), pages),
+        Kind::new(numbers, 12),
+    ]
 }
 
 pub fn keys_of(at: usize) -> (&'static Kind, &'static [Vec<u8>]) {
@@ -108,8 +137,7 @@ pub fn check_probe(store: &Store, at: usize, present: Pages) {
 /// 1970.
 pub fn put(store: &Store, at: usize, count: usize, retain_until: u64) -> Result<Outcome> {
     let (kind, keys) = keys_of(at);
-    let pages: Vec<Vec<u8>> = keys[..count].iter().map(|key| kind.page(key)).collect();
-    let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+    let pages: Vec<&[u8]> = keys[..count].iter().map(|key| kind.page(key)).collect();
     let (source, control) = (BorrowedPages::new(&pages), Control::default());
     let options = PutOptions { retain_until, ..PutOptions::default() };
     store.put_batch(&kind.scope, &refs(&keys[..count]), &source, &options, &control)

@@ -59,7 +59,9 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value}?")))
 }
 
-fn run_history(seed: u64, verbose: bool) -> u64 {
+/// Returns the number of crash states checked, and whether a page was in several pieces when the
+/// history ended.
+fn run_history(seed: u64, verbose: bool) -> (u64, bool) {
     let mut history = History::new(seed, verbose);
     let ended = catch_unwind(AssertUnwindSafe(|| history.run()));
     if ended.is_err() {
@@ -69,13 +71,13 @@ fn run_history(seed: u64, verbose: bool) -> u64 {
             history.current
         );
     }
-    history.states
+    (history.states, history.has_split_pages)
 }
 
 #[test]
 fn no_moment_of_power_loss_costs_flushed_pages() {
     if let Some(seed) = number("RITORNELLO_CRASH_SEED") {
-        println!("history {seed}: {} crash states", run_history(seed, true));
+        println!("history {seed}: {} crash states", run_history(seed, true).0);
         return;
     }
     let states_min = number("RITORNELLO_CRASH_STATES").unwrap_or(STATES);
@@ -85,13 +87,16 @@ fn no_moment_of_power_loss_costs_flushed_pages() {
         run_history(*seed, false);
     }
     let (next, states) = (AtomicU64::new(from), AtomicU64::new(0));
+    let split = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while states.load(Ordering::Relaxed) < states_min {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    states.fetch_add(run_history(seed, false), Ordering::Relaxed);
+                    let (checked, is_split) = run_history(seed, false);
+                    states.fetch_add(checked, Ordering::Relaxed);
+                    split.fetch_add(u64::from(is_split), Ordering::Relaxed);
                 }
             });
         }
@@ -100,6 +105,8 @@ fn no_moment_of_power_loss_costs_flushed_pages() {
     let rate = states as f64 / started.elapsed().as_secs_f64();
     println!("{states} crash states of {histories} histories, {rate:.0} per second");
     assert!(states >= states_min);
+    let split = split.into_inner();
+    assert!(split >= histories / 36, "{split} of {histories} histories have pages in pieces");
 }
 
 /// A failure is reproducible from its seed: a history repeats the same changes of its disk.

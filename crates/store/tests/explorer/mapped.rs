@@ -101,7 +101,7 @@ impl MappedHistory {
         let workload =
             Workload { plain: true, never_full: true, faults: true, ..Workload::default() };
         for number in 0..OPERATIONS {
-            let operation = Operation::choose_for(&mut self.rng, &workload, false);
+            let operation = Operation::choose_for(&mut self.rng, &workload, &[], false);
             let what = format!("mapped history {}, operation {number}, {operation:?}", self.seed);
             open = self.apply(open, &operation);
             let present = present_pages(&open.store);

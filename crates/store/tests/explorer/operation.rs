@@ -201,8 +201,14 @@ impl Operation {
         }
     }
 
-    /// Chooses an operation for `workload`. `absent` says whether a volume is absent.
-    pub fn choose_for(rng: &mut Rng, workload: &Workload, absent: bool) -> Self {
+    /// Chooses an operation for `workload`, in a store over the volumes `dirs`. `absent` says
+    /// whether a volume is absent.
+    pub fn choose_for(
+        rng: &mut Rng,
+        workload: &Workload,
+        dirs: &[&'static str],
+        absent: bool,
+    ) -> Self {
         if workload.is_simple() {
             let operation = Self::choose(rng, workload.plain);
             let opens =
@@ -216,7 +222,7 @@ impl Operation {
         // In a history with clients, operations on volumes use other values of `roll`.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
-            && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, absent)
+            && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, dirs, absent)
         {
             return operation;
         }
@@ -239,11 +245,16 @@ impl Operation {
         }
     }
 
-    fn choose_for_volumes(rng: &mut Rng, roll: u64, absent: bool) -> Option<Self> {
+    fn choose_for_volumes(
+        rng: &mut Rng,
+        roll: u64,
+        dirs: &[&'static str],
+        absent: bool,
+    ) -> Option<Self> {
         Some(match roll {
             0..=11 if absent => Self::ReturnVolume { reopen: rng.one_in(2) },
             0..=7 => Self::LoseVolume {
-                dir: ["/a", "/b"][rng.below(2) as usize],
+                dir: dirs[rng.below(dirs.len() as u64) as usize],
                 end: OwnerEnd::choose(rng),
             },
             12..=17 if !absent => Self::FailOpen { nth: 1 + rng.below(6), reopen: rng.one_in(2) },

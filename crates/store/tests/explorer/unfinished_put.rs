@@ -51,8 +51,7 @@ impl UnfinishedPut {
     pub fn write(mut self) -> Self {
         let (kind, keys) = keys_of(self.at);
         let keys = refs(&keys[..self.count]);
-        let pages: Vec<Vec<u8>> = keys.iter().map(|key| kind.page(key)).collect();
-        let pages: Vec<&[u8]> = pages.iter().map(Vec::as_slice).collect();
+        let pages: Vec<&[u8]> = keys.iter().map(|key| kind.page(key)).collect();
         let source = BorrowedPages::new(&pages);
         let reserved = &self.reserved;
         let headers: Vec<RunHeader> =

@@ -13,7 +13,7 @@ pub struct Workload {
     pub never_full: bool,
     /// Number of client processes in addition to the owner.
     pub clients: usize,
-    /// The segments are in two directories, one of which may be absent.
+    /// The segments are in two or four directories, one of which may be absent.
     pub volumes: bool,
     /// Syncs of the disk may fail.
     pub faults: bool,

@@ -1,6 +1,6 @@
 //! Checks of recorded crash states.
 
-use super::History;
+use super::{DIRS, History};
 use crate::checker::Bounds;
 use crate::common::{Open, open_on};
 use crate::kinds::{Pages, present_pages};
@@ -57,7 +57,7 @@ impl History {
     }
 
     pub(super) fn check_state(&mut self, seed: u64, disk: SimDisk) {
-        let unmounted = ["/a", "/b"].map(Path::new).into_iter().find(|dir| disk.is_unmounted(dir));
+        let unmounted = DIRS.map(Path::new).into_iter().find(|dir| disk.is_unmounted(dir));
         if let Some(dir) = unmounted.filter(|_| seed.is_multiple_of(2)) {
             disk.mount(dir).unwrap();
         }

@@ -95,8 +95,9 @@ impl History {
         self.check_recorded_within(before, &open);
         self.begin_ownership(&open);
         let fresh = self.extra_rng.below((SEQUENCES - SEQUENCES_PER_KIND as usize) as u64) as usize;
-        self.expect_put(fresh, 4);
-        put(&open.store, fresh, 4, 0).unwrap();
+        let pages = keys_of(fresh).0.pages.min(4);
+        self.expect_put(fresh, pages);
+        put(&open.store, fresh, pages, 0).unwrap();
         open.store.flush().unwrap();
         self.check_recorded_within(before, &open);
         let present = present_pages(&open.store);
