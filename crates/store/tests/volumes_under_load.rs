@@ -216,6 +216,44 @@ fn lost_volume_returns() {
     check_consistent(open, medium(), home, &kept);
 }
 
+/// A volume fails all writes and syncs, and can still be read. A flush poisons the owner, the next
+/// owner opens the store without the volume, and the volume returns when it takes writes again.
+#[test]
+fn volume_that_fails_writes_returns() {
+    let home = Path::new("/store");
+    let (disk, schedule) = (SimDisk::new(512 * MIB), Schedule::new());
+    let medium = || Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
+    let options = simulated(&["/a", "/b", "/c"], 320, 8);
+    let open = open_on(medium(), &options).unwrap();
+    let (kept, moving) = (items("kept", 5), items("moving", 3));
+    put_all(&open, &kept);
+    let elsewhere: Vec<&Item> =
+        kept.iter().filter(|item| !item.volumes(&open).contains(&1)).collect();
+    under_load(&[&open.store], &moving, || {
+        for op in [Op::Write, Op::SyncData] {
+            schedule.add(Rule::always(MediumFault::Io).on(op).at("/b/"));
+        }
+        // The self-test writes nothing to a simulated file.
+        schedule.add(Rule::always(MediumFault::Io).on(Op::Open).at("/b/.selftest"));
+        assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
+        assert_hits(&open.store, &kept);
+    });
+    open.store.close();
+    assert!(open.core.close().is_err(), "the store is poisoned");
+    drop(open);
+
+    let open = open_on(medium(), &options).unwrap();
+    assert_eq!(open.core.stats().unwrap().absent_space.reasons.len(), 1);
+    under_load(&[&open.store], &moving, || {
+        assert_hits(&open.store, elsewhere);
+        open.store.flush().unwrap();
+        schedule.heal();
+        open.core.run_once();
+        assert_hits(&open.store, &kept);
+    });
+    check_consistent(open, medium(), home, &kept);
+}
+
 /// One of two volumes has room for two segments only. Pages go to the other volume, and no put is
 /// refused.
 #[test]
