@@ -3,9 +3,10 @@
 
 mod common;
 
+use common::items::Item;
 use common::*;
 use ritornello_format::Scope;
-use ritornello_medium::Host;
+use ritornello_medium::{Host, Throttled};
 use ritornello_store::{Catalog, ClientId, Options};
 use std::path::Path;
 use std::sync::Arc;
@@ -73,6 +74,41 @@ fn one_long_page_uses_every_volume_equally() {
     }
     assert_eq!(get(&open.store, &scope, &keys).pages, 2);
     open.close();
+}
+
+/// Puts twice into a new store on two volumes, of 256 and 32 MiB/s: the first put uses both equally
+/// and measures them. Returns the bytes of the second put on each volume.
+fn second_put_on_unequal_volumes() -> (u64, u64) {
+    const SLOW: u64 = 32 * MIB;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let paths = ["fast", "slow"].map(|name| dir.path().join(name));
+    let fast = Throttled::new(Arc::new(Host), &paths[..1], 8 * SLOW);
+    let medium = Throttled::new(Arc::new(fast), &paths[1..], SLOW);
+    let segment_bytes = Some(32 * MIB);
+    let options = options(&dir.path().join("home"), 1024);
+    let options = Options { paths: paths.to_vec(), segment_bytes, ..options };
+    let open = open_on(Arc::new(medium), &options).unwrap();
+    // A measurement has at least 128 MiB for each volume.
+    let first = Item::new("first", 1, 8 * MIB, true, 36);
+    assert_eq!(first.put(&open.store).unwrap().pages, 36);
+    assert_even(&placed(&open, &first.scope, &first.keys).0[..2], 17 * MIB);
+    let second = Item::new("second", 2, 8 * MIB, true, 16);
+    assert_eq!(second.put(&open.store).unwrap().pages, 16);
+    let (bytes, _) = placed(&open, &second.scope, &second.keys);
+    open.close();
+    (bytes[0], bytes[1])
+}
+
+/// A busy machine may slow the faster volume down, so the puts are repeated. Volumes whose speeds
+/// the owner does not know get equal shares each time.
+#[test]
+fn faster_volume_gets_more_of_the_next_put() {
+    let has_larger_share = |_| {
+        let (fast, slow) = second_put_on_unequal_volumes();
+        println!("{fast} and {slow} bytes");
+        fast >= 2 * slow
+    };
+    assert!((0..3).any(has_larger_share));
 }
 
 #[test]
