@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve().parent
-# Makes the helpers of the connector's tests and of the unit tests, and the servers, importable.
+# Makes the connector tests' helpers and the servers importable.
 SHARED = (HERE.parent / "vllm", HERE.parent / "sources")
 sys.path[:0] = [str(HERE), *map(str, SHARED), str(HERE.parents[2])]
-sys.path.append(str(HERE.parents[1] / "python"))
 
 from harness import REPLY, prompt, set_environment  # noqa: E402
 from tier_harness import TierEngine, ritornello_tier  # noqa: E402

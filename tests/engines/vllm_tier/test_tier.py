@@ -3,22 +3,16 @@ device, host memory and tiers: answers, bytes, failing loads, aborted requests, 
 and a missing store.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from conftest import FIRST, SECOND
 from harness import BLOCK, prompt
-from held_remote import Held
 from tier_harness import TierEngine
 from tier_probes import Digests, fail_loads
 from weights import flip
 
-import ritornello as rt
-from ritornello.vllm.tier.cache import TierCache
-from ritornello.vllm.tier.settings import TierSettings
 from ritornello.vllm.tier.store import TierStore
 from ritornello.vllm.tier.tier import Tier
 
@@ -154,59 +148,6 @@ def test_aborted_requests_leave_no_state(engine: TierEngine) -> None:
         engine.forget_all()
     assert ask(engine, SECOND)["cached"] == cached(SECOND)
     assert_quiet(engine)
-
-
-@pytest.fixture
-def remote_tier(
-    engine: TierEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Tier]:
-    """Replaces the tier of the running engine by a tier over a disk and a remote."""
-    tiers = [f"disk {tmp_path}/disk 64MiB", "held_remote:Held"]
-    settings = TierSettings.parse({"tiers": tiers, "prefetch": "wait_complete", "gate": "always"})
-    own = engine.tier
-    cache = TierCache(settings.store, own._meter, own._namespace.model.hash_algorithm)
-    tier = Tier(cache, own._namespace, own._rows, settings, own._meter, own._guard)
-    (manager,) = engine.manager.secondary_tiers
-    monkeypatch.setattr(manager, "_tier", tier)
-    yield tier
-    Held.released.set()
-    tier.close()
-
-
-def test_aborted_request_cancels_its_prefetch(
-    engine: TierEngine, remote_tier: Tier, tmp_path: Path
-) -> None:
-    from vllm import SamplingParams
-
-    llm, asked = engine.llm.llm_engine, prompt(16, 300)
-    cache: Any = remote_tier._store
-    Held.asked = 0
-    Held.released.clear()
-    sampling = SamplingParams(max_tokens=8, temperature=0)
-    llm.add_request("aborted", {"prompt_token_ids": asked}, sampling)
-    until = monotonic() + 60
-    while not Held.asked:
-        assert monotonic() < until
-        llm.step()
-    llm.step()
-    (request,) = (name for name in remote_tier._requests if name.startswith("aborted"))
-    llm.abort_request(["aborted"])
-    # vLLM reports the end of a request with a later step.
-    for _ in range(2):
-        engine.ask([1, 2, 3], answer=2)
-    assert request not in remote_tier._requests
-    assert cache._calls.submit(lambda: None).wait(60), "the cancellation has run"
-    Held.released.set()
-    while (prefetch := cache._store.stats()["prefetch"])["running"]:
-        assert monotonic() < until
-        sleep(0.001)
-    assert (prefetch["started"], prefetch["cancelled"]) == (1, 1)
-    assert (len(remote_tier._jobs), remote_tier._active_requests) == (0, set())
-    with rt.Store.open(tmp_path / "disk") as disk:
-        assert disk.stats()["leases"] == 0
-    assert ask(engine, asked)["cached"] == 0
-    engine.forget_all()
-    assert ask(engine, asked)["cached"] == cached(asked)
 
 
 def test_request_may_opt_out(engine: TierEngine) -> None:
