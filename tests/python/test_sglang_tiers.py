@@ -173,6 +173,18 @@ def test_ended_prefetch_ends_waiting(machine: Machine, gated: str) -> None:
     Gated.opened.set()
 
 
+def test_weights_updated_during_lookup_hide_pages(machine: Machine, gated: str) -> None:
+    one = machine("one", gated)
+    assert put(one, KEYS[:8]) == 8
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(one.find, [SCOPE], KEYS, [], TOKENS)
+        assert Gated.asked.wait(WAIT)
+        one._stale = lambda: True
+        Gated.opened.set()
+        assert asked.result(WAIT) == 0
+    assert not one._leased
+
+
 def test_closing_ends_waiting(machine: Machine, gated: str) -> None:
     one = machine("one", gated)
     told: list[int] = []

@@ -126,6 +126,21 @@ def test_updated_weights_miss_until_flush(
     store.close()
 
 
+def test_pages_loaded_during_update_are_not_reported(tmp_path: Path) -> None:
+    meter = RateMeter()
+    answers = iter([False, True])
+    store = SGLangStore(Settings(str(tmp_path / "store"), "640MiB"), meter)
+    assert store.open()
+    scope = rt.Scope.opaque("weights", 4096, chained=True)
+    keys = keys_of("weights", 3)
+    assert store.put(scope, keys, pages_of(keys, scope.page_bytes), None) == 3
+    store._stale = lambda: next(answers)
+    assert store.get(scope, keys, blank(3, scope.page_bytes)) == 0
+    assert meter.counts()["missed_pages:before_reset"] == 3
+    assert not meter.counts().get("loaded_pages")
+    store.close()
+
+
 @pytest.mark.parametrize(
     ("found", "problem"),
     [

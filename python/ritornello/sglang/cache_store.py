@@ -169,6 +169,9 @@ class SGLangCacheStore(SGLangStore):
             except BaseException:
                 self._release_found(lookup.held)
                 raise
+        # The weights may have changed while the lookup waited for the remote.
+        if self._stale():
+            prefixes = RestorablePrefixes()
         if prefixes.pages and lookup.held:
             self._keep_leases(piece, prefixes.pages, lookup)
         else:

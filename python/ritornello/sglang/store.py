@@ -96,6 +96,10 @@ class SGLangStore(FailSafeStore):
             outcome = store.submit_get(scope, keys, out, timeout=limit).wait()
             if outcome is None:
                 return 0
+            if self._stale():
+                # The weights changed during the load, so the pages are of earlier weights.
+                self._meter.missed("before_reset", len(keys))
+                return 0
             self._meter.moved("loaded", outcome.pages, scope.page_bytes, perf_counter() - started)
             self._meter.missed(outcome.reason or "error", len(keys) - outcome.pages)
             return outcome.pages
