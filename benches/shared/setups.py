@@ -114,8 +114,8 @@ class Setup:
 @dataclass(frozen=True)
 class Place:
     """Locations of a set-up's tiers. `memory`: a folder in memory, for host tiers. `s3`: the
-    address of an empty prefix. `break_even`: bytes per second of one engine, at the measured length
-    of history.
+    address of an empty prefix. `break_even`: the rate, in bytes per second, at which one engine
+    loads a prompt of the measured length of history in the time that it takes to compute it.
     """
 
     folder: Path

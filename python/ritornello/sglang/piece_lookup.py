@@ -33,8 +33,9 @@ POLL_SECONDS = 0.003
 WAIT_SECONDS = 35.0
 # Time after which no further windows are looked up.
 WINDOWS_SECONDS = 1.0
-# Prefix lengths whose windows are looked up together, after the last window: a remote is asked
-# about 16 pages in one call.
+# The first round of lookups is for the window of the longest prefix only. Each later round adds the
+# windows of up to this many shorter prefixes, so up to 16 further pages of a pool: as many as a
+# remote is asked about in one call.
 WINDOWS_STEP = 16
 
 
@@ -115,7 +116,9 @@ class PieceLookup:
         self.hit: Lookup | None = None
         self._cache = cache
         self._gate = settings.gate
-        # With "best_effort" no lookup waits, so each further window would be fetched.
+        # Whether windows of shorter prefixes are looked up too. Not with "best_effort": its lookups
+        # return before the remote answers, and start a fetch in the background. Each window looked
+        # up would then be fetched, although one is enough.
         self._searches = settings.has_remote and settings.prefetch != "best_effort"
         self._piece = piece
         self._release = release

@@ -1,8 +1,8 @@
 //! The journal files, and group commit.
 //!
 //! Records are appended to the last file; each checkpoint begins a new file. Bytes of a file never
-//! change once they are written, and a file is removed once both checkpoints are newer than its
-//! end.
+//! change once they are written. The index keeps two checkpoint files; a journal file is removed
+//! once recovery from neither of them needs its records.
 
 use super::RunIndex;
 use super::pending::poisoned;

@@ -79,7 +79,7 @@ impl State {
         (pages, damaged_extents)
     }
 
-    /// Ends a lease, and adds the space that it deferred to the limbo.
+    /// Ends a lease, and adds to the limbo the space that no lease defers any longer.
     pub(super) fn release_lease(&mut self, lease: u64) {
         let freed = self.leases.release(lease);
         self.space.add_to_limbo(freed);
@@ -114,9 +114,8 @@ impl StateLock {
         }
     }
 
-    /// Applies removals from the index, as [`State::apply_removals`] does, and lets waiting threads
-    /// take the lock after every [`STEP_RUNS`] removals. Keeps the given order, in which a run
-    /// comes before the run that it follows.
+    /// Applies removals from the index in the given order, as [`State::apply_removals`] does, and
+    /// lets waiting threads take the lock after every [`STEP_RUNS`] removals.
     pub(super) fn apply_removals(
         &self,
         state: &mut MutexGuard<'_, State>,

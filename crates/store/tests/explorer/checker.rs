@@ -28,8 +28,9 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Records that exactly the pages `present` are durable, and possibly pages of an absent
-    /// volume.
+    /// Records that the pages `present` are durable and, unless a volume is absent, that no other
+    /// pages are. While a volume is absent, the earlier bounds of other pages stay, except that
+    /// deleted pages are no longer permitted.
     pub fn mark_durable(&mut self, present: Vec<Pages>) {
         if !self.has_absent_volume() {
             self.least.clone_from(&present);

@@ -185,10 +185,11 @@ pub struct TierStats {
     /// Pages not written to the tier: the queue was full, or the tier refused or failed the write;
     /// or, for a remote, the keys from the beginning of the prompt are unknown.
     pub dropped_pages: u64,
-    /// Pages that could not be written because no tier above had them: evicted, or never stored
-    /// there.
+    /// Pages that could not be written because no other tier could supply them in time, and the
+    /// pages after them in a chained scope.
     pub lost_pages: u64,
-    /// Pages stored on the tier after a load from a lower tier, or promoted before a load.
+    /// Pages put to the first tier after a load from a lower local tier, even if the put stored
+    /// fewer; and pages copied to the first tier before an expected load. Zero for other tiers.
     pub promoted_pages: u64,
     /// Calls of the backend; only for the remote.
     pub remote: Option<CallStats>,

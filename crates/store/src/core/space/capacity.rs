@@ -27,8 +27,8 @@ const CHECKPOINT_PAUSE: Duration = Duration::from_millis(200);
 pub enum CapacityChange {
     /// Sets the budget, in bytes.
     Capacity(u64),
-    /// Adds a directory for segments, or marks an absent directory of the store whose marker was
-    /// lost.
+    /// Adds a directory for segments. If it is a directory of the store that is absent because its
+    /// file `VOLUME` was lost, writes this file again.
     AddVolume(String),
     /// Drains a directory: new runs are placed in other directories, and its runs are moved or
     /// evicted.
