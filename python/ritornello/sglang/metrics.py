@@ -42,8 +42,8 @@ REASONS = {
     "gate_decisions": "Gate decisions (all, some, none).",
     "prefetches": "Prefetched pieces of prompts, by outcome.",
     "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Pages that a tier had no time or room to take, by tier.",
-    "tier_lost_pages": "Pages that left the tier above unwritten, by tier.",
+    "tier_dropped_pages": "Pages that a tier refused or failed to write, by tier.",
+    "tier_lost_pages": "Pages that no other tier could supply for a write, by tier.",
     "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
 }
 

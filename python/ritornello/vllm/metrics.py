@@ -44,8 +44,8 @@ REASONS = {
     "gate_decisions": "Gate decisions (all, some, none), per object.",
     "prefetches": "Prefetched objects, by outcome.",
     "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
-    "tier_dropped_pages": "Objects that a tier had no room for, refused or failed to write, by tier.",
-    "tier_lost_pages": "Objects not written to a tier: no other tier could supply them, by tier.",
+    "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",
+    "tier_lost_pages": "Objects that no other tier could supply for a write, by tier.",
     "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
 }
 

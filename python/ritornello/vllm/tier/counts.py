@@ -21,7 +21,7 @@ COUNTERS = {
     ),
     "prefetches": ("Prefetches from the remote, by outcome.", True),
     "tier_written_pages": ("Chunks written to a tier from the tier above, by tier.", True),
-    "tier_dropped_pages": ("Chunks that a tier had no time or room to take, by tier.", True),
-    "tier_lost_pages": ("Chunks that left the tier above unwritten, by tier.", True),
+    "tier_dropped_pages": ("Chunks that a tier refused or failed to write, by tier.", True),
+    "tier_lost_pages": ("Chunks that no other tier could supply for a write, by tier.", True),
     "remote_calls": ("Remote calls, by result: calls, failures, and calls skipped.", True),
 }
