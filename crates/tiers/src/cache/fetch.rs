@@ -182,7 +182,7 @@ impl Fetch<'_> {
             &keys,
             &BorrowedPages::new(&slices),
             &PutOptions::after(pages.before(range.start)),
-            &Control { deadline: Some(Instant::now() + timeout), ..Control::default() },
+            &Control { deadline: Some(Instant::now() + timeout), ..control },
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);

@@ -227,9 +227,10 @@ impl TierWriter {
     /// Returns the time to allow for a copy of `bytes` to the local tier `to` from another local
     /// tier.
     fn copy_limit(&self, to: &LocalTier, bytes: u64) -> Duration {
-        let sources = self.tiers.local.iter().filter(|tier| tier.kind != to.kind);
-        let reads = sources.map(|tier| tier.store().time_limit(bytes, WRITE_TIMEOUT, false));
-        reads.fold(to.store().time_limit(bytes, WRITE_TIMEOUT, true), Duration::max)
+        let tiers = self.tiers.local.iter();
+        let limits =
+            tiers.map(|tier| tier.store().time_limit(bytes, WRITE_TIMEOUT, tier.kind == to.kind));
+        limits.max().unwrap_or(WRITE_TIMEOUT)
     }
 
     /// Copies pages to `buffer`: from the tiers that `copy_for` reads, or from the spilled pages.
