@@ -45,7 +45,8 @@ fn owner_with(options: &Options) -> (Schedule, Arc<Node>) {
     (schedule, node)
 }
 
-/// Returns whether faults can be injected into the index's I/O: RocksDB does its own I/O.
+/// Returns whether the index does its I/O through the medium, where the tests inject faults.
+/// RocksDB does its own I/O.
 fn index_is_on_the_medium() -> bool {
     options(Path::new("/")).index.is_none_or(|index| index.word() != "lsm")
 }
@@ -106,7 +107,7 @@ impl Watch for FailedWrites {
 /// flushed sequences 1 to 8.
 fn owner_of_two_volumes(dir: &Path) -> (Arc<FailedWrites>, Arc<Node>) {
     let writes = Arc::new(FailedWrites::default());
-    // Use a medium without descriptors: writes through a descriptor would not fail.
+    // `Faulty` gives out no file descriptors, so every write passes through `FailedWrites`.
     let simulated = Arc::new(Faulty::new(Arc::new(Host), Schedule::new()));
     let medium = Arc::new(Watched::new(simulated, Arc::clone(&writes) as Arc<dyn Watch>));
     let paths = vec![dir.join("a"), dir.join("b")];
@@ -263,7 +264,7 @@ fn store_is_not_reopened_while_all_volumes_fail_writes() {
     let dirs = ["a", "b"].map(|name| dir.path().join(name));
     poison_by_volumes(&writes, &node, &dirs, libc::EIO);
     let before = writes.failed.load(Ordering::Relaxed);
-    // An attempt fails to write the marker of each volume.
+    // Each attempt fails to write the markers of both volumes, so four failures are two attempts.
     eventually("two attempts failed", || writes.failed.load(Ordering::Relaxed) >= before + 4);
     assert_eq!((sequences_read(&node), stats(&node).owner_epoch), (8, 1));
     writes.fail(&[], 0);
@@ -393,8 +394,8 @@ fn closing_does_not_wait_for_a_broken_disk() {
     }
 }
 
-/// A source of pages that reports its first access on `reached`, and blocks until `go` has a
-/// message.
+/// A source of pages. Each access sends a message to `reached`, then blocks until the sender of
+/// `go` is dropped.
 struct Halted {
     pages: OwnedPages,
     reached: Mutex<Sender<()>>,
@@ -433,8 +434,8 @@ fn reopening_waits_for_own_write() {
         });
         is_reached.recv().unwrap();
         poison(&schedule, &node, 2);
-        // While the write is in flight the poisoned core stays, so reopening waits and puts get no
-        // space.
+        // Reopening waits for the write in flight. Until then the poisoned core stays: it serves
+        // gets and refuses puts.
         let refused = |answer: ritornello_format::Result<ritornello_store::Outcome>| {
             answer.is_ok_and(|put| put.reason == "reopening")
         };

@@ -57,7 +57,8 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // The following calls fail with a reason, because a miss would be a false answer.
+    // These calls must fail, because only the owner's answer can confirm a flush or a removal, or
+    // give statistics.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),
@@ -95,8 +96,7 @@ fn puts_through_a_stopped_owner_leak_nothing() {
                         let until = Instant::now() + Duration::from_secs(5);
                         let mut name = 1_000_000 * (worker + 10 * round);
                         while Instant::now() < until {
-                            // The result may be a miss, but the pages read are right: `get`
-                            // compares them.
+                            // Both calls may miss. `get` panics if it reads wrong bytes.
                             let _ = put(store, name, 100);
                             let _ = get(store, name, 100);
                             name += 1;
@@ -181,8 +181,8 @@ fn successor_that_never_listens_delays_once() {
     let store = node.store();
     assert_eq!(put(store, 1, 4).unwrap().pages, 4);
     store.flush().unwrap();
-    // The helper `heir` takes the lock next, as an owner that recovers does, and does not listen on
-    // the socket.
+    // After the kill, the helper `heir` takes the owner's lock, as the next owner does before it
+    // recovers the store, but never listens on the socket.
     let mut heir = Helper::opened(dir.path());
     assert_eq!(heir.ask("take-the-lock"), "waiting");
     owner.kill();

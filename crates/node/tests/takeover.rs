@@ -66,8 +66,8 @@ fn flushed_pages_survive_owner_kills_under_load() {
         role == "owner"
     };
     for _ in 0..5 {
-        // Let the helpers flush until one of them reports that it is the owner: the next owner may
-        // notice a death late.
+        // Listen until one helper reports that it is the owner. After the previous kill this may
+        // take several rounds, because the helpers may notice the owner's death late.
         let mut owner = None;
         while owner.is_none() {
             for (at, helper) in line.iter_mut().enumerate() {

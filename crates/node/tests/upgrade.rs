@@ -103,8 +103,7 @@ fn hear_owner_again(dir: &Path) {
     std::fs::rename(dir.join("owner.sock.moved"), dir.join("owner.sock")).unwrap();
 }
 
-/// An owner refuses clients of another format, so the test replaces the recorded hello's format 0
-/// by 1.
+/// The recorded hello names format 0, which the owner refuses, so the test changes it to format 1.
 #[test]
 fn recorded_client_of_version_7_is_served() {
     let dir = tempfile::tempdir().unwrap();

@@ -33,8 +33,8 @@ pub struct FsckArgs {
 
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
-/// A reason for which opening a store drops runs, and which is not damage: their scope was dropped
-/// shortly before a crash.
+/// The reason under which opening a store drops the runs of a scope that was dropped before a
+/// crash, if the crash undid their removal from the index. These runs are no damage.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]

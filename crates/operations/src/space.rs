@@ -164,7 +164,8 @@ fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
     resolve_listed.map_or_else(|| absolute(path), |resolve_listed| Ok(resolve_listed.to_owned()))
 }
 
-/// Destroys a store, after a confirmation if standard input is a terminal.
+/// Destroys a store. Without `--yes` it asks for a confirmation on the terminal, and refuses if
+/// standard input is not a terminal.
 ///
 /// # Errors
 /// If no store exists, a process owns it, or the confirmation was refused.

@@ -59,7 +59,7 @@ pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     Ok(if degraded || failed { Status::Problems } else { Status::Fine })
 }
 
-/// Formats the six largest extent size classes present, each with its count.
+/// Formats how many free extents there are in each of the six largest size classes that have any.
 fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     let shown: Vec<String> = sizes
         .iter()
@@ -70,8 +70,8 @@ fn extents(sizes: &BTreeMap<u64, u64>) -> String {
     if shown.is_empty() { "none".to_owned() } else { shown.join(", ") }
 }
 
-/// Formats the numbers of pieces per page, for pages up to 256 KiB and for longer pages. `None` if
-/// the store has no pages.
+/// Formats percentiles of the number of extents that hold parts of a page (its pieces), for pages
+/// up to 256 KiB and for longer pages. `None` if the store has no pages.
 fn pieces(small: PiecePercentiles, large: PiecePercentiles) -> Option<String> {
     let kinds = [("up to 256 KiB", small), ("longer", large)];
     let there = kinds.into_iter().filter(|(_, of)| of.max > 0).map(|(kind, of)| {

@@ -92,7 +92,8 @@ impl Cache {
         ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
-    /// Seconds to allow for a get, or with `put` a put, of `nbytes`.
+    /// Returns the seconds to allow for a get of `nbytes`, or with `put` for a put: at least
+    /// `least`.
     #[pyo3(signature = (nbytes, least, *, put=false))]
     fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
         let least = duration(py, "least", least)?;
@@ -132,8 +133,8 @@ impl Cache {
         ask(keys, |keys| cache.probe(&scope.inner, keys))
     }
 
-    /// Removes pages from the tiers of this machine, in chained scopes with all pages after them;
-    /// returns how many of `keys` were on one. Pages on a remote stay.
+    /// Removes pages from the tiers of this machine, in chained scopes with all pages after them.
+    /// Returns how many of `keys` were on at least one of these tiers. Pages on a remote stay.
     fn delete(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let cache = self.cache(py)?;
         ask(keys, |keys| cache.delete(&scope.inner, keys))
@@ -174,8 +175,8 @@ impl Cache {
         ask(keys, |keys| cache.cancel(&scope.inner, keys))
     }
 
-    /// Starts to read pages. `out` belongs to the cache until the ticket is done. With `staged` the
-    /// bytes pass through staging.
+    /// Starts to read pages. `out` belongs to the cache until the ticket is done. With `staged`
+    /// pages on a disk are read into staging memory and copied, not read directly into `out`.
     #[pyo3(signature = (
         scope, keys, out, *, parent=None, staged=false, sections=None, timeout=None
     ))]
@@ -255,14 +256,15 @@ impl Cache {
         Ok(())
     }
 
-    /// Returns the loads of this process since the last call, by tier: for `record_load` in another
-    /// process.
+    /// Returns the loads of this process since the last call: for each tier, their total bytes and
+    /// seconds. Another process can pass them to `record_load`.
     fn take_loads(&self, py: Python<'_>) -> PyResult<Vec<(&'static str, u64, f64)>> {
         let loads = self.cache(py)?.take_loads();
         Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_name(tier), bytes, took)).collect())
     }
 
-    /// Records the duration of a load that the decision of `found` caused.
+    /// Records how long a load took that the gate decided on in the lookup `found`: statistics
+    /// compare this time with the gate's estimates. Does nothing if the gate made no decision.
     fn record_outcome(&self, py: Python<'_>, found: &Lookup, seconds: f64) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
         let cache = self.cache(py)?;
