@@ -25,14 +25,14 @@ impl Lookup {
     fn local(&self) -> usize {
         self.0.local
     }
-    /// Number of leading pages that the engine should have after the load; it loads the pages that
-    /// it lacks.
+    /// Number of leading pages that the engine should have after the load. The engine loads the
+    /// pages among them that it lacks.
     #[getter]
     fn load(&self) -> usize {
         self.0.load
     }
-    /// Pages fetched from the remote for this prompt, so far. After the fetch has ended, only the
-    /// next lookup reports them.
+    /// Pages fetched from the remote for this prompt, so far. The first lookup after the end of the
+    /// fetch reports them for the last time.
     #[getter]
     fn fetched(&self) -> usize {
         self.0.fetched

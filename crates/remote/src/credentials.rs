@@ -15,7 +15,7 @@ pub(crate) struct ProfileCredentials {
 }
 
 impl ProfileCredentials {
-    /// Reads the key; `None` if the profile has no key now.
+    /// Reads the key; `None` if the files cannot be read, or hold no key for the profile.
     pub(crate) fn open(files: ProfileFiles) -> Option<Self> {
         let read = read(&files)?;
         Some(Self { files, last: Mutex::new(read) })

@@ -142,7 +142,7 @@ fn check_server_restart(server: &mut Server, address: &str) {
             wait_for(3);
             server.resume();
         }
-        // The circuit breaker closes after a trial call has succeeded.
+        // The tier's circuit breaker may still be open: reads miss until a trial call succeeds.
         let (until, read) = (Instant::now() + Duration::from_secs(200), pages.load(Relaxed));
         while pages.load(Relaxed) < read + PAGES {
             assert!(

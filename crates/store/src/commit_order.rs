@@ -1,10 +1,11 @@
-//! The order in which the parts of a put are committed. Two parts of a put are written at a time.
+//! Commits the parts of a put in order, although two parts are written at the same time.
 
 use crate::outcome::PutProgress;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
 
-/// The commit order of parts: each part follows the pages of the previous part.
+/// Commits the parts of a put in order, because the first page of a part follows the last page of
+/// the previous part.
 pub(crate) struct CommitOrder {
     state: Mutex<State>,
     changed: Condvar,

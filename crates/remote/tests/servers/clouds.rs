@@ -159,8 +159,8 @@ fn azure_is_found_or_advice_is_given() {
     let emulator = ("AZURE_STORAGE_USE_EMULATOR", "true");
     let url = ("AZURITE_BLOB_STORAGE_URL", endpoint.as_str());
     assert_eq!(probe_in_child(&bare, &[emulator, url]), all_of_them());
-    // No server listens at the URL in the environment: the endpoint of the address must take
-    // precedence.
+    // No server listens at the URL in the environment, so the probe finds pages only if the
+    // endpoint of the address takes precedence.
     let nobody = ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:1");
     assert_eq!(probe_in_child(&address, &[emulator, nobody, key]), all_of_them());
 

@@ -85,7 +85,7 @@ pub trait Catalog: Send + Sync {
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
-    /// several scopes and more than [`LEASE_PAGES_MAX`] pages, counted in every scope.
+    /// several scopes if the number of keys times scopes exceeds [`LEASE_PAGES_MAX`].
     fn lease(&self, scopes: &[ScopeRef], keys: &[&[u8]], ttl: Duration) -> Result<Leased> {
         let (scopes, keys) = (Cow::Borrowed(scopes), Keys::Listed(keys));
         let request = Request::Lease { scopes, keys, ttl };

@@ -23,7 +23,8 @@ pub struct CallRule {
     pub unanswered: Unanswered,
     /// Whether a client waits for a response.
     pub has_response: bool,
-    /// The call that an operator may deny to clients.
+    /// The name in the policy file under which an operator can deny the request to clients; `None`
+    /// if it cannot be denied.
     pub permission: Option<ClientCall>,
 }
 
@@ -102,10 +103,11 @@ impl LaterCall {
 }
 
 impl CallRule {
-    /// The rule of a request that any owner can answer, and that changes nothing durable that a
-    /// caller relies on. The owner answers most such requests from memory. Three may wait for a
-    /// disk, within the time limit of requests that wait for nothing: `Keys` reads run headers,
-    /// `ReportDamage` reads the page, and `Resolve` with `create` syncs the scope registry.
+    /// The rule of a request that is sent again to the next owner if the owner is lost during the
+    /// call, and whose response acknowledges nothing that a flush must make durable. The owner
+    /// answers most such requests from memory. Three may wait for a disk, within the time limit of
+    /// requests that wait for nothing: `Keys` reads run headers, `ReportDamage` reads the page, and
+    /// `Resolve` with `create` syncs the scope registry.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,
@@ -115,8 +117,8 @@ impl CallRule {
         permission: None,
     };
 
-    /// Whether no process keeps a record of the request: it concerns no reservation and
-    /// acknowledges nothing.
+    /// Whether the failover keeps no record of the request, because the request concerns no
+    /// reservation and acknowledges nothing.
     #[must_use]
     pub fn is_question(&self) -> bool {
         self.reservation == Reservation::Unrelated && self.effect == Effect::Nothing

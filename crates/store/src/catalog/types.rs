@@ -23,8 +23,8 @@ pub struct ScopeRef {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseNumber(pub u64);
 
-/// Maximum pages leased by one call for several scopes, counted in every scope. The limit exists
-/// because such a call delays all other calls.
+/// Maximum number of keys times scopes in a lease call for several scopes. The limit exists because
+/// such a call delays all other calls.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The longest reusable prefix, readable until its lease is released or expires.
