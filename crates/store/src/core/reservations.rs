@@ -56,7 +56,8 @@ pub(crate) struct PlannedRun {
     pub(crate) parent_present: bool,
 }
 
-/// Extents withheld until their writer is proven dead.
+/// A reservation that was open when its client disconnected or its owner ended. Its extents are
+/// withheld until the client's process is proven dead, or a client with its name aborts it.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
     pub(crate) client: String,
@@ -302,8 +303,9 @@ impl ReservationLog {
         }
     }
 
-    /// Rewrites a log that consists mostly of ended reservations. Allows 512 bytes for each
-    /// outstanding reservation; the records of a reservation usually take about a hundred.
+    /// Rewrites the log if it is longer than [`LOG_BYTES_MAX`] plus 1 KiB for each outstanding
+    /// reservation. A reservation's records usually take about a hundred bytes, so such a log
+    /// consists mostly of records of ended reservations.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {

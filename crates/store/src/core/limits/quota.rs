@@ -17,7 +17,7 @@ use ritornello_format::{RUN_HEADER_UNITS_MAX, ScopeSlot, UNIT};
 use ritornello_index::RunId;
 use std::time::Instant;
 
-/// Builds the eviction policies of scopes with quotas, one at a time.
+/// Lets one thread at a time build or drop the eviction policy of a scope with a quota.
 #[derive(Default)]
 pub(crate) struct QuotaBuilds {
     /// Locked while a policy is built or dropped. Precedes the core state's lock in the lock order.

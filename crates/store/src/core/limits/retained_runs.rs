@@ -8,8 +8,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
-/// The end of a retention, its reversed order of arrival, and its run. The smallest value is
-/// released first.
+/// Sort key of a retention: the time of the store's clock at which it ends, then its number in the
+/// order of arrival, latest first, then its run. The retention with the smallest key is released
+/// first.
 type End = (u64, Reverse<u64>, RunId);
 
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +111,7 @@ impl Retention {
         }
     }
 
-    /// Subtracts the units of the tail that a run lost.
+    /// Subtracts `gone` units, which were cut off the end of a retained run.
     pub(crate) fn shrink(&mut self, run: RunId, gone: u64) {
         let Some(held) = self.runs.get_mut(&run) else { return };
         let gone = gone.min(held.units);

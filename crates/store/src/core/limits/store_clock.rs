@@ -33,9 +33,8 @@ impl StoreClock {
         self.latest
     }
 
-    /// Converts `until`, a time of the system clock, to the time of this clock that is as many
-    /// seconds from now, at most [`RETENTION_MAX`]. The two clocks may show different times.
-    /// Returns `None` if `until` has passed.
+    /// Returns the time of this clock at which the system clock will show `until`, at most
+    /// [`RETENTION_MAX`] seconds from now. `None` if `until` has passed.
     pub(super) fn end(&mut self, until: u64) -> Option<u64> {
         let remaining = until.checked_sub((self.wall)()).filter(|remaining| *remaining > 0)?;
         Some(self.now().saturating_add(remaining.min(RETENTION_MAX)))

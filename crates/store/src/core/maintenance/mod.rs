@@ -19,7 +19,7 @@ pub(crate) struct Maintenance {
     periodic: BackgroundThread,
     pub(super) space: SpaceThread,
     pub(super) drain: Drain,
-    /// Whether a client may still be writing.
+    /// Returns whether the client with this lock file may still be writing.
     alive: ClientAlive,
 }
 

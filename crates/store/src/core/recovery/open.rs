@@ -247,7 +247,7 @@ impl StoreCore {
     /// Adds the directories listed at open that the store lacks.
     ///
     /// # Errors
-    /// `Retry` if the change failed half-way: the core cannot be used and is closed.
+    /// `Retry` if the addition of a directory poisoned the store; the core is then closed.
     fn add_listed_dirs(&self) -> Result<()> {
         self.shape.directory().add_listed(&self.options, |dir| {
             self.change_capacity(&CapacityChange::AddVolume(dir), ADD_TIMEOUT)
@@ -261,7 +261,8 @@ impl StoreCore {
     /// capacity is impossible, logs a warning and keeps the current capacity.
     ///
     /// # Errors
-    /// Any other error: the core cannot be used and is closed.
+    /// Errors of [`StoreCore::change_capacity`] except `Invalid` and `Retry`; the core is then
+    /// closed.
     fn apply_capacity(&self) -> Result<()> {
         let stored = self.shape.budget().capacity;
         let Some(capacity) = self.options.capacity.filter(|given| *given != stored) else {

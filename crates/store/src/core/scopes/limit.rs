@@ -37,8 +37,9 @@ struct ChosenScopes {
 }
 
 impl Scopes {
-    /// Drops empty scopes until a record of `added` bytes fits and 1/[`SLACK`] of the limits is
-    /// free. Returns the number of dropped scopes.
+    /// If the registry has no room for a further scope whose record has `added` bytes, drops empty
+    /// scopes until it has, and 1/[`SLACK`] of the limits is free or no further scope is empty.
+    /// Returns the number of dropped scopes.
     ///
     /// # Errors
     /// `Miss` if too few scopes are empty; file-system errors. After an error, no scope is dropped.

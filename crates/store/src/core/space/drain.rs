@@ -26,8 +26,8 @@ const RETRY_PAUSE: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     waiting: BTreeMap<SegmentId, Vec<Extent>>,
-    /// Extents to drain after the next sync round: a durable record may name a run in them whose
-    /// removal is not durable yet.
+    /// Extents of segments that were absent and have returned. They are drained after the next sync
+    /// round: until then a durable record may name a run in them that was removed since.
     undurable: Vec<Extent>,
     units: u64,
 }
@@ -208,7 +208,7 @@ impl StoreCore {
         }
     }
 
-    /// Retries a failed drain after a pause.
+    /// Starts a drain of withheld space, unless a drain failed less than [`RETRY_PAUSE`] ago.
     pub(crate) fn retry_drain(self: &Arc<Self>) {
         let paused =
             self.maintenance.drain.failed.lock().is_some_and(|at| at.elapsed() < RETRY_PAUSE);

@@ -160,8 +160,8 @@ impl StoreCore {
         };
         let free = state.leases.defer(*run, gone.extents);
         state.space.add_to_limbo(free);
-        // The copy has space for removed pages too. No record names that space, so it is freed
-        // immediately.
+        // The new place has space for removed pages too. Nothing was copied there, so this space is
+        // free without a sync round.
         let holes: Vec<Extent> = (0u32..)
             .zip(&view.pages)
             .filter(|(_, page)| **page == PageHash::NONE)
