@@ -9,7 +9,7 @@ use crate::stats::{
 use ritornello_format::{Manifest, PageHash, Result, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_index::RunView;
 
-/// Maximum number of extents per page that is counted separately.
+/// Pages in more extents than this are counted as pages in this number of extents.
 const PIECES_MAX: usize = 64;
 
 /// Number of pages by the number of extents that hold parts of a page (its pieces).

@@ -51,8 +51,8 @@ const FADE: f32 = 0.985;
 /// since; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
-/// Low bits of the note that is kept with an evicted key. They hold the page's kind, the other bits
-/// the step of its last use.
+/// Number of low bits, in the note kept with an evicted key, that hold the page's kind. The other
+/// bits hold the step of its last use.
 const KIND_BITS: u32 = 3;
 /// For each kind, the prior probability of use in a step is this number divided by (4 + age): if
 /// the time scale is unknown, the probability of reuse falls as 1/age.

@@ -24,7 +24,8 @@ pub enum PolicyKind {
     S3Fifo,
     /// Least expected hits first, learnt from the intervals between uses.
     Density,
-    /// The policy that had most hits recently in shadow caches, which simulate each on a sample.
+    /// Evicts by whichever other policy had most hits recently, in shadow caches that simulate each
+    /// policy on a sample of the pages.
     #[default]
     Adaptive,
 }

@@ -13,7 +13,7 @@ const ENDS: usize = 1024;
 /// The pages before a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Prefix {
-    /// The last of these pages in the sample.
+    /// The last of these pages that is in the sample.
     pub(super) last: Option<u64>,
     /// Which shadows had all these pages.
     pub(super) alive: [bool; CANDIDATES_MAX],
@@ -211,7 +211,8 @@ impl Shadow {
         if alive { there } else { 0 }
     }
 
-    /// Removes pages that are no longer sampled.
+    /// Removes pages that are no longer sampled after the sample was halved. Halves the capacity
+    /// and the recent counts as well.
     pub(super) fn remove_unsampled(&mut self, sample: &Sample) {
         let out: Vec<RunId> = self.tree.runs().filter(|run| !sample.has(run.0)).collect();
         out.into_iter().for_each(|run| self.tree.remove(run));
