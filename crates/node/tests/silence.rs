@@ -57,8 +57,8 @@ fn stopped_owner_delays_once_then_misses() {
     }
     assert!(started.elapsed() < first, "{:?} after {first:?}", started.elapsed());
     store.release(held.lease).unwrap();
-    // These calls must fail, because only the owner's answer can confirm a flush or a removal, or
-    // give statistics.
+    // The following calls must fail, because only the owner's answer can confirm a flush or a
+    // removal, or give statistics.
     let failed = [
         store.flush(),
         store.delete(&scope(), &refs(&keys)).map(drop),

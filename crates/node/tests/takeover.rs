@@ -233,7 +233,7 @@ fn flush_reports_deletes_that_died_with_the_owner() {
     assert_eq!(probe(store, 1, 4).unwrap(), 0);
 }
 
-/// Puts pages through a copy of their memory, unlike [`put`].
+/// Puts pages by `submit_put_copy`, which copies them before it returns. [`put`] does not copy.
 fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
     let keys = keys(name, pages);
     let bytes: Vec<Vec<u8>> = keys.iter().map(|key| page(key)).collect();
@@ -258,7 +258,8 @@ fn flush_after_deduplicated_put(put_again: impl Fn(&Arc<Store>) -> usize) {
     let error = store.flush().unwrap_err();
     assert_eq!((node.role(), error.kind()), (Role::Owner, ErrorKind::Miss), "{error}");
     store.flush().unwrap();
-    // This process is the owner now: its flush covers the pages that its put acknowledges.
+    // This process now owns the store, so its flush makes durable the pages that its put
+    // acknowledges.
     assert_eq!(third.ask("put 1 8"), "8");
     assert_eq!(put_again(store), 8);
     store.flush().unwrap();

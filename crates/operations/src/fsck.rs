@@ -34,7 +34,7 @@ pub struct FsckArgs {
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
 /// The reason under which opening a store drops the runs of a scope that was dropped before a
-/// crash, if the crash undid their removal from the index. These runs are no damage.
+/// crash, if the crash undid their removal from the index. These runs do not count as damage.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// Collects many tickets: one eventfd for all of them.
+/// Signals the completion of many tickets through one eventfd.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Completions {
     queue: Arc<CompletionQueue>,

@@ -205,7 +205,7 @@ pub(crate) trait PageMemory: PageSource + PageTarget {
 /// The memory of pages, kept until [`PageMemory::release`] or the last reference is dropped.
 pub(crate) struct Buffers {
     chunks: Vec<Chunk>,
-    /// Chunks of each page.
+    /// For each page, the range of its chunks in `chunks`.
     pages: Vec<Range<usize>>,
     /// `None` after the memory was released: the pages have no fragments then.
     held: Mutex<Option<BufferGuard>>,

@@ -92,8 +92,8 @@ impl Trace {
         self.keys[block as usize]
     }
 
-    /// Returns the requests of a part as a separate trace, with the part's footprint. Skipped lines
-    /// and clock jumps are still those of the whole trace.
+    /// Returns the requests of a part as a separate trace, with the part's footprint. The result
+    /// keeps the skipped lines and the clock jumps of the whole trace.
     #[must_use]
     pub fn part(self, part: TracePart) -> Self {
         let middle = self.requests() / 2;

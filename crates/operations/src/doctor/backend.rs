@@ -21,7 +21,8 @@ struct Row<'a> {
     wrong: Option<&'a str>,
 }
 
-/// Checks a backend, under separate object names; the objects are removed afterwards.
+/// Checks a backend with objects whose names begin with `ritornello-doctor/`. Removes them
+/// afterwards, if the backend can list and delete.
 ///
 /// # Errors
 /// If the address is invalid.

@@ -9,7 +9,8 @@ use ritornello_volume::segments::{IoChoice, IoMode, IoReport, Segments, Segments
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Returns the maximum number of segment files of the store; zero without a known capacity.
+/// Returns the maximum number of segment files of the store; zero if the capacity is unknown or
+/// invalid.
 pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
     let wanted = manifest
         .map(|manifest| (manifest.capacity, manifest.segment_bytes))

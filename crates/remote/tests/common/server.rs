@@ -69,7 +69,7 @@ impl Server {
         self.dir.path()
     }
 
-    /// Restarts the server and waits until it answers.
+    /// Starts the server process and waits until it answers.
     pub fn resume(&mut self) {
         let address = format!("127.0.0.1:{}", self.port);
         let mut command = match self.kind {

@@ -188,8 +188,8 @@ impl WireError {
         self.kind == Kind::Closed
     }
 
-    /// Returns the error of a connection that the owner refused with this message. `Miss` means
-    /// that the owner is reopening the store.
+    /// Returns the error for a connection that the owner refused with this answer. The kind `Miss`
+    /// means that the owner is reopening the store.
     #[must_use]
     pub fn refusal(self) -> Error {
         if self.kind == Kind::Miss { StoreReopening::error(&self.text) } else { self.into() }

@@ -13,7 +13,7 @@ use super::pieces::{List, Piece, Pieces};
 pub(super) struct AdaptiveReplacement {
     /// The list of pages put once and not used since, then the list of all other pages.
     lists: [List; 2],
-    /// Keys evicted from each of the lists.
+    /// Keys of the pages that were evicted from each of the lists.
     ghosts: [Ghosts; 2],
     /// Target units of the first list.
     target: u64,

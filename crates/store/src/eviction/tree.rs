@@ -57,7 +57,7 @@ pub(super) struct Tree {
     orphans: HashMap<RunId, Vec<(RunId, u32)>, Folding>,
     policy: Box<dyn EvictionPolicy>,
     previous_policy: Option<Box<dyn EvictionPolicy>>,
-    /// Number of policies followed so far, modulo [`POLICY_GENERATIONS`].
+    /// Number of switches to another policy so far, modulo [`POLICY_GENERATIONS`].
     policy_generation: u8,
     units: u64,
     pages: u64,

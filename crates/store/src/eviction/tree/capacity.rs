@@ -1,6 +1,6 @@
 //! Estimates how much a full store holds.
 
-/// The contents of a full store: the recent maximum.
+/// Estimates the contents of a full store by their recent maximum.
 ///
 /// Whenever an eviction is requested, the store is full, except for space that was evicted for a
 /// put and is not filled yet. The evicted space must not count as empty: policies would
