@@ -10,8 +10,8 @@ use ritornello_volume::transfer::{Control, Encoded, MissReason, PageOutcome, Run
 use std::time::Instant;
 
 impl Store {
-    /// Reads the leading pages (in an unchained scope, every page present) into `target`, one page
-    /// per key. Only verified pages count.
+    /// Reads the leading stored pages (in an unchained scope, every stored page) into `target`,
+    /// which has one page per key. The outcome counts a page only if its checksum matched.
     ///
     /// # Errors
     /// Like `put_batch`.

@@ -9,18 +9,20 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Threads that work on tickets. Each thread keeps several I/O operations in flight, so few threads
-/// saturate a disk. But a page may be stored as several objects, whose gets must run at the same
-/// time, because a layer needs its part of every object.
+/// Threads that work on tickets while the volumes complete operations. Each thread keeps several
+/// I/O operations in flight, so few threads saturate a disk. But an engine may store a page in
+/// parts, one per scope, and then waits for the gets of all scopes before it computes a layer, so
+/// these gets must run at the same time.
 const THREADS: usize = 8;
 /// Threads that puts leave to gets, so that puts do not delay reads.
 const THREADS_FOR_GETS: usize = 5;
-/// Maximum threads while a volume is stalled. A call on a stalled volume keeps its thread until the
-/// kernel returns the operation, so tickets for other volumes need more threads.
+/// Maximum threads while a volume is stalled. A call that has an operation in flight on the volume
+/// keeps its thread until the kernel returns the operation, so tickets for other volumes need more
+/// threads.
 const THREADS_MAX: usize = 64;
 /// Maximum threads while a volume completes no operations and does not count as stalled yet. Calls
-/// still begin operations on such a volume, and may take all of these threads. Calls on a stalled
-/// volume end immediately.
+/// still begin operations on such a volume, and may occupy all of these threads. Once the volume
+/// counts as stalled, new calls on it end immediately, and threads up to [`THREADS_MAX`] start.
 const THREADS_MAX_AT_FIRST: usize = 32;
 /// Time without a completion on a volume after which further threads are started.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
@@ -199,7 +201,8 @@ fn work(shared: &Arc<Shared>) {
             queues = shared.queues.lock();
             *queues.running(kind) -= 1;
             if kind == JobKind::Put {
-                // Wake another thread: a put may run now, but this thread may take a get.
+                // Wake another thread for a waiting put, which may run now that this put has ended:
+                // this thread takes a get first.
                 shared.queues.wake_one();
             }
         } else if queues.closing || (was_idle && queues.threads > THREADS) {

@@ -172,7 +172,8 @@ impl Directory {
             found.is_some_and(|bytes| VolumeMarker::decode(&bytes).is_ok())
         };
         let belongs_to_store = |part: &&Path| {
-            // The marker in `dir` may be this store's, of an interrupted creation or addition.
+            // A marker in `dir` is not evidence of another store: an interrupted creation or
+            // addition of this store may have left it.
             Self::new(Arc::clone(&self.medium), part).holds_store()
                 || (*part != dir && has_marker(part))
         };

@@ -78,7 +78,8 @@ struct Source {
     advice: &'static str,
 }
 
-/// Returns the memory limits of a store on the file system in memory that has this `room`.
+/// Returns the memory left for a store on a file system in memory, whose space is `room`: in the
+/// control group, if it has a limit, on the machine, and in the file system.
 fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
@@ -98,8 +99,8 @@ fn sources(room: &Room) -> Vec<Source> {
     group.into_iter().chain([machine, file_system]).collect()
 }
 
-/// Checks that `bytes` more fit into memory, if `room` is of a file system in memory; passes for
-/// other file systems.
+/// Checks that a file system in memory, whose space is `room`, can take `bytes` more. Other file
+/// systems pass.
 ///
 /// # Errors
 /// `Invalid` if `bytes` do not fit; the error names the limit, a capacity that would fit, and

@@ -9,7 +9,8 @@ use ritornello_format::Error;
 use std::error::Error as StdError;
 use std::fmt;
 
-/// The miss reason of a get or put that failed with `error`; `None` for other errors.
+/// Returns the reason that a get or put reports if `error` has a cause of this module; otherwise
+/// `None`, and the call fails with `error`.
 pub(crate) fn reason(error: &Error) -> Option<&'static str> {
     if OwnerSilent::caused(error) {
         Some("owner_silent")

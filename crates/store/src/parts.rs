@@ -17,7 +17,8 @@ const PART_BYTES: u64 = 16 << 20;
 /// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
 const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Consecutive pages of a put. A page is encoded if it is not stored yet and encoding shortens it.
+/// Consecutive pages of a put. A page is encoded unless it is stored already, encoding it saves no
+/// unit, it cannot be encoded, or staging memory is lacking.
 pub(crate) struct Part<'a> {
     pub(crate) keys: Range<usize>,
     pub(crate) pages: PackedPages<'a>,
@@ -67,7 +68,8 @@ pub(crate) struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Whether a single part holds all missing pages.
+    /// Whether the missing pages have at most [`FIRST_BYTES`], so that the first part can hold them
+    /// all.
     pub(crate) fn is_single(&self) -> bool {
         let missing = self.present.iter().filter(|present| !**present).count() as u64;
         missing.saturating_mul(self.scope.page_bytes) <= FIRST_BYTES

@@ -35,7 +35,8 @@ impl Store {
     /// Stores pages, and skips pages already present. `source` has one page per key.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys, sizes or scopes; if pages are not stored for another reason,
+    /// `Invalid` for malformed keys, sizes or scopes; `Closed`; `Retry` while the store is
+    /// poisoned; errors of the connection to the owner. If pages are not stored for another reason,
     /// the outcome names it.
     pub fn put_batch(
         &self,
@@ -209,7 +210,8 @@ impl Put<'_> {
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.without_bytes;
         let lost = reserved.runs.iter().any(lacks);
-        // In a chained scope write nothing: the index would refuse all runs after the evicted page.
+        // If the owner evicted a page whose bytes this put lacks, write nothing in a chained scope:
+        // the index would refuse all runs after the evicted page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =
@@ -243,9 +245,9 @@ impl Put<'_> {
     }
 }
 
-/// A reservation that is neither committed nor aborted. If this value is dropped, for example after
-/// an error or a panic, the drop aborts the reservation at the current owner: this process no
-/// longer writes to the reserved space.
+/// A reservation that is neither committed nor aborted. A drop of this value, for example after an
+/// error or a panic, aborts the reservation: the owner can reuse the space without a delay, because
+/// this process no longer writes to it.
 struct PreparedPart<'a> {
     store: &'a Store,
     /// The reservation. The reservation has no runs if no page was missing, or if the owner refused

@@ -50,8 +50,8 @@ impl RegistryFile {
     ///
     /// # Errors
     /// File-system errors, with advice: the next owner may find the registration nevertheless,
-    /// which is harmless because no page has its slot. `Fatal` if the next opening may read either
-    /// registry.
+    /// which is harmless, because the store has no page of the new scope. `Fatal` if the next
+    /// opening may read the registry with or without the registration.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {

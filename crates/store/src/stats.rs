@@ -36,7 +36,7 @@ pub struct CatalogStats {
     pub used_bytes: u64,
     /// Free bytes in existing segments.
     pub free_bytes: u64,
-    /// Bytes freed by records that are not durable yet.
+    /// Bytes freed, but not reused before the index's records that free them are durable.
     pub limbo_bytes: u64,
     /// Bytes of removed runs that are freed when their leases end.
     pub deferred_bytes: u64,
@@ -221,16 +221,16 @@ impl From<TuningDecision> for IndexDecision {
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator can choose among several free extents.
     pub reserve_bytes: u64,
-    /// Bytes of padding between the ends of pages and the next 4 KiB. Excludes encoded pages,
-    /// because only run headers have their lengths.
+    /// Bytes of padding between the ends of pages and the next 4 KiB. Encoded pages do not count:
+    /// their lengths are only in the run headers on disk.
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
     /// Mean extents per stored run; 1 if the store has no runs.
     pub extents_per_run: f64,
-    /// Extents that hold parts of a page, for pages of at most 256 KiB.
+    /// Extents that hold parts of a page, for pages that take at most 256 KiB on disk.
     pub small_pages: PiecePercentiles,
-    /// Extents that hold parts of a page, for longer pages.
+    /// Extents that hold parts of a page, for pages that take more space on disk.
     pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
@@ -394,7 +394,8 @@ counters! {
     sync_micros,
     /// Bytes of committed pages.
     bytes_admitted,
-    /// Bytes written to segments by puts, including headers, padding and abandoned runs.
+    /// Bytes of written runs that puts committed, including headers, padding, and runs that the
+    /// index then refused.
     bytes_written,
     /// Runs moved to a new place.
     runs_moved,

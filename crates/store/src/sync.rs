@@ -25,7 +25,8 @@ mod model {
     pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// Time does not pass in a model: a deadline has always passed, or never passes.
+        /// Tries the lock once if `deadline` has passed, and otherwise waits without a limit: time
+        /// does not pass in a model.
         pub(crate) fn try_lock_until(&self, deadline: Instant) -> Option<MutexGuard<'_, T>> {
             if deadline <= Instant::now() {
                 return self.0.try_lock().ok();

@@ -116,8 +116,9 @@ impl Directory {
         self.find_volume(dir, marker, needs_marker(volume)).absence().is_none()
     }
 
-    /// Returns the state of the `expected` volume, given the contents of `dir`. With
-    /// `needs_marker`, segments in `dir` do not prove that it is this volume.
+    /// Returns the state of the `expected` volume, given the contents of `dir`. If `dir` has no
+    /// marker, the volume is absent with `needs_marker`. Otherwise, and if the marker is damaged,
+    /// the volume is in `dir` if a run header in the segments names its store.
     pub(crate) fn find_volume(
         &self,
         dir: PathBuf,
@@ -319,10 +320,10 @@ impl Directory {
     }
 }
 
-/// Returns whether a volume is recognised by its marker only, and not by its segments. The marker
-/// alone counts for volumes that carried a marker, because a build without markers may have written
-/// segments into the mount point while no disk was mounted. A directory inside the main directory
-/// is not a mount point.
+/// Returns whether a volume is absent if its directory has no marker, whatever segments are in it.
+/// This applies to volumes that carried a marker and have an absolute path: a build without markers
+/// may have written segments into the mount point while no disk was mounted. A directory with a
+/// relative path is inside the main directory, and is not a mount point.
 fn needs_marker(volume: &VolumeRecord) -> bool {
     volume.marked && Path::new(&volume.dir).is_absolute()
 }

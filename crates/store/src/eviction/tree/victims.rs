@@ -4,10 +4,10 @@ use super::super::pieces::Piece;
 use super::super::{EvictionContext, Victim};
 use super::Tree;
 
-/// Maximum protected pieces that a call skips and lists again; further pieces are queued. Each call
-/// re-examines at most the same number of queued pieces.
+/// Maximum protected pieces that a call passes over and, at its end, lists again. Further protected
+/// pieces move to the queue `protected`. Each call first examines as many pieces of this queue.
 const EXAMINED_MAX: usize = 64;
-/// Number of queued pieces re-examined if no other victim is left.
+/// Maximum pieces of the queue `protected` that a call examines if no other victim is left.
 const EXAMINED_LAST: usize = 4096;
 
 impl Tree {
@@ -49,8 +49,9 @@ impl Tree {
                 victims.push(victim);
             }
         }
-        // List the skipped pieces at their former positions. A piece that lost a child during this
-        // call was listed and skipped again, so `passed` has it twice: unlink it in between.
+        // List the skipped pieces at their former positions. `passed` may name a piece twice: a
+        // piece whose last child was removed in this call was listed and skipped again. Unlink it
+        // first, so that it is listed once.
         for slot in passed.into_iter().rev() {
             self.unlink(slot);
             self.relist(slot);
