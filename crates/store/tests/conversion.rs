@@ -142,7 +142,8 @@ mod lsm {
         manifest.index.parse().unwrap()
     }
 
-    /// Returns the index backend that the manifest names, its contents, and its clock.
+    /// Returns the index backend that the manifest names, the contents of this index, and the
+    /// latest time that a call of `retain` has given it.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =

@@ -192,7 +192,7 @@ fn revived_entries_own_their_bytes() {
     }
 }
 
-/// Records the disk after a power loss behind each of its changes.
+/// Records, after each change of the disk, the disk as a power loss at this moment would leave it.
 #[derive(Debug)]
 struct Crashes {
     disk: SimDisk,

@@ -37,9 +37,9 @@ struct Located {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum DamageKind {
     FlippedBit,
-    /// The second half of a page is not written.
+    /// Zeroes the second half of a page, or of its piece on one volume, as if it was not written.
     TornPage,
-    /// A page is not written, so that its place holds the bytes of an earlier page.
+    /// Fills the place of a page with the bytes of an earlier page, as if the page was not written.
     StalePage,
     FlippedBitInHeader,
     /// A segment has the contents that it had at an earlier moment.
@@ -213,8 +213,8 @@ fn damage(
     }
 }
 
-/// A store on `volumes` volumes: its disk, the items in it with their places, the contents of its
-/// segments, and their contents before the items replaced others.
+/// A store on `volumes` volumes. `located` has the places of its `items`, `before` the contents of
+/// its segments, and `stale` their contents before `items` took the space of deleted items.
 struct Fixture {
     volumes: usize,
     disk: SimDisk,

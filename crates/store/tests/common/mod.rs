@@ -152,7 +152,8 @@ pub fn try_put(
     store.put_batch(scope, &refs(keys), &source, &PutOptions::after(parent), &Control::default())
 }
 
-/// Leases the leading pages as a read does, to which the limit on a client's leases does not apply.
+/// Leases the leading pages as a read does: the lease does not count towards the client's share of
+/// the store's space.
 pub fn begin_read(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> LeaseNumber {
     let catalog = open.core.catalog_for(ClientId::LOCAL, "");
     let reference = catalog.resolve(scope, false).unwrap().unwrap();

@@ -40,8 +40,8 @@ thread_local! {
 
 pub struct History {
     rng: Rng,
-    /// Random numbers for operations that were added later: numbers from the first [`Rng`] would
-    /// change the history of an older seed.
+    /// Random numbers for choices that were added to the histories later. The same numbers from
+    /// `rng` would change the histories of seeds that failed before.
     extra_rng: Rng,
     workload: Workload,
     operations: u64,
@@ -80,8 +80,8 @@ impl History {
         NOW.set(1_000_000 * HOUR);
         let (mut rng, mut extra_rng) = (Rng::new(seed), Rng::new(seed ^ 0xfa7e));
         let workload = Workload::of(seed, &mut extra_rng);
-        // A full store of a few MiB would hold little besides such pages. Few of the other
-        // histories have them, because they make the check of a state slow.
+        // Only a store that is never full may have split pages: in a full store of a few MiB there
+        // would be little else. Few seeds have them, because they make the check of a state slow.
         set_split_pages(workload.never_full && (3..6).contains(&(seed % 36)));
         // The disk usually has space for the whole store.
         let mut mib = 4 + rng.below(4);

@@ -2,13 +2,14 @@
 //! unsynced writes. At many moments of every history the power fails in several ways, and each
 //! resulting disk is opened and checked:
 //!
-//! * no page ever holds a different page's bytes, and every promised page is delivered, flushed or
-//!   not;
+//! * no page ever holds a different page's bytes, and a get delivers every page that a probe
+//!   reports, flushed or not;
 //! * pages that were flushed, and not deleted, dropped or evicted since, are present; in a store
 //!   that is never full no page is evicted, not even after a kill, a failed sync or the absence of
 //!   a volume;
 //! * pages that were dropped, or deleted and flushed, do not return;
-//! * no tail is present without its head, unless the head's volume is absent;
+//! * no page of a chained sequence is present without the pages before it, unless a volume is
+//!   absent;
 //! * retained and leased pages are not evicted, even if the store's capacity changes;
 //! * the allocated bytes do not exceed the capacity, or the previous capacity while the store
 //!   shrinks;

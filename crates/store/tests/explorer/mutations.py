@@ -261,7 +261,10 @@ def cargo(copy: pathlib.Path, environment: dict[str, str], *words: str) -> tuple
 
 
 def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) -> str:
-    """Returns whether the explorer detects a mutation; without one it runs the unchanged code."""
+    """Returns "no", or "yes" and the history that detects the mutation.
+
+    Without a mutation, runs the unchanged code.
+    """
     environment = dict(os.environ)
     environment["CARGO_TARGET_DIR"] = str(copy / "target")
     environment["RUSTFLAGS"] = environment.get("RUSTFLAGS", "") + " --allow warnings"

@@ -148,7 +148,8 @@ pub enum OwnerEnd {
 }
 
 impl Operation {
-    /// Chooses an operation. With `plain`, it does not change the store's capacity or settings.
+    /// Chooses an operation. With `plain`, it does not change the store's capacity, directories,
+    /// settings or clock, and neither retains, leases nor scrubs pages.
     pub fn choose(rng: &mut Rng, plain: bool) -> Self {
         let sequences = if plain { SEQUENCES - SEQUENCES_PER_KIND as usize } else { SEQUENCES };
         let at = rng.below(sequences as u64) as usize;
@@ -219,7 +220,8 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // In a history with clients, operations on volumes use other values of `roll`.
+        // Values of `roll` from 64 choose operations on volumes in a history with clients, because
+        // smaller values choose the clients' operations.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, dirs, absent)

@@ -9,7 +9,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Maximum moments recorded between two calls of [`RecordingMedium::take_states`].
+/// Number of states, not taken by [`RecordingMedium::take_states`], at which recording pauses. One
+/// recorded moment yields up to three states, each of a different power loss.
 const MOMENTS: usize = 10;
 
 /// An action that runs during another operation.

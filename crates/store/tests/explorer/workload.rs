@@ -5,7 +5,8 @@ use crate::rng::Rng;
 /// The group of workloads that a seed selects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Workload {
-    /// The store's capacity, directories and settings never change.
+    /// No operation changes the store's capacity, directories, settings or clock, or retains or
+    /// leases pages.
     pub plain: bool,
     /// A long history with one owner, in which the journal grows until a checkpoint is due.
     pub steady: bool,
@@ -41,7 +42,8 @@ impl Workload {
         }
     }
 
-    /// Returns whether the history has only operations that every history may have.
+    /// Returns whether the history has no clients, no absent volumes and no failing syncs, so that
+    /// `Operation::choose` chooses all its operations.
     pub fn is_simple(&self) -> bool {
         self.clients == 0 && !self.volumes && !self.faults
     }

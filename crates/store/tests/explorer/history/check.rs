@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl History {
-    /// Allows the pages that an operation removed to be missing after a crash. In a store that is
-    /// never full, only deletes and drops remove pages.
+    /// Stops expecting flushed pages that are no longer present, because an operation may have
+    /// evicted them. In a store that is never full, checks instead that all flushed pages are
+    /// present.
     pub(super) fn allow_evictions(&mut self, present: &[Pages]) {
         if self.workload.never_full {
             self.check_least(present, "flushed pages were lost");
