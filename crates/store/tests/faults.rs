@@ -131,7 +131,7 @@ fn any_fault_during_open_is_handled() {
     }
 }
 
-/// The index finds no space: a flush fails, no page is lost, and the flush succeeds when space is
+/// The index finds no space: a flush may fail, no page is lost, and a flush succeeds once space is
 /// free.
 #[test]
 fn full_disk_fails_flush_and_recovers() {

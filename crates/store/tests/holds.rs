@@ -1,5 +1,5 @@
-//! Operations on tens of thousands of runs work in steps, between which other threads get the lock;
-//! the result is the same.
+//! Operations on tens of thousands of runs release the lock between steps, so that calls of other
+//! threads need not wait for the whole operation. The tests check the result, and print the waits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -160,7 +160,8 @@ fn scope_is_dropped_in_steps() {
     open.close();
 }
 
-/// While a scope's policy is built, uses, puts and deletions of the scope reach this policy.
+/// A quota gives its scope an eviction policy, which is built in steps. Uses, puts and deletions
+/// between the steps take effect in this policy.
 #[test]
 fn quota_set_under_traffic_holds() {
     let (open, catalog) = open(|| 1000);

@@ -105,7 +105,8 @@ fn reads_and_puts_exceed_the_share() {
     assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
     assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
     assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
-    // A client may lease pages again that it has leased, or has released.
+    // A client that has used its share may lease pages again that it has leased, and other pages
+    // after it has released leases.
     let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
     assert_eq!(again.pages, PAGES);
     for (_, lease) in &leases[leases.len() - 3..] {

@@ -24,7 +24,7 @@ const CALLERS: usize = 3;
 #[derive(Clone, Copy, Debug)]
 enum First {
     Well,
-    /// The round fails with an error that allows a retry.
+    /// The first round fails with an error that allows a retry; later rounds succeed.
     Refused,
     Broken,
 }

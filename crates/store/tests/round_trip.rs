@@ -119,8 +119,8 @@ fn dropped_scope_stays_dropped_after_restart() {
     let open = open(dir.path(), 16);
     assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
     assert_eq!(get(&open.store, &other, &keys).pages, 5);
-    // The close made the drop durable; only a killed store finds the dropped pages again at the
-    // next opening.
+    // After a close the index no longer has the dropped pages. After a kill it still has them, and
+    // the next opening removes and counts them.
     let dropped = forgotten.then_some(&5);
     assert_eq!(open.store.stats().unwrap().catalog.dropped_at_open.get("dropped_scope"), dropped);
     assert_eq!(put(&open.store, &scope, &keys, None).pages, 5);

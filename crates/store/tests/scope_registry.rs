@@ -209,8 +209,8 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     open.close();
 }
 
-/// The registry keeps a scope with settings, which an operator made, and a scope with a
-/// reservation, which is in use.
+/// A full registry drops scopes without pages, but neither a scope to which an operator gave
+/// settings nor a scope with a reservation.
 #[test]
 fn scope_with_quota_or_reservation_is_kept() {
     let open = open_with(SimDisk::new(64 * MIB));
@@ -264,8 +264,9 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
         };
-        // Check the recorded disks of two salts in ten, and of each salt with more than six disks;
-        // the other salts make the same changes.
+        // To save time, check the recorded disks of only two salts in ten, and of each salt with
+        // more than six disks, because the operations on other salts change the file in the same
+        // ways.
         if salt % 10 == 4 || salt % 10 == 5 || recorder.crash_states.lock().len() > 6 {
             for state in std::mem::take(&mut *recorder.crash_states.lock()) {
                 let state = open_with(state);
@@ -318,8 +319,7 @@ fn lost_registry_tail_mixes_no_scopes() {
     open.close();
 }
 
-/// One operation on the registry fails. Acknowledged registrations survive a power loss, and the
-/// registry accepts further scopes unless the store is poisoned.
+/// One operation on the registry fails. Acknowledged registrations and drops survive a power loss.
 #[test]
 fn failed_change_keeps_acknowledged_scopes() {
     for fault in [MediumFault::Io, MediumFault::NoSpace, MediumFault::Short] {

@@ -139,7 +139,8 @@ fn cover_segments_of_dead_owner(returns_later: bool) {
         assert_eq!(put(&open.store, &chained(65_536), &sequence(name, 8), None).pages, 8);
     }
     open.store.flush().unwrap();
-    // No further segment was created: its creation would make the first segment's name durable.
+    // Check that no further segment was created, because its creation would have made the first
+    // segment's name durable.
     assert_eq!(disk.list(Path::new("/b")).unwrap(), made);
     let paths = open.store.stats().unwrap().catalog.paths;
     assert!(paths[1].used_bytes > 0, "{paths:?}");

@@ -123,8 +123,9 @@ fn space_returns_under_load() {
     }
 }
 
-/// A segment is created while a volume returns with more segments than the index names, so that the
-/// shares of the other volumes shrink. The allocator knows every segment file.
+/// A volume returns while a segment is created on another volume. The returning volume has segments
+/// without runs, so fewer segments are left for the other volumes. The allocator still knows every
+/// segment file.
 #[test]
 fn segment_created_during_return_is_counted() {
     let disk = SimDisk::new(256 * MIB);

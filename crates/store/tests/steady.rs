@@ -119,8 +119,8 @@ impl Steady {
         }
     }
 
-    /// Fills the store, and replaces its contents `TURNOVERS` times. Uses each set a second time,
-    /// together with an older set.
+    /// Fills the store, and replaces its contents `TURNOVERS` times. After each set was put, uses
+    /// all its sequences once more, and the first sequence of one of the six latest sets.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
         while self.put < self.capacity * (TURNOVERS + 1) {
