@@ -62,7 +62,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Calls `change` while threads put, get and delete `items`, alternately through each of `stores`.
+/// Calls `change` while threads put, get and delete `items`. Each thread uses one of `stores`.
 fn under_load(stores: &[&Store], items: &[Item], change: impl FnOnce()) {
     let (stop, calls) = (&AtomicBool::new(false), &AtomicUsize::new(0));
     let wait_for_calls = || {
@@ -155,7 +155,8 @@ fn volume_is_added_and_another_drained() {
     assert_eq!(std::fs::read_dir(at("a")).unwrap().count(), 0, "the directory is empty");
     assert!(kept.iter().all(|item| !item.volumes(&open).contains(&0)));
     other.close();
-    // The client holds the core, and with it the index, which opens once in a process.
+    // Drop the client before the next opening: it holds the core, and with it the index, which a
+    // process cannot open twice.
     drop(other);
     check_consistent(open, Arc::new(Host), &home, &kept);
 }

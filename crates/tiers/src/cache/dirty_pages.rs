@@ -28,8 +28,8 @@ struct PageRecord {
     page_bytes: u64,
     key: Box<[u8]>,
     parent: Option<PageHash>,
-    /// The key of the preceding page, if that page is not recorded: set for the first known page of
-    /// a prompt whose beginning is unknown.
+    /// The key of the preceding page, for the first page of a put that did not name the earlier
+    /// pages of its prompt.
     parent_key: Option<Box<[u8]>>,
     dirty: bool,
     children: u32,

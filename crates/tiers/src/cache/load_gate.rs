@@ -58,11 +58,13 @@ impl LoadGate {
         self.gate.lock().record_prefill(before, tokens, took);
     }
 
-    /// Returns the number of leading pages that the engine should have, and the decision; `None` if
-    /// `options` skip the gate, the gate has no measurements, or the engine already holds all pages
-    /// of `found`. `page_bytes` is the length in bytes of a page in the scope of the lookup: a
-    /// lower bound of the bytes to load per page, because `options` may count parts of the page in
-    /// other scopes too. `queued` holds the bytes that wait to be loaded from each tier.
+    /// Returns the decision, and the number of leading pages that the engine has after the load,
+    /// including those that it already holds; zero if the decision is to load nothing. Returns
+    /// `None` if `options` skip the gate, no prefill was recorded yet, or the engine already holds
+    /// all pages of `found`. `page_bytes` is the length in bytes of a page in the scope of the
+    /// lookup: a lower bound of the bytes to load per page, because `options` may count parts of
+    /// the page in other scopes too. `queued` holds the bytes that wait to be loaded from each
+    /// tier.
     pub(super) fn decide(
         &self,
         page_bytes: u64,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
     loads: ForkSafeLock<usize>,
-    /// Bytes still to load, by tier.
+    /// Bytes of these loads, by tier. A load counts with all its bytes until it ends.
     queued: [AtomicU64; 4],
 }
 
@@ -29,7 +29,7 @@ impl LoadTracker {
         LoadGuard { tracker: Arc::clone(self), tier, bytes }
     }
 
-    /// Returns the bytes still to load from each tier.
+    /// Returns the bytes of the loads in progress from each tier.
     pub(super) fn queued(&self) -> [u64; 4] {
         self.queued.each_ref().map(|bytes| bytes.load(Relaxed))
     }

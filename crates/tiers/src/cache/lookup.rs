@@ -71,16 +71,17 @@ pub struct Lookup {
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Number of leading pages that the engine should have after the load. `leases` lease them, and
-    /// the engine loads the pages that it lacks, if any.
+    /// Number of leading pages that `leases` cover; the engine loads those that it lacks. Zero if
+    /// the gate decides to load nothing, even if the engine already holds some pages.
     pub load: usize,
     /// Pages fetched so far from the remote for this prompt. The first lookup after the end of the
     /// fetch reports them for the last time.
     pub fetched: usize,
-    /// Number of pages fetched so far, and number of pages to fetch.
+    /// Number of pages fetched so far, and number of pages to fetch; zeros unless `readiness` is
+    /// [`Loading`](Readiness::Loading).
     pub progress: (usize, usize),
-    /// The gate's decision; `None` if the lookup skipped the gate, the gate has no measurements, or
-    /// the engine already holds all found pages.
+    /// The gate's decision; `None` while the answer is not final, and if the lookup skipped the
+    /// gate, no prefill was recorded yet, or no page was found that the engine lacks.
     pub decision: Option<LoadDecision>,
     /// Leases to release after the pages are loaded; unreleased leases expire.
     pub leases: Vec<TierLease>,

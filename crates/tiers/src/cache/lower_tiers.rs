@@ -56,9 +56,8 @@ impl LowerTiers {
             below.arrived_above(pages, range.clone());
         }
         for writer in &self.writers {
-            // The engine has computed these pages, so a lower tier that had them may have evicted
-            // them. Their entries in the page table are removed, so that the pages are written
-            // again.
+            // The engine may have computed these pages because a lower tier has evicted them.
+            // Remove the tier's entries from the page table, so that the pages are written again.
             writer.forget(pages, range.clone());
             if writer.policy == WritePolicy::WriteThrough {
                 let put =

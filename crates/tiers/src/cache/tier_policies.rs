@@ -3,10 +3,10 @@
 use ritornello_format::{Error, Result};
 use std::time::Duration;
 
-/// When pages of the tier above are written to this tier.
+/// When pages of the tiers above are written to this tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum WritePolicy {
-    /// As soon as the tier above has them, in the background.
+    /// As soon as the first tier has them, in the background.
     #[default]
     WriteThrough,
     /// After the given number of hits.
@@ -47,8 +47,9 @@ pub enum PrefetchPolicy {
     /// Until the prefetch has ended, with or without all pages worth fetching, or
     /// [`MAX_LOOKUP_WAIT`] has passed.
     WaitComplete,
-    /// For `base`, plus `per_ki_token` for every 1,024 tokens to fetch; but at least for one and a
-    /// half times the gate's estimate of the fetch.
+    /// For `base`, plus `per_ki_token` for every 1,024 tokens of the prompt whose pages are on no
+    /// local tier, once the remote has answered; but at least for one and a half times the gate's
+    /// estimate of the fetch.
     Timeout {
         /// Minimum time.
         base: Duration,
@@ -97,8 +98,8 @@ impl PrefetchPolicy {
             })
     }
 
-    /// Maximum time a lookup stays pending while `tokens` tokens are fetched. `expected` is the
-    /// gate's estimate of the fetch; zero if the gate has no measurements.
+    /// Maximum time a lookup stays pending while pages are fetched, if pages of `tokens` tokens are
+    /// on no local tier. `expected` is the gate's estimate of the fetch; zero if the gate has none.
     #[must_use]
     pub fn max_wait(&self, tokens: u64, expected: Duration) -> Duration {
         match *self {

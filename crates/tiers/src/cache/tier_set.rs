@@ -103,7 +103,7 @@ impl TierSet {
     }
 
     /// Returns the bytes waiting to be loaded from each tier. For a tier with a rate limit, returns
-    /// the bytes that wait in either direction, if these are more.
+    /// the bytes of all waiting transfers to and from the tier, if these are more.
     pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
         let mut queued = self.loads.queued();
         let remotes = self.remote.iter().map(|remote| (Tier::Remote, &remote.rate));

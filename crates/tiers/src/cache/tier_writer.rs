@@ -123,8 +123,8 @@ impl TierWriter {
         }
     }
 
-    /// Queues writes of one batch of dirty pages; with `evict_source` the tier above then evicts
-    /// them. Returns whether dirty pages remain.
+    /// Queues writes of one batch of dirty pages. With `evict_source` the pages are removed from
+    /// the tier above after they were written. Returns whether dirty pages remain.
     pub(super) fn write_back_batch(self: &Arc<Self>, evict_source: bool) -> bool {
         let Some(write_back) = &self.write_back else { return false };
         for (pages, range) in write_back.take_batch() {
@@ -192,7 +192,8 @@ impl TierWriter {
         whole
     }
 
-    /// Runs a job, in an unchained scope up to the first page that no other tier has.
+    /// Runs a job. In an unchained scope the part ends after the first page that no other tier has:
+    /// this page is given up, and the caller continues after it.
     fn run_part(&self, job: &WriteJob) -> FinishedPart {
         let (pages, range) = (&job.pages, job.range.clone());
         let (written, mut lost) = match (self.tiers.local_tier(self.to), &self.tiers.remote) {

@@ -39,7 +39,7 @@ pub(super) struct WriteJob {
     pub(super) range: Range<usize>,
     /// Puts that store the pages on the tiers above.
     pub(super) puts: Vec<PendingPut>,
-    /// Whether the tier above evicts the pages after they are written.
+    /// Whether the pages are removed from the tier above after they are written.
     pub(super) evict_source: bool,
 }
 
@@ -77,7 +77,7 @@ impl WriteQueue {
         drop(state);
         self.state.wake_all();
         self.thread.close();
-        // Dropping the jobs, outside the lock, releases staging memory and completes tickets.
+        // Drop the jobs outside the lock, because this frees the staging memory of spilled pages.
         drop(dropped);
     }
 

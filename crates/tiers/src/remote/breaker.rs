@@ -1,11 +1,12 @@
-//! Circuit breaker: after several consecutive failures, no calls are made to a remote until a wait
-//! has passed.
+//! Circuit breaker: after several consecutive failures, or one refusal, no calls are made to a
+//! remote until a wait has passed.
 
 use std::time::{Duration, Instant};
 
 /// Consecutive failures that open the breaker.
 const FAILURES: u32 = 5;
-/// Initial and maximum time that the breaker stays open. The time doubles when a trial call fails.
+/// Time that the breaker stays open after failures, and maximum of this time, which doubles when a
+/// trial call fails. A refusal opens a closed breaker for the maximum.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
