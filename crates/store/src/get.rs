@@ -59,8 +59,8 @@ impl Store {
             })
             .collect();
         let covered: u64 = located.runs.iter().map(|run| u64::from(run.pages)).sum();
-        // A section is complete when all pages have it, so no section can be complete if pages are
-        // missing.
+        // A section is announced when all pages of the get have it: if pages are missing, announce
+        // no section.
         let all = covered == keys.len() as u64;
         let whole = (!all && control.sections.is_some())
             .then(|| Control { sections: None, ..control.clone() });

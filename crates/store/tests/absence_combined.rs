@@ -23,7 +23,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
     names.filter(|name| name.starts_with("seg-")).collect()
 }
 
-/// Drains a volume while one of its segments cannot be opened.
+/// A volume is drained while one of its segments cannot be opened. Only evictions remove pages.
 #[test]
 fn drained_volume_waits_for_its_absent_segment() {
     let scope = chained(65_536);
@@ -277,7 +277,7 @@ fn volume_lost_while_reattaching_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A volume is unmounted only while an opening lists its segments.
+/// A volume is unmounted before an opening lists its segments, and mounted again afterwards.
 #[test]
 fn volume_unmounted_while_listed_is_not_empty() {
     let disk = SimDisk::new(64 * MIB);

@@ -21,7 +21,7 @@ use std::time::Duration;
 const PAGE: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(30);
 
-/// A kind of put. Another put has stored 6 of 8 pages; the call puts all 8 pages, or only these 6.
+/// A way to put the given keys, of which another client has stored the first six.
 type Way = fn(&Open, &Arc<Scope>, &[Vec<u8>]) -> Outcome;
 
 fn copy(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {

@@ -29,7 +29,7 @@ fn store_options() -> Options {
     Options { background_threads: false, ..options(Path::new("/store"), 8) }
 }
 
-/// Puts and flushes sequences until the store is nearly full. Returns their number.
+/// Puts and flushes 16 sequences, which take half of the store. Returns their number.
 fn fill(store: &Store) -> u64 {
     let names = 16;
     for name in 0..names {

@@ -142,7 +142,8 @@ pub fn get_content(store: &Store, scope: &Scope, keys: &[Vec<u8>]) -> (Vec<bool>
     (outcome.ok, pages)
 }
 
-/// Makes the fixture in `dir`: a store, and a residency beside it.
+/// Makes the fixture in `dir`: a store, and beside it a residency, which records the workers and
+/// tiers on which pages are present.
 pub fn make(dir: &Path) {
     let home = dir.join("store");
     make_store(&home);

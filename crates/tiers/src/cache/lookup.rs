@@ -71,8 +71,8 @@ pub struct Lookup {
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Number of leading pages that `leases` cover; the engine loads those that it lacks. Zero if
-    /// the gate decides to load nothing, even if the engine already holds some pages.
+    /// Number of leading pages that `leases` cover; the engine loads the pages among them that it
+    /// lacks. Zero if the gate decides to load nothing, even if the engine holds some pages.
     pub load: usize,
     /// Pages fetched so far from the remote for this prompt. The first lookup after the end of the
     /// fetch reports them for the last time.

@@ -1,11 +1,11 @@
-//! Chooses victims: pieces without children, cut from their tails.
+//! Chooses victims: cuts pages off the ends of pieces that have no children.
 
 use super::super::pieces::Piece;
 use super::super::{EvictionContext, Victim};
 use super::Tree;
 
 /// Maximum protected pieces that a call passes over and, at its end, lists again. Further protected
-/// pieces move to the queue `protected`. Each call first examines as many pieces of this queue.
+/// pieces move to the queue `protected`, of which each call first examines at most this number.
 const EXAMINED_MAX: usize = 64;
 /// Maximum pieces of the queue `protected` that a call examines if no other victim is left.
 const EXAMINED_LAST: usize = 4096;
