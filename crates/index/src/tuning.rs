@@ -29,11 +29,12 @@ pub struct Mix {
 pub struct TreeSize {
     /// Bytes of all entries on disk.
     pub bytes: f64,
-    /// Bytes that a flush writes: the length of the smallest run.
+    /// Mean bytes that a flush of the memtable writes; before the first flush, the size of the
+    /// memtable.
     pub memtable: f64,
 }
 
-/// Costs in nanoseconds.
+/// Costs in nanoseconds, and the false-positive probability of the filters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prices {
     /// The cost of an entry in a compaction: of reading, merging and writing it.
@@ -104,10 +105,10 @@ pub struct Tuning {
     pub applied: Setting,
     /// The setting that is approached step by step.
     pub target: Setting,
-    /// Number of levels with the setting that was applied last; zero while everything fits the
-    /// memtable.
+    /// Number of levels of a tree of the size `tree` with the setting `applied`, computed instead
+    /// of counted; zero while all entries fit the memtable.
     pub levels: u32,
-    /// Sorted runs of the family that holds page hashes.
+    /// Number of sorted runs in the RocksDB column family whose keys are page hashes.
     pub sorted_runs: u64,
     /// Bytes written by compactions, divided by bytes written by flushes, since open.
     pub rewrites: f64,

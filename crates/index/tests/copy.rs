@@ -66,8 +66,8 @@ proptest! {
 
 #[test]
 fn late_linked_parents_are_copied_first() {
-    // Insert a chain whose runs are visited last to first, with a branch, and a ring of runs, which
-    // an intact index never has.
+    // Insert the runs of a chain from the last to the first, link them afterwards, and add a
+    // branch. Then make a ring, two runs that follow each other, which an intact index never has.
     let from = MemoryIndex::new();
     for run in (0..200).rev() {
         insert(&from, run + 1, true, None, run * 3..run * 3 + 3);

@@ -105,7 +105,9 @@ proptest! {
             pair.check(op);
             past.extend(pair.history.last().cloned());
             if matches!(op, Op::Checkpoint) {
-                // Operations applied after the checkpoint has synced the journal are not durable.
+                // After a checkpoint, `check` keeps only the latest state. Keep the earlier states
+                // too: a crash may lose the operations that were applied after the checkpoint
+                // synced the journal.
                 pair.history.clone_from(&past);
             }
             check_crashes(&recorder, &shapes(&past), op);

@@ -116,8 +116,8 @@ fn inflict(disk: &SimDisk, damage: &Damage) {
     }
 }
 
-/// Checks that every recovered run existed before, possibly with more pages, that its parent
-/// exists, and that no two runs claim the same unit.
+/// Checks that every recovered run is in `ever` with at least the pages that it has now, that its
+/// parent exists, and that no two runs claim the same unit of space.
 fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();

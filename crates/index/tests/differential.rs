@@ -22,14 +22,15 @@ struct All {
     disk: SimDisk,
     memory: MemoryIndex,
     run: std::sync::Arc<RunIndex>,
-    /// Backends that do not use the medium, and cannot be open twice in a process.
+    /// The backends that keep their files on the host's file system instead of on `disk`. To reopen
+    /// them, the test drops them first, because a directory cannot be open twice in a process.
     others: Vec<Box<dyn PrefixIndex>>,
     generation: u64,
     opened: u32,
 }
 
-/// Opens the backends that do not use the medium. `opened` is the number of earlier opens: with it
-/// `lsm` alternates between its two probe methods.
+/// Opens the backends that keep their files in `dir`. `opened` is the number of earlier calls, by
+/// which `lsm` alternates between its two probe methods.
 fn open_others(dir: &Path, opened: u32) -> Vec<Box<dyn PrefixIndex>> {
     let options = ArtOptions { cache_bytes: 8 << 20, ..ArtOptions::default() };
     let art = ArtIndex::open(&dir.join("art"), options).unwrap();

@@ -1,5 +1,5 @@
-//! Opening after the previous owner was killed, or after its last sync failed: reads then return
-//! bytes that the disk lacks.
+//! Opening after the previous owner was killed, or after its last sync failed. The page cache may
+//! then hold bytes that are not on the disk, and reads return these bytes.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]
@@ -113,8 +113,8 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
     }
 }
 
-/// Opens an index that was not closed cleanly, and checks it with `check` after a power loss at
-/// every change of the disk.
+/// Opens the index on `disk`, which was not closed cleanly. For each change that this opening makes
+/// to the disk, loses power after the change, opens the index again and calls `check` on it.
 fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());
     drop(open(recorder.medium(), false));

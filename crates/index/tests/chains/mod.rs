@@ -20,9 +20,9 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs `threads` writers and readers for two seconds, then sets `stop`. Each reader calls `walk`
-/// with a random number, by which `walk` chooses a method of lookup; the results must be
-/// consistent.
+/// Runs `threads` writers and readers for two seconds, then sets `stop`. Each reader calls `walk`,
+/// which looks a sequence up; its random number may select the method of lookup. The runs that
+/// `walk` returns must cover the sequence without gaps, and hold its pages.
 pub fn check_concurrently(
     index: &dyn PrefixIndex,
     threads: u64,
@@ -38,8 +38,8 @@ pub fn check_concurrently(
                     if stop.load(Ordering::Relaxed) {
                         break;
                     }
-                    // Insert a trunk of several runs with branches; the last runs of the trunk are
-                    // removed later.
+                    // Insert the missing pages of a sequence in runs of at most 60 pages. Then
+                    // remove one page, and with it all later pages of the sequence.
                     let family = (writer << 20) | (round % 40);
                     let keys = pages(family, length as u64);
                     let mut at = index.probe(SCOPE, &keys);

@@ -155,8 +155,8 @@ impl Pair {
         Self { disk, medium, run, memory, generation: 0, history: vec![BTreeMap::new()] }
     }
 
-    /// Returns the names in both indexes of the run with the `pick`th generation, and its number of
-    /// pages.
+    /// Selects a run by `pick`. Returns its ids in `run` and in `memory`, and its number of pages;
+    /// `None` if the indexes are empty.
     fn pick(&self, pick: u8) -> Option<(RunId, RunId, usize)> {
         let of = |index: &dyn PrefixIndex| {
             let mut runs = BTreeMap::new();
@@ -181,7 +181,8 @@ impl Pair {
         let pages = &keys[from..from + missing];
         let mut parent = from.checked_sub(1).map(|at| keys[at]).filter(|_| attach);
         if scope < 2 {
-            // If the put skipped pages, the parent does not exist, and the put names no parent.
+            // An insert fails if its parent is not stored. A put that skips pages often has no
+            // stored parent, and then names none.
             parent = parent.filter(|parent| self.memory.locate(slot, *parent).is_some());
         }
         self.generation += 1;

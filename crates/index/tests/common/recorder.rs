@@ -1,4 +1,5 @@
-//! A disk that records, after each change, states that a power loss may leave.
+//! A disk that records, after each change except allocations, two states that a power loss may
+//! leave.
 
 use parking_lot::Mutex;
 use ritornello_medium::{DiskChange, SimDisk, Watch, Watched};
@@ -7,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Records the states of a disk, and can stop before each write to a checkpoint until a test
-/// answers.
+/// Adds two states that a power loss may leave to `crashes` after each change of `disk`. While
+/// `pause` is set, each write to a checkpoint waits until the test permits it.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     pub disk: SimDisk,
@@ -16,7 +17,8 @@ pub struct Recorder {
     pub pause: Arc<Mutex<Option<Pause>>>,
 }
 
-/// Announces each write to a checkpoint, and waits for an answer before the write.
+/// Before each write to a checkpoint, a message is sent to `about`, and the write waits for a
+/// message from `go`.
 #[derive(Debug)]
 pub struct Pause {
     pub about: Sender<()>,

@@ -3,7 +3,7 @@
 use super::report::{ADAPTIVE, Row, Sample, Stage};
 use crate::plot::{Join, Line, Panel};
 
-/// Variants whose shapes are drawn: the controller, and two fixed settings.
+/// Variants whose numbers of sorted runs are drawn: the controller, and two fixed settings.
 const SHAPES: [&str; 3] = [ADAPTIVE, "12/1", "12/11"];
 
 /// Returns the panels for the rows of one memtable.

@@ -30,7 +30,8 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;
     let kept = store(trace, pages, args.page_bytes, counted_from)?;
-    // Pages in memory take neither blocks nor headers.
+    // In memory a page takes exactly its bytes: it is not rounded up to blocks, and runs have no
+    // headers.
     let in_memory = budget / args.page_bytes;
     let middle = trace.requests() / 2;
     let before =

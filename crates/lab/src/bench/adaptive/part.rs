@@ -21,8 +21,8 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// An interval, and processor seconds. Background threads count as idle if the process uses fewer
-/// processor seconds than this within the interval.
+/// Background threads count as idle if this process uses less processor time, in seconds (the
+/// second number), within the interval (the first number).
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -181,7 +181,8 @@ impl<'a> Variant<'a> {
         }
     }
 
-    /// Probes for a sequence, reads the places of the pages found, and inserts the missing pages.
+    /// Probes for a sequence, marks the runs of the pages found as used, and inserts the missing
+    /// pages.
     fn request(&mut self, number: usize, times: &mut Times, counted: bool) -> Result<(), Failure> {
         let sequences = self.sequences;
         let Some((pages, known)) = sequences.get(number) else { return Ok(()) };
@@ -252,7 +253,7 @@ impl<'a> Variant<'a> {
     }
 }
 
-/// Waits until background threads of this process are idle.
+/// Waits until background threads of this process are idle, at most [`TIMEOUT`].
 fn wait_until_idle() {
     let started = Instant::now();
     while started.elapsed() < TIMEOUT {

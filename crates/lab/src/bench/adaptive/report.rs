@@ -36,7 +36,8 @@ pub struct Row {
     pub costs_s: Vec<f64>,
     /// Cost relative to the cheapest fixed setting.
     pub to_best_static: f64,
-    /// Bytes written to storage in the stages.
+    /// Bytes written to storage in the stages, and by the compactions that were still due after the
+    /// last stage.
     pub written_bytes: u64,
     /// Median probe in all stages, in microseconds.
     pub probe_p50_us: f64,
@@ -80,7 +81,8 @@ pub struct Stage {
     pub cpu_s: f64,
     /// Elapsed seconds.
     pub wall_s: f64,
-    /// Bytes written to storage.
+    /// Bytes written to storage; in the last stage, also by the compactions that were still due
+    /// after it.
     pub written_bytes: u64,
     /// Requests.
     pub requests: u64,

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Number of timed questions of each kind, and of questions before them that are not counted.
+/// Number of timed probes, and of timed leases, of 256 pages. An eighth of this number of probes of
+/// 4,096 pages is timed. [`WARM_UP`] calls of each kind are made before, untimed.
 const QUESTIONS: usize = 4000;
 const WARM_UP: usize = 400;
 /// Duration of leases; longer than the measurement of a lease.
@@ -34,14 +35,14 @@ pub struct ClientPart {
     pub total: u64,
 }
 
-/// Latency of one kind of question, in microseconds.
+/// Latency of one kind of call, in microseconds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latency {
     pub p50_us: f64,
     pub p99_us: f64,
 }
 
-/// Latencies of questions about 256 stored pages, and about 4,096 pages.
+/// Latencies of calls for 256 stored pages, and for 4,096 stored pages.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Latencies {
     /// Probe of 256 pages.
@@ -122,7 +123,8 @@ fn scope() -> Scope {
     short(MATCH_PAGES, MATCH_SEQUENCES).scope
 }
 
-/// Measures the latencies of questions to `store`, in the owner or in a client.
+/// Measures the latencies of probes and leases in `store`, which this process owns or uses as a
+/// client.
 ///
 /// # Errors
 /// Store errors; a failure if stored pages are not found.

@@ -68,7 +68,8 @@ pub struct ClientsArgs {
     pub segment_bytes: Option<u64>,
 }
 
-/// Number of the first set that is put and read; each round uses two sets.
+/// Number of the first set of sequences that is put and read. Each round uses two sets: one in the
+/// owner, one in a client.
 const DATA_SET: u32 = 100;
 /// Number of the set of the first busy client.
 const BUSY_SET: u32 = 1000;
