@@ -12,11 +12,10 @@ const STAMP: usize = 16;
 /// Length of a key: the length of SHA-256 block hashes.
 pub const KEY_BYTES: usize = 32;
 
-/// Identifies a page; `set` distinguishes the sequences of one measurement from the sequences of
-/// other measurements.
+/// Identifies a page. Sequences of different sets have different keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageName {
-    /// The measurement.
+    /// Number of the set of sequences.
     pub set: u32,
     /// The sequence.
     pub sequence: u32,

@@ -117,8 +117,8 @@ pub fn in_memory(dir: &Path) -> bool {
     Host.room(dir).is_ok_and(|room| IN_MEMORY.contains(&room.kind))
 }
 
-/// Returns the smallest capacity with at least `segments` segments and an index of at least
-/// `index_bytes`.
+/// Returns a capacity with at least `segments` segments and an index of at least `index_bytes`. The
+/// capacity exceeds the smallest such capacity by at most 1/64 or 1 MiB.
 ///
 /// # Errors
 /// `Unusable` if no capacity fits.

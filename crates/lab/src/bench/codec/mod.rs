@@ -73,7 +73,7 @@ struct Report {
     seconds: f64,
 }
 
-/// One line of the report. Rates count bytes of numbers, not of frames.
+/// One line of the report. Rates count the bytes of the numbers before they are encoded.
 #[derive(Debug, Serialize)]
 struct Row {
     codec: &'static str,

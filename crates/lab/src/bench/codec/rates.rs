@@ -7,7 +7,7 @@ use ritornello_terminal::exit::Failure;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Barrier;
 
-/// Rates of one thread, in bytes of numbers.
+/// Encoded bytes per byte of numbers, and rates of one thread in 10^9 bytes of numbers per second.
 pub struct Rates {
     pub size_ratio: f64,
     pub encode_gb_s: f64,

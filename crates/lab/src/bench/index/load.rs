@@ -1,4 +1,4 @@
-//! Contents of a measured index: sequences of 256 pages, some of which share a prefix.
+//! Contents of a measured index: the sequences of a workload, some of which share a prefix.
 
 use clap::ValueEnum;
 use ritornello_format::{PageHash, Place, Result, ScopeSlot};
@@ -9,11 +9,11 @@ use ritornello_sim::generate::TenStage;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Pages per sequence, and per probe.
+/// Pages per sequence, and per probe, in all workloads except `one-prompt`.
 pub const SEQUENCE: usize = 256;
 /// The scope of all pages.
 pub const SLOT: ScopeSlot = ScopeSlot(0);
-/// Pages of a run, the unit of a put.
+/// Maximum pages per run. Each insert adds one run.
 const RUN: usize = 32;
 /// Sequences that share a prefix, and the pages of that prefix.
 const FAMILY: u64 = 4;
@@ -47,7 +47,8 @@ pub struct Load {
     pub entries: u64,
     /// Number of sequences; the last sequence may be shorter.
     pub sequences: u64,
-    /// For `ten-stage`: the requests, and the number of known leading blocks of each.
+    /// For `ten-stage`: the requests, and for each the number of its leading blocks that earlier
+    /// requests contain.
     trace: Option<(Trace, Vec<u32>)>,
     /// For `ten-stage`: the requests of each stage.
     stages: Vec<Range<usize>>,
@@ -121,7 +122,8 @@ impl Load {
         whole.count().max(1) as u64
     }
 
-    /// Returns the number of pages offered, known ones included.
+    /// Returns the number of pages put. For `one-prompt` this includes the shared pages of every
+    /// request, although the index has them already.
     #[must_use]
     pub fn offers(&self) -> u64 {
         match self.workload {

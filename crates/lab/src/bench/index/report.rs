@@ -40,7 +40,7 @@ pub struct Row {
     pub workload: Workload,
     /// When the index was synced.
     pub sync: Sync,
-    /// Pages put, known ones included.
+    /// Pages put; for `one-prompt`, including pages that the index had already.
     pub puts: u64,
     /// Pages put per second, including all syncs but the last.
     pub ingest_per_s: f64,

@@ -16,7 +16,7 @@ const SEQUENCE_PAGES_MAX: u64 = 256;
 /// Maximum bytes per sequence.
 const SEQUENCE_BYTES_MAX: u64 = 512 << 20;
 
-/// Options that belong to the measurement of one directory.
+/// Options that `--paths` excludes, because they apply to a measurement of one directory.
 const ONE_DIRECTORY: [&str; 6] = ["dir", "steady", "only", "codec", "entries", "python"];
 
 /// Arguments of `bench store`.

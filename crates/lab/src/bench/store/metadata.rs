@@ -106,8 +106,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs the part `how`: `fill` makes the index, `open-index` opens it; both report their memory
-    /// and time.
+    /// Runs the part `how` in a separate process. `fill` makes an index and reports its memory;
+    /// `open-index` opens the index and reports its memory and the time to open.
     fn fill(&self, how: &str, dir: &Path, entries: u64, run_pages: u32) -> Result<Answer, Failure> {
         let (entries, pages) = (entries.to_string(), run_pages.to_string());
         let words: [&OsStr; 6] = [
@@ -217,8 +217,9 @@ fn time_warm(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     Ok(times)
 }
 
-/// Times cold probes. Keys are made just before, as by an engine that has just hashed its tokens;
-/// the entries of the index were last read some thousand sequences ago.
+/// Times probes for sequences in scattered order, so that the index entries of a sequence are
+/// probably in no cache of the processor. The keys are in these caches, as in an engine that has
+/// just hashed its tokens: they are made immediately before the probe.
 fn time_cold(ask: Ask<'_>, sequences: u32) -> Result<Vec<f64>, Failure> {
     (0..PROBES)
         .map(|at| {

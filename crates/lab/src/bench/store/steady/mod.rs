@@ -50,8 +50,8 @@ struct PageKind {
     page_bytes: u64,
     /// Maximum pages per sequence.
     pages: u32,
-    /// Layers and heads of bfloat16 numbers; a layer and head of 16 tokens with 64 channels takes 4
-    /// KiB of a page.
+    /// Number of layers, and of KV heads. A page has 16 tokens and 64 bfloat16 numbers per head, so
+    /// the keys and values of one head in one layer take 4 KiB of it.
     model: (u32, u32),
     codec: Codec,
 }
@@ -270,7 +270,8 @@ impl Bench {
     }
 
     /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
-    /// touches a sequence of an older set, and a sequence that was never put. Returns the last set.
+    /// touches for each page size one sequence of one of the latest six sets, and one that was
+    /// never put. Returns the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
@@ -363,8 +364,8 @@ impl Reader {
         Ok(Self { memory: memory.ok_or_else(|| Failure::failed("no memory", "fewer pages"))? })
     }
 
-    /// Gets pages from the middle of a random sequence; returns microseconds if all pages were
-    /// read.
+    /// Gets at most [`GET_PAGES`] consecutive pages from a random position in a random sequence of
+    /// `set`. Returns the duration in microseconds, or `None` if not all pages were read.
     fn get(
         &mut self,
         store: &Store,

@@ -44,8 +44,8 @@ pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let dirs = directories(args, capacity + args.total)?;
     let scratches =
         dirs.iter().map(|dir| Scratch::new(dir, "bench")).collect::<Result<Vec<_>, _>>()?;
-    // The throttle limits only the segments, which are in other directories: syncs of the journal,
-    // of some KiB each, do not wait behind throttled I/O.
+    // The store's metadata is in a separate directory, which the throttle does not limit. Otherwise
+    // syncs of the journal, of some KiB each, would wait behind the throttled I/O of segments.
     let metadata = Scratch::new(&dirs[0], "bench")?;
     let limited: Vec<PathBuf> = scratches.iter().map(|scratch| scratch.path().to_owned()).collect();
     let medium: Arc<dyn Medium> = match args.throttle {

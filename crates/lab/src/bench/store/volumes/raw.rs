@@ -19,8 +19,8 @@ pub enum Direction {
 pub struct RawLimits(Vec<Limit>);
 
 impl RawLimits {
-    /// Preallocates a file in each directory, `bytes` in all, and finds the best shape of operations
-    /// for each directory, at the same time.
+    /// Preallocates a file in each directory, `bytes` in all. Then finds the fastest operation size
+    /// and number of operations in flight for each directory, while all directories are in use.
     ///
     /// # Errors
     /// Errors of [`Limit`].
