@@ -7,7 +7,7 @@
 //! **Promises.** Every byte read is compared with the byte put. Files of a measurement are removed
 //! when it ends, also by Ctrl-C.
 //!
-//! **Must not know** the operations of the command.
+//! **Must not know** the other subcommands, which are in the crate `ritornello-operations`.
 
 #![forbid(unsafe_code)]
 

@@ -68,7 +68,7 @@ impl Chance {
         chance
     }
 
-    /// Begins the decisions on the next file.
+    /// Draws a new rate of survivors for the next file, if `varies_by_file` is set.
     pub(crate) fn begin_file(&mut self) {
         if self.varies_by_file {
             self.quarters = self.next() % 5;

@@ -195,7 +195,8 @@ impl State {
         self.files.get_mut(&inode).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Returns the seed if the current sync of `inode` must fail.
+    /// Returns the seed of the planned fault, and removes the fault, if the current sync of `inode`
+    /// must fail.
     fn take_failing_sync(&mut self, inode: Inode) -> Option<u64> {
         let FailingSync { part, seed } = self.failing_sync.as_ref()?;
         let is_due = self.tree.path(inode)?.to_string_lossy().contains(part);

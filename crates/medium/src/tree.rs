@@ -27,7 +27,7 @@ enum Link {
 }
 
 impl Link {
-    /// The path whose directory must be synced.
+    /// The path whose directory must be synced to make this change durable.
     fn path(&self) -> &Path {
         match self {
             Self::Dir(path) | Self::Create(path, _) | Self::Remove(path, _) => path,
@@ -57,7 +57,8 @@ impl Link {
     }
 }
 
-/// All names, as programs see them and as a power loss would leave them.
+/// All names: `now` as programs see them, `durable` as they are on the disk. A power loss applies
+/// some of `pending` to `durable`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     now: BTreeMap<PathBuf, Entry>,

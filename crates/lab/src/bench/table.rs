@@ -67,14 +67,16 @@ struct Row {
     /// Median of warm walks, which alternate between [`WARM`] prompts.
     walk_p50_us: f64,
     walk_p99_us: f64,
-    /// Median of `nodes_per_walk` dependent reads that cycle through one cache line per node of the
-    /// warm walks.
+    /// Median of `nodes_per_walk` reads, each at an address that the previous read returned. The
+    /// reads cycle through one cache line for each node that the warm walks visit.
     reads_p50_us: f64,
     /// Median of cold walks, each of another prompt.
     cold_p50_us: f64,
-    /// Median of `nodes_per_walk` dependent reads in memory as large as the nodes.
+    /// Median of `nodes_per_walk` reads, each at an address that the previous read returned. The
+    /// reads cycle through memory as large as all nodes.
     cold_reads_p50_us: f64,
-    /// Maximum processor time of one change while the table grew; a walk may wait for a change.
+    /// Maximum processor time for inserting one node while the table was filled. A walk at the same
+    /// time may wait for an insertion.
     change_max_us: f64,
 }
 

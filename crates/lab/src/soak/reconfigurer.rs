@@ -133,7 +133,8 @@ impl Changer {
             return Ok(());
         }
         match self.store.change_capacity(&CapacityChange::AddVolume(new)) {
-            // In a long soak all directory numbers are used.
+            // A store accepts 256 directories in its lifetime, including drained directories. A
+            // long soak uses all of them.
             Err(error) if error.message().contains("256 directories") => Ok(()),
             // An owner added the directory and was killed before it replied.
             Err(error) if error.message().contains("has this directory already") => Ok(()),

@@ -23,7 +23,8 @@ struct Mount {
 }
 
 impl Mounts {
-    /// Records that a process creates `path`.
+    /// Records that a process creates `path`, if `path` is below the mount point of an unmounted
+    /// file system.
     pub(super) fn note_created(&mut self, path: &Path) {
         let mut unmounted = self.0.iter_mut().filter(|(_, mount)| mount.unmounted);
         if let Some((_, mount)) =

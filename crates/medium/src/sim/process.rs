@@ -77,7 +77,8 @@ impl SimProcess {
         }
     }
 
-    /// Returns whether the kill leaves an asynchronous write in flight.
+    /// Returns whether the asynchronous write that begins now stays in flight, because the kill
+    /// takes effect at this write.
     fn begins_write(&self) -> bool {
         match &mut *self.life.lock() {
             Life { changes: Some(0), in_flight: more @ 1.., dead } => {

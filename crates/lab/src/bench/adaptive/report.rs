@@ -96,7 +96,7 @@ pub struct Stage {
     pub put_p99_us: f64,
 }
 
-/// The shape at one moment.
+/// The shape of the LSM-tree at one moment.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
     /// Requests so far, including the warm-up.

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequences that a client keeps in the store.
 const LIVE_SEQUENCES: usize = 32;
-/// Maximum number of sequences that a killed client has put and not reported.
+/// Maximum number of sequences that a client puts after its last report, until it is killed. The
+/// client's next process deletes this number of possible sequences, and numbers its own sequences
+/// after them.
 pub const UNREPORTED_MAX: u64 = 2_000;
 /// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
@@ -93,9 +95,10 @@ struct Client {
     is_soak_store: bool,
     /// Sequences put since the last successful flush.
     put: Vec<u64>,
-    /// Sequences to delete at the next opportunity: sequences that no flush has covered, and the
-    /// oldest sequences beyond [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store,
-    /// which would evict flushed pages.
+    /// Sequences to delete at the next opportunity: sequences that no flush has covered or will
+    /// cover, for example after a failed put or a close, and the oldest sequences beyond
+    /// [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store, which would evict flushed
+    /// pages.
     orphans: Vec<u64>,
     /// Sequences that must be found.
     live: VecDeque<u64>,
@@ -105,8 +108,8 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order lists the sequences of this client that are in the store. This order
-        // precedes any put.
+        // The first order is [`Order::Adopt`]. It must be executed before the first put, which it
+        // would otherwise delete.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {

@@ -222,7 +222,9 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Waits until every client has completed a round on the store that began after `ended`.
+    /// Waits until every client has completed a round that began after `ended`, on the store of the
+    /// soak. Returns the duration of the wait. Sets `trouble` if a client ends, hangs, or needs
+    /// longer than [`TIMEOUT`].
     fn recover(&mut self, ended: u64) -> Result<Duration, Failure> {
         let since = Instant::now();
         loop {
