@@ -112,7 +112,8 @@ impl Channel {
             // Send in pieces, so that `check` runs once per time slice even if the peer reads
             // slowly.
             let piece = bytes.get(..BUFFER_KEPT).unwrap_or(bytes);
-            // `write` would raise SIGPIPE, which the host process may not ignore.
+            // If the peer has closed the connection, `write` would raise SIGPIPE, which kills a
+            // process that does not ignore it.
             let stuck = match send(&self.stream, piece, SendFlags::NOSIGNAL) {
                 Ok(sent) => {
                     bytes = bytes.get(sent..).unwrap_or_default();

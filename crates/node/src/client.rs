@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum connections of one process to its owner. A call occupies its connection until the
 /// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// An owner that is running answers a handshake within this time.
+/// Maximum time to wait for a handshake. An owner that does not answer within it counts as silent.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
 /// immediately. The check finds dead owners whose connections a forked child keeps open.
@@ -61,8 +61,9 @@ impl Client {
     /// # Errors
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
     /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
-    /// if it reopens the store; `Invalid` if another user owns it; `Retry`, cached for a second, if
-    /// it has no protocol version in common with this build.
+    /// if it reopens the store; `Invalid` if another user owns it; `Retry` if it has no protocol
+    /// version in common with this build. For a second this error is repeated without a new
+    /// handshake.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read the holder before connecting: if the owner changes afterwards, the first liveness
         // check notices the change.
@@ -286,9 +287,10 @@ impl Client {
     }
 }
 
-/// The probe of a silent owner; see [`crate::liveness`].
+/// A handshake that finds out whether the owner still answers; see [`crate::liveness`].
 struct OwnerProbe {
-    /// The reference is weak: a probe must keep neither the client nor the client's name.
+    /// The reference is weak, so that a probe does not keep the client alive, whose drop releases
+    /// its name.
     client: Weak<Client>,
     directory: Arc<NodeDirectory>,
     hello: First<Hello>,

@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum client processes.
+/// Maximum clients. A process may be several clients, each with its own name.
 const CLIENTS_MAX: usize = 256;
 /// Maximum connections over all clients. Each connection has a thread.
 const CONNECTIONS_MAX: usize = 1024;

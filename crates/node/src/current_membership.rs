@@ -1,4 +1,5 @@
-//! The current membership of this process in an open store, and the only way to change it.
+//! The current [`Membership`] of this process in an open store (owner, client, reopening, leaving
+//! or closed), and the only way to change it.
 
 use crate::lock::closed;
 use crate::membership::Membership;
@@ -12,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a call through a client that waits neither for a disk nor for space,
-/// including a takeover.
+/// Maximum duration, including a takeover, of a client's call that the owner answers without
+/// waiting for a disk or for space.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time that opening waits for an owner that reopens the store.
 const REOPENING_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,7 +50,8 @@ struct FailedSearch {
     at: Instant,
     /// Time until the next search.
     pause: Duration,
-    /// Whether the owner reopens the store; otherwise the owner is silent.
+    /// Whether the search failed because the owner reopens the store, or because this process could
+    /// not open it. Otherwise the owner is silent.
     reopening: bool,
 }
 
@@ -187,8 +189,8 @@ impl CurrentMembership {
     ///
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after
-    /// the full timeout, later calls fail immediately. [`StoreReopening`], immediately, if the
-    /// owner reopens the store.
+    /// the full timeout, later calls fail immediately. [`StoreReopening`] if the owner reopens the
+    /// store, or if this process takes the lock and cannot open the store.
     pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let directory = &self.opening.directory;
         let silent =
@@ -213,8 +215,8 @@ impl CurrentMembership {
         let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // If this process cannot open the store, and fails slowly, it tries less often, so that
-        // fewer calls are delayed.
+        // If this process cannot open the store, wait four times as long as the attempt took
+        // (within limits), so that slow attempts delay few calls.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *guard.failed_search =

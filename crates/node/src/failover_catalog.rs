@@ -213,7 +213,8 @@ fn last_figures(
     Some((stats, Arc::clone(membership)))
 }
 
-/// Whether `response`, to a request that may acknowledge puts or deletes, acknowledges some.
+/// Whether `response` acknowledges any put or delete. Its request has the effect
+/// [`Effect::Acknowledges`].
 fn acknowledges(response: &Response) -> bool {
     match response {
         // If runs were granted, their commit acknowledges the put. Otherwise no commit follows, and

@@ -78,8 +78,8 @@ impl<T: DeserializeOwned> First<T> {
     }
 }
 
-/// The versions that a peer speaks, none of which is the version in use. Serves as the cause of an
-/// error.
+/// The versions that a peer speaks. Serves as the cause of the error for a first message in a
+/// version that the reader does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OtherVersion {
     oldest: u32,

@@ -213,9 +213,9 @@ impl Node {
         self.shared.catalog.membership.opening.directory.path()
     }
 
-    /// Closes this handle, and with the last handle the store: waits for tickets, makes everything
-    /// durable if this process is the owner, and releases the directory. Does nothing in a forked
-    /// child.
+    /// Closes this handle, and with the last handle the store: waits for puts and gets in progress,
+    /// makes everything durable if this process is the owner, and releases the directory. Does
+    /// nothing in a forked child.
     ///
     /// # Errors
     /// `Retry` if writes of this process are in progress after 90 seconds: the store refuses calls

@@ -279,7 +279,8 @@ fn serve(
         };
         if let Err(error) = sent {
             undo_unsent(catalog, &response);
-            // A part of a response was sent, so no other message can follow on this connection.
+            // A part of the response may have been sent, so no other message can follow on this
+            // connection.
             return Err(owner_lost(io::Error::other(error)));
         }
     }

@@ -70,7 +70,8 @@ impl Shared {
     /// are logged.
     ///
     /// # Errors
-    /// `Invalid` if the directory holds no store of this format, or a malformed policy file.
+    /// `Invalid` if the directory holds no store of this format, or a malformed policy file;
+    /// `Retry` while the store is being closed because its path no longer leads to it.
     pub(crate) fn add_handle(&self, options: &Options) -> Result<Option<StorePolicy>> {
         let mut phase = self.phase.lock();
         let Phase::Open(handles) = &mut *phase else { return Ok(None) };
