@@ -31,7 +31,8 @@ fn single(op: Op) -> Op {
     }
 }
 
-/// Writes a checkpoint, and applies one operation of `meanwhile` before each of its writes.
+/// Writes a checkpoint. Before each of the checkpoint's writes, applies the next operation of
+/// `meanwhile`, if any is left.
 fn checkpoint_while(
     pair: &mut Pair,
     recorder: &Recorder,

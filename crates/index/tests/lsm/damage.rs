@@ -263,7 +263,8 @@ fn copy_files(from: &Path, to: &Path) {
 /// Models a failed sync of the log, or of log and manifest, after which reads still return the
 /// pages that never reached the disk. `on_disk` holds the disk's versions of these files, `cached`
 /// the versions that reads return. Tables are equal in both, because RocksDB syncs a table before
-/// the manifest names it.
+/// the manifest names it. Checks that opening and syncing the index makes its pages independent of
+/// the old versions.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
     // Keep the old files open, so that no new file gets the inode number of an old file.
