@@ -129,8 +129,8 @@ fn only_puts_are_refused_at_the_ceiling() {
     full.check(1);
     full.index.sync().unwrap();
     full.check(1);
-    // Each time that the oldest sixteenth of the runs is removed, nearly as many runs of the same
-    // length fit again.
+    // Each removal of the oldest sixteenth of the runs makes room for nearly the same number of
+    // runs of the same length.
     for _ in 0..4 {
         full.evict(single / 16);
         let again = full.fill(1);

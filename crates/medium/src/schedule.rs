@@ -70,7 +70,7 @@ pub enum MediumFault {
 }
 
 impl MediumFault {
-    /// The error of an operation that this fault makes fail.
+    /// The error that an operation returns if this fault makes it fail.
     #[must_use]
     pub fn error(self) -> io::Error {
         let code = match self {

@@ -104,7 +104,7 @@ impl Disk {
     }
 }
 
-/// The schedule of a disk that transfers one range after the other.
+/// The schedule of a disk that makes one transfer at a time.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     bytes_per_second: u64,
@@ -189,8 +189,8 @@ mod tests {
     fn transfers_follow_each_other_at_the_rate() {
         let mut pace = Pace::new(1000);
         assert_eq!(pace.reserve(Duration::ZERO, 500), SECOND / 2);
-        // Both transfers are requested while the disk is busy, so each begins when the previous one
-        // ends.
+        // Both transfers are requested while the disk is busy, so each begins at the end of the
+        // previous transfer.
         assert_eq!(pace.reserve(SECOND / 4, 500), SECOND);
         assert_eq!(pace.reserve(SECOND / 4, 2000), 3 * SECOND);
         assert_eq!(pace.reserve(SECOND, 0), 3 * SECOND);

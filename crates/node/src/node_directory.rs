@@ -181,8 +181,7 @@ impl NodeDirectory {
             // separate owner.
             Place::New => Some(Departure::MountedOver),
             Place::Below => None,
-            // The device changes after an unmount too, so a change of the device is no reason to
-            // leave.
+            // An unmount changes the device too, and must not make the process leave.
             Place::Unknown if !is_same_device => None,
             Place::Same | Place::Unknown => {
                 let there = Directory::new(Arc::new(Host), &self.path).manifest().ok().flatten();

@@ -32,8 +32,8 @@ impl RawLimits {
         Ok(Self(limits))
     }
 
-    /// Writes or reads the file of each directory, one directory after the other. Returns a rate
-    /// per directory.
+    /// Writes or reads the file of each directory, without using two directories at the same time.
+    /// Returns a rate per directory.
     ///
     /// # Errors
     /// `Retry` if a file system fails.
