@@ -108,7 +108,7 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order is [`Order::Adopt`]. It must be executed before the first put, which it
+        // The first order is `Order::Adopt`. It must be executed before the first put, which it
         // would otherwise delete.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
