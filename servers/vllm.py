@@ -38,7 +38,7 @@ CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "servers.cpu_offl
 def offloading(
     host_bytes: int, blocks_per_chunk: int, tier: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns vLLM's configuration of its own offloading on CPUs, with `RitornelloTier` below its
+    """Returns vLLM's configuration of offloading on CPUs, with `RitornelloTier` below its
     host memory if its settings are given.
     """
     tiers = (

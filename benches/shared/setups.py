@@ -216,7 +216,7 @@ def bytes_per_token(config: Path, dtype: str) -> int:
 
 
 def host_mib(scale: Scale, dtype: str) -> int:
-    """Returns the MiB of a host tier that holds as many tokens in `dtype` as the scale says."""
+    """Returns the MiB of a host tier with the scale's number of tokens in `dtype`."""
     return scale.host_mib * WIDTHS[dtype] // WIDTHS["bfloat16"]
 
 

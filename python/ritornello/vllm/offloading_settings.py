@@ -26,7 +26,7 @@ HOST_SHARE, SHM_SHARE, HOST_BYTES_MAX = 0.25, 0.9, 64 * GIB
 HOST_BYTES_SMALL = GIB
 # vLLM's folder for the host memory.
 SHM = "/dev/shm"
-# Of the tiers below the host tier.
+# Checks the tiers below the host tier.
 ENGINE_TIERS = EngineTiers(
     PLACE,
     device=GPU_MEMORY,

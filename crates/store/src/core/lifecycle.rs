@@ -105,8 +105,8 @@ impl StoreCore {
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
     ///
-    /// A volume whose marker cannot be rewritten is no error if the marker of another volume can,
-    /// and that volume is not being drained: the next core tests each volume when it opens, and opens without those that fail.
+    /// A volume whose marker cannot be rewritten is no error if the marker of a volume that takes
+    /// puts can: the next core tests each volume when it opens, and leaves out those that fail.
     ///
     /// # Errors
     /// File-system errors; `Retry` while the capacity or the directories change.
