@@ -95,7 +95,8 @@ fn never_policy_reads_without_writing() {
 #[test]
 fn write_back_waits_until_memory_is_nearly_full() {
     let dir = tempfile::tempdir().unwrap();
-    // 60 prompts of 20 pages take 28 MiB with padding.
+    // 60 prompts of 20 pages take 23.7 MiB with padding and headers. The host tier keeps 5 % of its
+    // 24 MiB free, so it evicts pages.
     let list = [&host(&dir, 24)[..], &format!("{} write=write_back", disk(&dir, 128))];
     let cache = open(&list);
     put(&cache, &keys(0, 0, 20), 0);
@@ -109,7 +110,7 @@ fn write_back_waits_until_memory_is_nearly_full() {
         }
     }
     until("old pages are written", || written(&cache) > 0);
-    // Most of the pages evicted from memory are on disk.
+    // Of the prompts that memory holds no longer completely, more than half are found completely.
     let evicted = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
     let left: Vec<u8> = (0..60).filter(evicted).collect();
     assert!(!left.is_empty());
@@ -160,8 +161,8 @@ fn pages_extended_by_another_process_are_written_back() {
 fn spilled_pages_go_to_the_next_tier() {
     for policy in ["write_through", "write_back"] {
         let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        // 200 pages take 4.7 MiB with padding. A lease keeps the first 40 pages on the first tier:
-        // one client may lease at most half of the tier.
+        // 200 pages take 3.9 MiB with padding, and the first tier keeps 5 % of its 4 MiB free. A
+        // lease keeps the first 40 pages on the first tier, so it cannot evict them to make room.
         let prompt = keys(1, 0, 200);
         let disk = format!("{} write={policy}", disk(&dir, 64));
         let cache = open(&[&host(&dir, 4), &disk, &remote(remote_dir.path())]);

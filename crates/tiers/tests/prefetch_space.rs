@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
-/// Options for prompts each of whose pages has a part in two scopes; the gate loads all found
-/// pages.
+/// Options for prompts of which each page is stored as two halves, one in each of two scopes. The
+/// gate loads all found pages.
 const HALVES: LookupOptions = LookupOptions {
     mode: LoadMode::Always,
     page_tokens: 16,

@@ -117,7 +117,8 @@ fn cold_probe_of_256_pages_queries_12_times() {
     }
 }
 
-/// Returns the name of an object as the documentation gives it for the inspection of a bucket.
+/// Returns the name, as `docs/backends.md` describes it, of the object of `pages` pages whose last
+/// page has the key `last`.
 fn object_name(last: &[u8], pages: usize) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let hash = ritornello_format::PageHash::of(&SCOPE, last);
@@ -340,8 +341,8 @@ fn budget_removes_ends_first_outside_grace() {
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
     assert_eq!(present(&backend, &first), 24, "the prompt's end was removed");
-    // The budget removes three more objects: the two that only the first prompt uses, and the end
-    // of the third prompt.
+    // The budget removes three more objects: the remaining object that only the first prompt uses,
+    // and both objects of the third prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
     collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!([&first, &second, &third].map(|prompt| present(&backend, prompt)), [16, 32, 0]);

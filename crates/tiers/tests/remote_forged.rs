@@ -342,7 +342,7 @@ fn remote_is_unused_until_key_file_is_usable() {
     assert_eq!(remote.names(), before);
     std::fs::write(&path, format!("a {}\n", "61".repeat(32))).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
-    // The first tier is paused for a minute; another tier with the same keys makes its call now.
+    // The failures paused the calls of `unusable` for a minute; a new tier is not paused.
     assert_eq!(get(&tier(), &SCOPE, 0..PAGES), PAGES);
     assert_eq!(put(&tier(), &OTHER).pages_written, PAGES as u64);
     let inventory = Inventory::take(remote.backend.as_ref()).unwrap();

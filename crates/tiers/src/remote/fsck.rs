@@ -44,7 +44,8 @@ pub struct RemoteCheck {
 /// called for every object.
 ///
 /// # Errors
-/// The last error of the remote if eight consecutive objects cannot be read.
+/// The last error of the remote after eight consecutive failures to read or remove an object;
+/// `Invalid` immediately.
 pub fn fsck(
     backend: &dyn Backend,
     inventory: &Inventory,

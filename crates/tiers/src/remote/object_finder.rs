@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum names per existence query of a writer, or of a reader in an unchained scope.
+/// Maximum names per existence query of [`ObjectFinder::missing`] and [`ObjectFinder::present`].
 const NAMES_PER_QUERY: usize = 16;
 
 /// See the [module](self). Calls fail with `Retry` if the remote does not answer until their
@@ -83,7 +83,7 @@ impl ObjectFinder {
     /// has not been asked about before `deadline` count as missing.
     ///
     /// # Errors
-    /// `Retry` if the remote does not answer about the first pages.
+    /// `Retry` if the remote does not answer about the first [`NAMES_PER_QUERY`] pages.
     pub(super) fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
         let name = |page: usize| prompt.object_name(self.form, &(page..page + 1));
         let names: Vec<_> = (0..prompt.keys.len()).map(name).collect();
@@ -133,8 +133,9 @@ impl ObjectFinder {
         Ok(groups_before_hole)
     }
 
-    /// Returns for each object whether it exists and could be read when it was last read. Writers
-    /// write all other objects again, and thus replace damaged and forged objects.
+    /// Returns for each object whether it exists and is marked neither as lost nor as rejected in
+    /// the [`ExistenceCache`]. Writers write all other objects again, and thus replace damaged and
+    /// forged objects.
     pub(super) fn readable(&self, names: &[String], deadline: Instant) -> Result<Vec<bool>> {
         let fails =
             |name: &String| self.existence.is_lost(name) || self.existence.is_rejected(name);

@@ -22,7 +22,8 @@ pub(super) const OBJECT_BYTES: u64 = 8 << 20;
 /// Maximum objects, and approximate maximum bytes, that one call reads or writes concurrently.
 const CONCURRENT_OBJECTS: u64 = 4;
 const CONCURRENT_BYTES: u64 = 256 << 20;
-/// Maximum pages of an object, as a run header with keys of 64 bytes can hold.
+/// Maximum pages of an object. The run header of an object has room for the keys of all its pages,
+/// of up to 64 bytes each.
 pub(super) const PAGES_MAX: u64 = 128;
 
 /// The form of an object, which is part of its name: a reader of one form finds no object of the
@@ -65,7 +66,7 @@ pub struct Prompt<'a> {
 }
 
 impl Prompt<'_> {
-    /// Pages of a full object with pages of this prompt.
+    /// The number of pages of a full object of this prompt.
     pub(super) fn group(&self) -> usize {
         if self.chained { group_pages(self.page_bytes) } else { 1 }
     }
@@ -76,8 +77,8 @@ impl Prompt<'_> {
     }
 }
 
-/// Returns the pages of a full object whose pages have this length. The number is a power of two,
-/// and full objects begin at its multiples.
+/// Returns the number of pages of a full object in a chained scope with pages of this length. The
+/// number is a power of two, and full objects begin at its multiples.
 pub(crate) fn group_pages(page_bytes: u64) -> usize {
     let fitting = (OBJECT_BYTES / page_bytes.max(1)).clamp(1, PAGES_MAX);
     1 << fitting.ilog2()
@@ -107,7 +108,7 @@ pub(super) fn spans(pages: usize, group: usize) -> impl Iterator<Item = Range<us
     })
 }
 
-/// The name of the object whose last of `pages` pages has the key `last`.
+/// The name of an object of `pages` pages, of which the last page has the key `last`.
 pub(super) fn name(form: Form, scope: &ScopeId, last: &[u8], pages: usize) -> String {
     let root = form.root();
     let mut name = String::with_capacity(root.len() + 72);

@@ -23,7 +23,8 @@ pub struct RemoteStats {
     pub calls: RemoteCalls,
     /// Pages read and verified.
     pub pages_read: u64,
-    /// Pages that were found and could not be read: removed, damaged, or timed out.
+    /// Pages that a read found and did not deliver, because their object, or an object before it,
+    /// was missing, rejected or not read in time.
     pub pages_lost: u64,
     /// Pages written.
     pub pages_written: u64,
@@ -179,8 +180,8 @@ impl RemoteTier {
     /// first missing object.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file cannot
-    /// be used.
+    /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file
+    /// cannot be used.
     pub fn put<'a>(
         &self,
         prompt: &Prompt<'_>,
@@ -234,10 +235,11 @@ impl RemoteTier {
         Ok(spans.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
     }
 
-    /// Returns, for writers, the first range of consecutive pages, at or after `from`, whose
-    /// objects are missing. If no object is missing, this is the empty range at the end of the
-    /// prompt. `from` must be the start of an object. Checks the objects in order, whereas a probe
-    /// may skip over a missing object.
+    /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
+    /// must write, because they are missing, or this process could not read or verify them. If
+    /// there is no such object, this is the empty range at the end of the prompt. `from` must be
+    /// the start of an object. Checks the objects in order, whereas a probe may skip over a missing
+    /// object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.

@@ -9,8 +9,8 @@ use ritornello_format::PageHash;
 
 /// Slots of the first array.
 const INITIAL_SLOTS: usize = 64;
-/// Slots of the old array that each insertion empties: enough to empty the old array before the new
-/// array is half full, when the index grows again.
+/// Slots of the old array that each insertion empties. The index grows again when the new array is
+/// half full; the old array, which has half the length, is empty long before that.
 const MOVES_PER_INSERTION: usize = 8;
 /// Values of slots without an entry: a probe ends at `EMPTY`, and continues past `TOMBSTONE`.
 const EMPTY: u64 = 0;
@@ -25,8 +25,9 @@ pub(super) struct HeadIndex {
     len: usize,
 }
 
-/// Slots, in a number that is a power of two. A used slot holds 32 bits of a hash, and the node's
-/// id plus one. Probing starts at the slot that the 32 bits select.
+/// An array of slots, whose length is a power of two. A used slot holds 32 bits of the hash of a
+/// node's first page, and the node's id plus one. Probing starts at the slot that the 32 bits
+/// select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
 

@@ -53,7 +53,8 @@ pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Puts the pages of `keys` that the remote does not have. Returns the number of leading pages.
+/// Puts the pages of `keys` that the remote does not have. Returns the number of leading pages that
+/// the remote then has.
 pub fn put(tier: &RemoteTier, keys: &[Vec<u8>]) -> usize {
     let (refs, pages) = (refs(keys), keys.iter().map(|key| content(key)).collect::<Vec<_>>());
     let prompt =
