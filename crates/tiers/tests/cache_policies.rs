@@ -110,7 +110,7 @@ fn write_back_waits_until_memory_is_nearly_full() {
         }
     }
     until("old pages are written", || written(&cache) > 0);
-    // Of the prompts that memory holds no longer completely, more than half are found completely.
+    // More than half of the prompts that memory holds no longer completely are found completely.
     let evicted = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
     let left: Vec<u8> = (0..60).filter(evicted).collect();
     assert!(!left.is_empty());

@@ -1,8 +1,8 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB
 //! [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
-//! Prints the rates of writing and reading runs, relative to the baseline of the same disk in the
-//! same process.
+//! Prints the rates of writing and reading runs, and their ratios to the rates of plain operations
+//! on one file of the same disk (`baseline`), measured in the same process.
 #![allow(clippy::unwrap_used)]
 
 use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};

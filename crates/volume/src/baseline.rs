@@ -204,8 +204,8 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies as many bytes as the file has from one half of the buffer to the other, on one
-    /// thread.
+    /// Copies one half of the buffer to the other repeatedly, on one thread: in total about the
+    /// length of the file.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);

@@ -112,8 +112,8 @@ pub unsafe trait PageSource: Send + Sync {
     fn without_bytes(&self) -> usize {
         0
     }
-    /// Whether a page has the same padding in memory as on disk, so that its last unit can be
-    /// written in place.
+    /// Whether zeroes follow the page in memory up to the next multiple of 4 KiB, as on disk, so
+    /// that the kernel can write its last unit from this memory.
     fn padded(&self, _page: usize) -> bool {
         false
     }

@@ -302,7 +302,7 @@ impl Segments {
         };
         // Sync simulated files in order, so that a test is repeatable.
         let mode = self.report.read().mode;
-        // A sync of mapped segments has no work to share between threads.
+        // Mapped segments are in memory, where a sync writes nothing: further threads save no time.
         let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
         let threads = if one { 1 } else { SYNCS_MAX };
         let synced = run_on_threads(ids.len().min(threads), "ritornello-sync", work);

@@ -18,8 +18,8 @@ impl<'a> SelectedPages<'a> {
         Self { of, pages: if rise { pages } else { &[] } }
     }
 
-    /// Returns a source of the pages that were read, to be used before the call that received `of`
-    /// returns.
+    /// Returns the selected pages as a source, to be used after all of them were read, and before
+    /// the call that received `of` returns.
     #[must_use]
     pub fn filled(self) -> impl PageSource + 'a {
         Filled(self)

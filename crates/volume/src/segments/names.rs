@@ -30,8 +30,8 @@ impl Segments {
     /// The segments of one volume, in order.
     ///
     /// # Errors
-    /// `Retry` if the volume's directory cannot be listed; `Invalid` if the volume is absent or
-    /// unknown.
+    /// `Retry` if the volume's directory cannot be listed, or holds neither a segment nor the
+    /// volume's marker file; `Invalid` if the volume is absent or unknown.
     pub fn list(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let dir = self.dir(volume)?;
         let names = self.medium.list(&dir).map_err(|error| {

@@ -65,7 +65,8 @@ impl Speeds {
         1 + self.of(moved).lock().more_lanes
     }
 
-    /// Records that one lane moved `bytes` from or to `volume`.
+    /// Records that a transfer moved `bytes` from or to `volume` in `elapsed`, in one or several
+    /// lanes.
     pub(crate) fn moved(&self, moved: Moved, volume: u8, bytes: u64, elapsed: Duration) {
         if bytes < TRANSFER_BYTES_MIN {
             return;

@@ -8,9 +8,9 @@
 //! If page 0 is longer than 16 MiB, or does not fit into a segment with the header, the header and
 //! the first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
-//! if possible; consecutive runs are on different volumes. A page longer than 16 MiB is cut into
-//! pieces on all volumes. A share of all space stays free, so that runs have a choice of holes
-//! (free extents).
+//! if possible; the volumes take bytes in proportion to their speeds. A page longer than 16 MiB
+//! that is alone in its run is cut into equal pieces on all volumes, at most 16. A share of all
+//! space stays free, so that runs have a choice of holes (free extents).
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file

@@ -85,8 +85,8 @@ impl Rotation {
 mod tests {
     use super::*;
 
-    /// How many of `count` equal extents each volume takes, if only volumes for which `has_room`
-    /// returns true can take one.
+    /// Places `count` equal extents on volumes for which `has_room` returns true. Returns the
+    /// number of extents on each volume.
     fn taken(
         rotation: &mut Rotation,
         count: usize,

@@ -5,10 +5,12 @@ use super::shape::{LONG_PAGE_UNITS, RunShape};
 use super::{RUN_EXTENTS_MAX, Space};
 use ritornello_format::{Extent, PIECE_UNITS};
 
-/// Maximum volumes of one page: with more, the longest page would have too many pieces.
+/// Maximum volumes of one page. With 17 volumes the longest page, 512 MiB, would have 34 pieces,
+/// more than [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
-/// Maximum pieces of one page. A page needs more pieces only if segments are so short that the page
-/// spans tens of them.
+/// Maximum pieces of one page. A page that needs more is placed as shorter pages are. On some
+/// numbers of volumes this concerns pages longer than 352 MiB (512 MiB on three volumes would have
+/// 33 pieces), and in segments shorter than 16 MiB also shorter pages.
 const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {

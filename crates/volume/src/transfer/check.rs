@@ -229,7 +229,8 @@ impl Expected<'_, '_> {
 pub(super) enum StoredBytes {
     /// A staging buffer, and the offset of the part's first byte in it.
     Staged(Arc<StagingBuffer>, usize),
-    /// A copy on the heap of bytes that were read to the target, where decoding overwrites them.
+    /// A copy on the heap: of bytes that were read to the target, where decoding overwrites them,
+    /// or of bytes of a mapped segment.
     Block(Block),
 }
 

@@ -1,11 +1,13 @@
 //! Splits a long transfer into lanes that run at the same time, each on a separate thread.
 //!
-//! A lane moves the runs of one volume: it keeps up to
-//! [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in flight, and checksums these bytes.
-//! Every disk of a store therefore has work during the whole transfer, a slow disk delays its own
-//! lane only, and checksums use one processor for each lane. Runs that are on several volumes (long
-//! pages) go to further lanes, which together keep this number of bytes in flight for each volume.
-//! Lanes whose pages go through staging memory share the bytes in flight of one lane.
+//! A lane moves runs of one volume, and checksums their bytes. A volume has one lane, or several if
+//! one thread checksums more slowly than the volume moves bytes (`segments/speeds.rs`). The lanes
+//! of a volume together keep up to [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in
+//! flight. Every disk of a store therefore has work during the whole transfer, a slow disk delays
+//! its own lanes only, and checksums use one processor for each lane. Runs that are on several
+//! volumes (long pages) go to further lanes, which together keep this number of bytes in flight for
+//! each volume. If the pages go through staging memory, all lanes together keep only this number of
+//! bytes in flight, but each lane at least two operations.
 //!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
 //! all its operations are in flight at the same time anyway.
@@ -17,8 +19,9 @@ use ritornello_format::{Place, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Maximum lanes of one transfer. Volumes whose numbers differ by a multiple of this limit share a
-/// lane, and are not measured by transfers that touch both.
+/// Maximum lanes of the runs on one volume each, and maximum lanes of the runs on several volumes.
+/// Volumes whose numbers differ by a multiple of this limit share their lanes, and are not measured
+/// by transfers that touch both.
 const LANES_MAX: usize = 16;
 
 /// Runs of one transfer that are moved by one thread.
@@ -75,8 +78,8 @@ struct LaneTime {
 }
 
 impl<'a> Lanes<'a> {
-    /// Distributes `runs` over lanes. With `are_staged`, the pages go through staging memory: the
-    /// lanes share the bytes in flight of one lane, to leave staging memory to other transfers.
+    /// Distributes `runs` over lanes. With `are_staged`, the pages go through staging memory, and
+    /// the lanes keep fewer bytes in flight, to leave staging memory to other transfers.
     pub(super) fn of<R: MovedRun>(
         segments: &'a Segments,
         runs: &[R],
@@ -186,7 +189,7 @@ fn split<R: MovedRun>(runs: &[R], in_flight: usize, per_volume: usize) -> Vec<La
     if is_short || (volumes.len() < 2 && per_volume < 2) {
         return vec![all];
     }
-    // With more than 16 volumes, a lane has the runs of several volumes.
+    // The runs of volumes whose numbers differ by a multiple of `LANES_MAX` share their lanes.
     let mut narrow = BTreeMap::<u8, Vec<usize>>::new();
     let mut wide = Vec::new();
     for (at, run) in runs.iter().enumerate() {

@@ -4,11 +4,13 @@
 use crate::scoped_threads::map_on_threads;
 use std::sync::OnceLock;
 
-/// Minimum bytes per thread: copying fewer bytes takes less time than starting a thread saves.
+/// Minimum bytes per thread. With fewer bytes, starting a thread takes more time than the thread
+/// saves.
 const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Maximum threads of one call.
 const THREADS_MAX: usize = 4;
-/// Processors of the machine per copying thread: the calling process uses the other processors.
+/// A call uses at most one thread for each eight processors of the machine. The other processors
+/// are for the calling process.
 const PROCESSORS_PER_THREAD: usize = 8;
 
 /// Calls `work` for every number below `count` on [`copy_threads`] threads, where `bytes` is the

@@ -55,8 +55,8 @@ fn read_window(
     let is_elsewhere = |run: &usize| matches!(job.runs[*run].header, Header::Awaited);
     let elsewhere: Vec<usize> = (0..runs.len()).filter(is_elsewhere).collect();
     if sections.is_some() && !elsewhere.is_empty() {
-        // At least one run is not fully mapped. System calls then read all runs: a section is read
-        // for all runs before the next section.
+        // At least one run is not fully mapped. All runs are then read by system calls, because
+        // each section must be read for all runs before the next section is.
         return disk::read(segments, reads, control, sections, segments.in_flight_bytes).0;
     }
     job.cut_pages();
