@@ -33,7 +33,9 @@ CAPACITY = "4GiB"
 
 @dataclass(frozen=True)
 class Asked:
-    """One prompt in one process: the answer, and the source of the tokens' KV."""
+    """The answer to one prompt in one process, and the number of the prompt's tokens by the source
+    of their KV: computed, or found in a cache.
+    """
 
     answer: Answer
     tokens: dict[str, int]
@@ -48,7 +50,7 @@ class Round:
     after: Metrics
 
     def share_in_hooks(self) -> float:
-        """Seconds in the connector's hooks over seconds of engine steps."""
+        """Returns the time in the connector's hooks, divided by the time of the engine's steps."""
 
         def spent(name: str) -> float:
             metric = f"vllm:ritornello_{name}_total"

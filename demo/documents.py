@@ -44,15 +44,15 @@ def text(seed: int, characters: int) -> str:
 
 
 def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
-    """Returns `per_length` documents of every length, in this order."""
+    """Returns `per_length` documents of each length, the shortest first."""
     question = tokenize(QUESTION)
     made: list[Prompt] = []
     for length in LENGTHS:
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)
-            # Three characters for each token suffice, because the tokenizer has few merges; an
-            # assertion below checks this.
+            # Three characters for each token suffice, because the tokenizer has few merges; if they
+            # did not, the next lines would raise.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
                 raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")

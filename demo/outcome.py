@@ -10,7 +10,7 @@ from servers.process import ServerError
 
 def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
     """Runs a demonstration, which returns its broken claims. Returns the exit code: 0 if every
-    claim held, 1 if one did not, 2 if a server did not run.
+    claim held, 1 if one did not, 2 if a server did not run or the user interrupted it.
     """
     console = Console()
     try:

@@ -11,8 +11,9 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt in the three processes. `cold`, `warm`, `local`: the prompt's tokens by the source
-    of their KV.
+    """One prompt in the three processes. `cold`, `warm`: the number of its tokens by the source of
+    their KV, in the first and in the second process. `local`: the same, when the third process was
+    asked a second time; `same_split` and `identical` compare `warm` with this answer.
     """
 
     length: int
