@@ -112,7 +112,7 @@ fn only_unaligned_memory_uses_and_frees_staging() {
         let target = BorrowedPagesMut::new(&mut slices);
         assert!(all_verified(&run.read_into(&rig.segments, 0, &target)));
         assert_eq!(rig.segments.staging().peak, 0);
-        // Each page of a target can be read into once, so a second read misses.
+        // A `BorrowedPagesMut` hands out the memory of each page once, so a second read misses.
         let again = run.read_into(&rig.segments, 0, &target);
         assert_eq!(again, [PageOutcome::Missed(MissReason::Memory); 4]);
     }

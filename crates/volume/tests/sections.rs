@@ -44,7 +44,7 @@ fn sections(ends: &[usize]) -> Arc<Sections> {
     Arc::new(Sections::new(ends.iter().map(|end| *end as u64).collect()).unwrap())
 }
 
-/// Flips a bit of byte `at` of page `page`, which is in one extent.
+/// Flips a bit of byte `at` of page `page` on the disk.
 fn damage(rig: &Rig, run: &Run, page: usize, at: usize) {
     let place = &run.place;
     let unit = place.header_units as usize + page * place.page_units as usize;

@@ -12,9 +12,9 @@ use std::time::Duration;
 const THREADS_MAX: usize = 16;
 
 /// Threads that run operations, separate for each volume: operations on a stalled volume take no
-/// thread from operations on other volumes. The number of callers bounds the queues: each caller
-/// has at most `THREADS_MAX` operations in flight. An idle thread holds no caller's memory, since
-/// every call waits for its own operations.
+/// thread from operations on other volumes. The queues have no limit, but each call has at most
+/// `THREADS_MAX` operations in flight. A call returns only after its operations have completed, so
+/// no thread uses the memory of a call that has returned.
 pub(crate) struct Pool(Box<[OnceLock<ThreadPool<OpJob>>]>);
 
 struct OpJob {

@@ -21,7 +21,7 @@ pub fn rig(io: IoChoice) -> Rig {
     rig_in(io, env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// Segments in memory; `None` if this machine has no `/dev/shm`.
+/// Mapped segments; `None` if this machine has no `/dev/shm`, or its files cannot be mapped.
 pub fn mapped_rig() -> Option<Rig> {
     let rig =
         std::path::Path::new("/dev/shm").is_dir().then(|| rig_in(IoChoice::Auto, "/dev/shm"))?;
