@@ -131,7 +131,7 @@ def wait(fd: int, take: Any) -> Any:
 
 
 def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:
-    """Returns LMCache's result of a store."""
+    """Stores objects, and returns LMCache's result object."""
     number = adapter.submit_store_task(keys, objects)
     fd = adapter.get_store_event_fd()
     return wait(fd, lambda: adapter.pop_completed_store_tasks().get(number))

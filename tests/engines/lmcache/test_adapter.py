@@ -241,7 +241,7 @@ def test_late_unlock_releases_leases(
     put(adapter, memory, keys)
     assert lookup(adapter, keys) == [True] * 4
     assert leases() == 1
-    # As after a time in which another process, which owns the store, did not answer.
+    # The executor calls `query(True)` for a query that it drops, as after too long in its queue.
     monkeypatch.setattr(adapter._lookups, "submit", lambda query: query(True))
     adapter.submit_unlock(keys)
     assert leases() == 0

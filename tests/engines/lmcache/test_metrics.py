@@ -18,13 +18,16 @@ OBJECT = 2 * 4 * 64 * 64 * 2
 @pytest.fixture(scope="module")
 def reader() -> InMemoryMetricReader:
     reader = InMemoryMetricReader()
-    # As LMCache's server does at its start. Counters that exist already use this provider too.
+    # LMCache's server also sets a provider at its start. Counters that were created before then
+    # use it as well.
     metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
     return reader
 
 
 def read(reader: InMemoryMetricReader, store: str) -> dict[str, Any]:
-    """Returns the amounts of one store by name, or "name:reason"."""
+    """Returns the values of one store's counters. The key of a value is the counter's name, or
+    "name:reason" if the counter has a reason.
+    """
     data = reader.get_metrics_data()
     amounts = {}
     for resource in data.resource_metrics if data else ():

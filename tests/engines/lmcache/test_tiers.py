@@ -50,7 +50,7 @@ def assert_served(adapter: Any, memory: Memory, keys: list[Any]) -> None:
 def test_machines_serve_what_the_other_stored(tmp_path: Path, memory: Memory) -> None:
     (tmp_path / "far").mkdir()
     one, two = (machine(tmp_path, name, memory, f"file://{tmp_path}/far") for name in ("1", "2"))
-    # Two rows of a prompt: two ranks of KV heads.
+    # The same six chunks of a prompt, under two values of `kv_rank`.
     first = keys_of(6) + keys_of(6, kv_rank=0x02010201)
     second = keys_of(4, start=50)
     put(one, memory, first)
@@ -82,10 +82,10 @@ def test_remote_that_is_down_costs_hits_only(
 
 
 def test_close_ends_pending_lookups(tmp_path: Path, memory: Memory) -> None:
-    # A query that stays pending stands for a lookup in a remote that hangs.
     (tmp_path / "far").mkdir()
     adapter = machine(tmp_path, "1", memory, f"file://{tmp_path}/far")
     calls: list[bool] = []
+    # The query is pending until it is dropped, like a lookup in a remote that does not answer.
     adapter._lookups.submit(lambda expired: calls.append(expired) or not expired)
     started = time.monotonic()
     adapter.close()
@@ -106,8 +106,8 @@ def test_unasked_results_are_dropped(tmp_path: Path, memory: Memory) -> None:
 def test_pending_lookup_of_aborted_request_leaves_nothing(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMCache forgets a lookup if it aborts the request while the remote loads: the lookup ends,
-    and its leases end after their time.
+    """LMCache aborts a request while the remote loads its pages, and never asks for the result of
+    its lookup. The lookup still ends, and its leases expire.
     """
     monkeypatch.setattr("ritornello.lmcache.adapter.LEASE_SECONDS", 1.0)
     keys = keys_of(4)
@@ -146,8 +146,8 @@ def wait_until(done: Callable[[], object]) -> None:
 
 
 def test_lookup_knows_the_format_of_lmcache_objects(tmp_path: Path) -> None:
-    """A machine that has stored nothing looks up objects in the format in which LMCache's own
-    memory would hold them.
+    """A machine that has stored nothing derives the format for a lookup from LMCache's layout. This
+    must be the format of the objects that LMCache allocates for the layout.
     """
     spec = AdapterKind("plugin", tmp_path / "kv").spec()
     manager = manager_of(spec)

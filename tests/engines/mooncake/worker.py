@@ -1,6 +1,7 @@
-"""A worker process: `hold MASTER`, or `use MASTER DIR` and then lines on its input.
+"""A worker process, started with the arguments `hold MASTER` or `use MASTER DIR`.
 
-`put NAME` stores a prompt, `get NAME` finds and loads it. Each line is answered with two numbers.
+With `use` it reads commands, one per line: `put NAME` stores a prompt, `get NAME` finds and loads
+it. The answer to a command is two numbers.
 """
 
 import sys

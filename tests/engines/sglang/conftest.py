@@ -41,9 +41,9 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attach(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Attach]:
-    """Attaches a host pool (SGLang's KV buffer in host memory) to the session's store, or to tiers
-    with these settings, as SGLang does it. Engines have one model with 2 K/V heads and known
-    weights; every test has a unique model name.
+    """Attaches a host pool (SGLang's KV buffer in host memory) to the session's store or, with
+    `tiers`, to a store with these settings, as SGLang does it. The engines' model has 2 K/V heads,
+    a weight fingerprint, and a name that is unique to the test.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]

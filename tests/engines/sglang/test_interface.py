@@ -147,7 +147,7 @@ def test_options_exist(sources: Sources) -> None:
 
 
 def test_configuration_without_newer_fields_is_served() -> None:
-    """SGLang 0.5.22 names neither the size of decode context parallelism nor the writer."""
+    """The storage configuration of SGLang 0.5.22 lacks `dcp_size` and `is_storage_writer`."""
     one = SimpleNamespace(is_mla_model=True, tp_rank=0)
     other = SimpleNamespace(is_mla_model=True, tp_rank=1)
     assert dcp_size_of(one) == 1
@@ -176,7 +176,8 @@ def test_sglang_factory_constructs_storage(tmp_path: Path) -> None:
     extra = {**DYNAMIC, "path": str(tmp_path / "store"), "capacity": "640MiB"}
     made = StorageBackendFactory.create_backend("dynamic", config(extra), None)
     assert isinstance(made, RitornelloStorage)
-    # No engine runs in this process, so another process must find none of its pages.
+    # No engine runs in this process, so the weights are unknown. The pages get a random epoch, in
+    # which no other process finds them.
     assert made._engine.model.epoch
     made.close()
 

@@ -34,7 +34,7 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Pages are stored from `FROM`, out of order, and loaded into other slots, `TO`.
+# Places in a host pool from which pages are stored, and to which they are loaded.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 

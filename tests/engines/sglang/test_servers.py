@@ -32,9 +32,9 @@ PROMPTS = [prompt(1), prompt(2), prompt(3)]
 
 @dataclass(frozen=True)
 class Reference:
-    """Answers of a server that computed all pages, and of a server whose memory had the same pages
-    that the storage has later. Both are needed, because a prompt that is split differently may
-    round differently.
+    """Two answers of the first server to each prompt: `computed`, when it computed all pages, and
+    `local`, when its memory had the pages that it stores. The answers may differ, because a prompt
+    that is computed in other pieces is rounded differently.
     """
 
     computed: list[Told]
@@ -87,8 +87,8 @@ def raised(log: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(start: Start, where: Path) -> Reference:
-    """Runs the first server: it computes, stores, and loses its storage for a while. Its counters
-    keep their values when the storage is attached again.
+    """Returns the answers of the first server. Its storage is also detached and attached again, and
+    its counters must keep their values.
     """
     with start("cold", metrics=True) as server:
         computed = [ask(server, place) for place in range(3)]

@@ -74,14 +74,13 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
     for server, seed in ((one, 1), (two, 2)):
         computed.append(server.generate(prompt(seed), ANSWER))
         assert computed[-1].tokens["computed"] == LENGTH
-    # The first tokens of the answer fill the last page of the prompt.
+    # Full pages of the prompt and of the answer without its last token, whose KV is not computed.
     stored = (LENGTH + ANSWER - 1) // PAGE
     for server in servers:
         wait_until_shared(server, stored)
     for server, seed in ((two, 1), (one, 2)):
-        # A shorter prompt begins with the same pages, so that the lookup of the whole prompt begins
-        # after pages that SGLang has. The remote keeps eight pages in one object, and finds them
-        # together.
+        # A short prompt first loads eight pages, which the remote has in one object. The lookup of
+        # the whole prompt then begins after these pages, because SGLang has them in memory.
         begin = 8 * PAGE
         short = server.generate(prompt(seed, begin + 8), 1)
         assert short.tokens["storage"] == begin
@@ -97,7 +96,9 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
 
 
 def check_gate(server: SGLangServer) -> None:
-    """Checks that prefills are measured: without a measurement the gate decides nothing."""
+    """Attaches the storage again with the gate "auto", and waits for a decision of the gate. The
+    gate decides only after a prefill was measured.
+    """
     assert counted(server, "gate_decisions") == 0
     server.admin("DELETE", "/hicache/storage-backend")
     server.forget()
@@ -109,7 +110,6 @@ def check_gate(server: SGLangServer) -> None:
         "hicache_storage_prefetch_policy": "wait_complete",
     }
     server.admin("PUT", "/hicache/storage-backend", attach)
-    # The weights may have changed without a storage: a flush begins an epoch.
     server.forget()
     asked, saved = prompt(5), counted(server, "saved_pages")
     server.generate(asked, ANSWER)

@@ -94,7 +94,9 @@ def side(name: PoolName, keys: list[str], host: Any, pages: list[int]) -> PoolTr
 
 
 def asked(name: PoolName, window: int) -> PoolTransfer:
-    """Returns what SGLang passes before it knows how many pages it loads."""
+    """Returns what SGLang passes to a lookup for a side pool: one placeholder for each page of the
+    window, because the prefix, and thus the window's keys, are not known yet.
+    """
     return PoolTransfer(name=name, keys=["?"] * window, hit_policy=PoolHitPolicy.TRAILING_PAGES)
 
 
@@ -119,7 +121,7 @@ def test_machines_serve_each_others_side_pools(machine: Machine) -> None:
             [page_bytes(window, page) for page in (6, 8)],
         )
         assert all(storing.batch_set_v1(keys, slots(host, FROM), after()))
-        # The window that ends with the last page lacks its first page.
+        # The window pool lacks the prompt's last page, so only four pages can be restored.
         stored = [
             side(PoolName.MAMBA, [keys[3], keys[4]], states, [3, 4]),
             side(PoolName.SWA, [keys[2], keys[3]], window, [6, 8]),

@@ -17,8 +17,8 @@ INHERITED = {
     "IntEnum": ("name", "value"),
     "NamedTuple": ("_replace",),
 }
-# Base classes from outside the roots. A class whose other bases are all in the roots has only
-# attributes that are declared there.
+# Base classes outside the roots that count as known: our package uses no attributes of them except
+# `INHERITED`.
 PLAIN_BASES = frozenset(
     {"ABC", "BaseModel", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "Struct"}
     | {"int", "object", "str", "type"}
@@ -37,7 +37,7 @@ class Declared(NamedTuple):
 
 class Parameters(NamedTuple):
     """Parameters of a function, without `self` or `cls`. `required`: parameters without default.
-    `variadic`: it may take others.
+    `variadic`: whether the function may take further arguments.
     """
 
     positional: list[str]
@@ -206,7 +206,7 @@ def parameters(function: Function, *, bound: bool = True) -> Parameters:
 
 
 def absolute(module: str, node: ast.ImportFrom, file: Path | None) -> str:
-    """Returns the module that an import names, also relative to `module`."""
+    """Returns the full name of the module that an import in `module` names. `file`: of `module`."""
     if not node.level:
         return node.module or ""
     is_package = file is not None and file.name == "__init__.py"

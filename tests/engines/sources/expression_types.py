@@ -10,15 +10,17 @@ from declarations import FUNCTIONS, PROPERTIES, Declared, Function, Sources, dec
 
 WRAPPERS = frozenset(("Annotated", "ClassVar", "Final", "Optional"))
 MAPPINGS = frozenset(("Dict", "Mapping", "defaultdict", "dict"))
-# Calls that return an object like their argument.
+# Calls whose result has the type of their first argument.
 COPIES = frozenset(("copy.copy", "list", "reversed", "sorted", "tuple"))
-# Results of methods of containers: "each" has the type of the container, "one" of an element.
+# Methods of containers: the result is an element ("one"), or has the type of the whole container
+# ("each").
 CONTAINER_METHODS = {"get": "one", "pop": "one", "values": "each"}
 
 
 class Type(NamedTuple):
-    """The type of an expression. `kind`: "object" or "class" (`name`, of `module`), "super" (its
-    bases), "module", "function" (`inner`: its declaration), or "each" (`inner`: of its elements).
+    """The type of an expression. `kind`: "object" (an instance of the class `name` in `module`),
+    "class" (the class), "super" (the bases of the class), "module", "function" (`inner` is its
+    declaration), or "each" (a container; `inner` is the type of its elements).
     """
 
     kind: str
@@ -36,10 +38,10 @@ class Type(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """Types that annotations omit; classes are pairs of module and name. `results`: the class that
-    a function returns. `parts`: classes that a class is assembled from, by its name; an attribute
-    is in one of them. `kinds`: subclasses of a class, by its name, of which our package uses
-    objects; an attribute is in all of them.
+    """Types that annotations omit. A class is given as its module and name. `results`: the class of
+    a function's result, by the function's name. `parts`, by the name of a class: classes whose
+    attributes its objects have as well; an attribute must be in one of them. `kinds`, by the name
+    of a class: its subclasses that our package uses; an attribute must be in all of them.
     """
 
     results: Mapping[str, tuple[str, str]] = {}

@@ -25,8 +25,9 @@ from expression_types import Hints, Scope, Type, Types
 
 
 class PackageUses:
-    """`package`: our package, such as `ritornello.vllm`, below the folder `ours`. `problems`: what
-    the sources of `engine`, below `theirs`, lack. `found`: all uses.
+    """Uses of `engine` by our `package`, such as `ritornello.vllm`. `theirs` and `ours` are the
+    folders of their sources. `found`: all uses. `problems`: one line for each use that would fail
+    with the engine's sources.
     """
 
     def __init__(self, ours: Path, theirs: Path, package: str, engine: str, hints: Hints) -> None:

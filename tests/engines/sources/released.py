@@ -36,8 +36,8 @@ def uses_of(engine: str, version: str, hints: Hints) -> PackageUses:
 
 
 def require_served(uses: PackageUses, names: int, overrides: int) -> None:
-    """Checks that the version has everything that our package takes from it: at least `names` names
-    and `overrides` overrides, so that a reader that finds nothing fails.
+    """Checks that the version has everything that our package takes from it. Fails as well if fewer
+    than `names` uses or `overrides` overrides were found in our package.
     """
     assert uses.problems == []
     assert uses.override_problems() == []
@@ -46,6 +46,8 @@ def require_served(uses: PackageUses, names: int, overrides: int) -> None:
 
 
 def require_alike(engine: str, versions: Sequence[str], hints: Hints) -> None:
-    """Checks that the versions give the same meaning to what our package passes by position."""
+    """Checks that all versions have the same uses. A use names the parameter of each argument, so
+    that arguments that our package passes by position have the same meaning in all versions.
+    """
     found = [uses_of(engine, version, hints).found for version in versions]
     assert [names ^ found[0] for names in found] == [set() for _ in found]
