@@ -32,8 +32,8 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's options. `bad` names pages that fail in every load. With `processes`,
-    which `bad` and `spoils_drafts` exclude, the engine's core runs in a process of its own.
+    """`options` are vLLM's options. `bad` names pages that fail in every load. With `processes` the
+    engine's core runs in a separate process, where `bad` and `spoils_drafts` have no effect.
     """
 
     model: str
@@ -46,8 +46,8 @@ class Question:
 
 
 def make_room_between_stages(worker: Any) -> None:
-    """Allocates buffers that vLLM 0.32 makes during a warm-up. vLLM omits this warm-up on CPUs
-    without compilation.
+    """Allocates a worker's buffers for the output of the previous pipeline stage. vLLM 0.32 makes
+    them during a warm-up, which it omits on CPUs without compilation.
     """
     runner = worker.model_runner
     if runner.intermediate_tensors is None:

@@ -11,7 +11,8 @@ from servers.vllm import connector
 
 REPLY = "reply: "
 BLOCK = 32
-# vLLM's blocks: too few for all requests of the preemption test at the same time.
+# Blocks of vLLM's cache: fewer than the requests of the preemption test need together, so that vLLM
+# preempts one.
 BLOCKS = 40
 
 

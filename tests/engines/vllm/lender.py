@@ -43,8 +43,8 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """For each prompt: the blocks to fill with the position of their first block, and the blocks to
-    remember.
+    """`fill`: a prompt, the index of the first block to fill, and the prompt's blocks up to the
+    last block to fill. `remember`: a prompt and the blocks to copy.
     """
 
     fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)

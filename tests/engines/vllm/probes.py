@@ -16,7 +16,7 @@ from ritornello.vllm.worker import LOAD_SECONDS, WorkerSide
 
 
 def worker_of(results: StepResults) -> WorkerSide:
-    """Returns the worker's side in this process whose results are `results`."""
+    """Returns the `WorkerSide` of this process that reports its work in `results`."""
     group = get_kv_transfer_group()
     sides = [
         getattr(getattr(one, "data_path", None), "_worker", None)
@@ -26,8 +26,8 @@ def worker_of(results: StepResults) -> WorkerSide:
 
 
 def digests(worker: WorkerSide, pages: PageBlocks) -> Iterator[tuple[bytes, int, str]]:
-    """Yields key, cache group and digest of each block in all layers of the group, read through
-    torch instead of the pools.
+    """Yields key, cache group and digest of each block. A digest covers the block in all layers of
+    the group. The bytes are read through torch, not through the pools that loads and saves use.
     """
     for key, block in zip(pages.keys, pages.blocks, strict=True):
         found = hashlib.sha256()

@@ -1,7 +1,8 @@
 """The connector interface of every tested vLLM, read from its sources without importing them.
 
-The sources have everything that the package takes from vLLM (`package_uses`), and what the package
-reaches without a type or by the text of vLLM's code: hooked methods, local variables, calls.
+`package_uses` finds what the package uses of objects that have a type. The tests list the other
+uses: attributes of objects without a type, and lines of vLLM's code on which the package relies,
+such as hooked methods, local variables and calls.
 """
 
 import ast
@@ -44,9 +45,9 @@ HINTS = Hints(
         "KVConnectorWorkerMetadata": [("ritornello.vllm.metadata", "WorkerReport")],
     }
 )
-# Public names of the interface of the tested versions, besides `ABSTRACT` and `HOOKS`, that the
-# connector passes to its data path. A name that is missing here needs a decision: whether the data
-# paths' default serves it.
+# Public names of the interface, besides `ABSTRACT` and `HOOKS`, that the connector passes to its
+# data path. `test_every_method_is_delegated_or_listed` fails for a new name: before it is added
+# here, check that each data path serves it, by its own method or by the default of its base class.
 OTHERS = frozenset(
     {
         "bind_gpu_block_pool",
@@ -258,7 +259,7 @@ def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module:
         ("vllm.lora.request", ["load_inplace: bool = False"]),
         (
             "vllm.v1.attention.backends.cpu_attn",
-            # Blocks are read head by head, the keys of a head before its values.
+            # In a block the heads follow each other, each with its keys before its values.
             [
                 "view((num_blocks, num_kv_heads, block_size * 2, -1))",
                 "key_cache, value_cache = kv_cache.chunk(2, dim=2)",

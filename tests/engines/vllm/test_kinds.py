@@ -14,7 +14,7 @@ from servers.environment import ROOT
 KINDS = "vllm/v1/kv_cache_interface.py"
 # Base classes, which no group has.
 BASES = {"KVCacheSpec", "AttentionSpec"}
-# Not kinds of KV cache: a group of layers, and members of an enumeration.
+# Not a kind of KV cache: this class describes a group of layers.
 OTHERS = {"KVCacheGroupSpec"}
 
 
@@ -68,7 +68,7 @@ def specs() -> dict[str, Any]:
     latent = heads | {"num_kv_heads": 1, "head_size": 576}
     return {
         "full": kinds.FullAttentionSpec(**heads),
-        # Without vLLM's hybrid cache manager.
+        # Kinds of layers with a window if vLLM's hybrid cache manager is off.
         "full, window": kinds.FullAttentionSpec(**heads, sliding_window=128),
         "full, local": kinds.FullAttentionSpec(**heads, attention_chunk_size=128),
         "latent": kinds.MLAAttentionSpec(**latent),

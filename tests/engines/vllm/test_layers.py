@@ -19,7 +19,8 @@ def test_layer_loads_give_same_answers(ask: Ask) -> None:
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken"]
     warm = ask([1, 2], SHAPE, bad=[1], block_size=BLOCK)
-    # In the first step the connector does not know yet that vLLM announces its layers.
+    # Only the load of the first step is whole: in this step the connector does not know yet that
+    # vLLM announces each layer before it runs.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED

@@ -1,5 +1,5 @@
-"""Models whose KV differs from full attention: windows in addition to full attention, latent
-vectors.
+"""Models whose layers do not all have full attention: some with sliding windows, or latent
+attention.
 """
 
 import pytest

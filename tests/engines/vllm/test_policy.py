@@ -1,4 +1,6 @@
-"""The connector's use of the store's policy, with a configuration like vLLM's."""
+"""The connector uses weak hashes only if the store's policy permits them; the tests configure it
+with stand-ins for vLLM's configuration.
+"""
 
 import logging
 import time

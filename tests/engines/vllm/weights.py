@@ -93,8 +93,8 @@ class WeightScenario:
         self.reset()
 
     def forget(self) -> None:
-        """Removes the prompts' blocks from vLLM's cache, and computes a short prompt, so that the
-        engine does not count as empty.
+        """Removes the prompts' blocks from vLLM's cache. Then computes a short prompt, because a
+        change of weights needs no reset while nothing was computed since the last reset.
         """
         self.engine.forget()
         self.engine.tokens([1, 2, 3], answer=2)

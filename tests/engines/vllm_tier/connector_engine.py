@@ -5,11 +5,12 @@ vLLM's offloading as on a GPU; only its worker copies between CPU tensors and ho
 After its imports the program reads a question, one line of JSON: the `model`, the connector's
 settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
 regular file is at the store's path, the engine answers the first prompt before it removes the file.
-For each prompt the reply has the answer, before and after vLLM's own caches are emptied, and the
-number of its tokens that came from vLLM's caches and from the store, and of accepted drafts. If the
-question has `changes_weights`, the engine changes its weights at the end, and answers the last
-prompt again. If the question has no `prompts`, the engine obeys the orders of `tier_harness` that
-follow, one per line.
+For each prompt the reply has two answers: before vLLM's own caches are emptied (`first`), and after
+(`again`). Each has the number of prompt tokens that were not computed (`cached`), of prompt tokens
+that came from the disk (`disk`), and of accepted drafts (`accepted`). If the question has
+`changes_weights`, the engine changes its weights at the end, and answers the last prompt again. If
+the question has no `prompts`, the engine obeys the orders of `tier_harness` that follow, one per
+line.
 """
 
 import json
@@ -29,8 +30,7 @@ from weights import flip  # noqa: E402
 
 from servers.vllm import CPU_SPEC, connector  # noqa: E402
 
-# Tokens of a chunk of the tests' model, whose blocks are so small that a chunk has the maximum
-# number of tokens.
+# Tokens of a chunk with the tests' model: the maximum, because a token of this model has few bytes.
 CHUNK = 256
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
@@ -98,7 +98,7 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
     if question.get("changes_weights"):
         asked = question["prompts"][-1]
         engine.llm.collective_rpc(flip)
-        # Leaves the chunks of earlier weights in vLLM's host memory.
+        # Empties only vLLM's prefix cache: its host memory keeps the chunks of earlier weights.
         assert engine.llm.reset_prefix_cache()
         changed = engine.answer(asked)
         assert engine.llm.reset_prefix_cache(reset_connector=True)

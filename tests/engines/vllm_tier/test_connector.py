@@ -21,7 +21,7 @@ from ritornello.vllm.weights.guard import WeightGuard
 from servers.child import Child
 from servers.environment import shared_model
 
-# The host memory has room for the chunks of the longest prompt only.
+# Capacity of the host memory: enough for the chunks of each prompt, but not of both.
 HOST_CHUNKS = 4
 FIRST, SECOND = prompt(21, 600), prompt(22, 900)
 
@@ -119,10 +119,13 @@ def test_chunks_contain_kv_of_draft_model(
     engines: int,
     volatile_chunks: int,
 ) -> None:
-    """`layers`: with those of the draft, in engines that each ask for the prompt twice."""
+    """Runs `engines` engines in turn, each of which asks for the prompt twice. `layers`: of target
+    and draft model together. `volatile_chunks`: full chunks that each later answer computes again.
+    """
     model = shared_model(shape)
     drafts = {"method": method, "model": str(model), "num_speculative_tokens": drafted}
-    # A number in float32 has twice the bytes. The target models have four layers.
+    # `block_bytes` counts numbers of two bytes, and the four layers of the target model. Here a
+    # number has four bytes, and a block has `layers` layers.
     host = 2 * layers * HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK // 4
     store = tmp_path / "store"
     question = {

@@ -187,7 +187,7 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == changed
     engine.forget_all()
     assert ask(engine, known) == {"tokens": changed["tokens"], "cached": cached(known)}
-    # The next engine loads the weights of the files.
+    # Restores the weights and the namespace of the files, as in an engine that was started again.
     engine.llm.collective_rpc(flip)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
     engine.tier._set_namespace(files)
@@ -244,7 +244,9 @@ def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.Mo
 
 
 def test_closed_store_is_reopened(engine: TierEngine) -> None:
-    """This must be the last test: the engine serves without a store, and then with it."""
+    """The engine serves while its store is closed, and uses the store after it is reopened. This
+    must be the last test, because it closes the store that all tests share.
+    """
     expected = ask(engine, FIRST)
     closed = engine.tier._store._store
     assert closed is not None

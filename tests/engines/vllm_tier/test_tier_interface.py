@@ -1,6 +1,7 @@
 """The interface of secondary tiers of every tested vLLM, read from its sources without importing
-them. `test_interface.py` of the connector covers the whole package; these tests cover what the tier
-reaches without a type or by the text of vLLM's code.
+them. `test_interface.py` of the connector covers all uses of objects that have a type. These tests
+cover the tier's other uses: attributes of objects without a type, and lines of vLLM's code on which
+the tier relies.
 """
 
 import ast
@@ -52,8 +53,9 @@ def test_async_lookups_are_batched(sources: Sources) -> None:
 
 
 def test_engine_configuration_is_on_stack(sources: Sources) -> None:
-    """The tier finds vLLM's configuration in the stack frame of the caller that constructs it, and
-    checks that its settings are the same object as in the tier's own configuration.
+    """The tier finds vLLM's configuration in the stack frame of a caller of its constructor: the
+    configuration whose `kv_connector_extra_config` is the same object as the `extra_config` of the
+    tier's own configuration.
     """
     scheduler = sources.methods(f"{CONNECTOR}.scheduler", "OffloadingConnectorScheduler")
     init = scheduler["__init__"]
@@ -140,8 +142,9 @@ def test_vllm_code_contains(sources: Sources, module: str, texts: list[str]) -> 
 
 
 def test_host_row_depends_on_parallel_size(tmp_path: Path) -> None:
-    """One rank and two ranks write the same two layers of two heads as vLLM lays them out. Rows
-    that are not canonical are never shared, for any value of `is_parallelism_agnostic`.
+    """One rank and two ranks write the same two layers of two heads to a row of vLLM's host tier.
+    The rows have the same bytes in different orders. Engines of different parallel sizes therefore
+    do not share such rows, even if `is_parallelism_agnostic` is set.
     """
     import torch
     from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion

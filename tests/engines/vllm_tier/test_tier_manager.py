@@ -35,7 +35,7 @@ def made(
     self_describing: bool = True,
     **settings: Any,
 ) -> RitornelloTier:
-    """Returns a tier of an engine whose configuration is on this function's stack frame."""
+    """Returns a tier. It finds the configuration of its engine in this function's stack frame."""
     extra: dict[str, Any] = {}
     vllm_config = engine_of(extra)
     vllm_config.cache_config.prefix_caching_hash_algo = hashes
@@ -50,7 +50,7 @@ def made(
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
-        # Without an engine the weights cannot change.
+        # No engine runs here that could tell the guard that the weights are unchanged.
         tier._tier._guard = None
     return tier
 
@@ -85,7 +85,7 @@ def test_job_has_result_and_event(tier: RitornelloTier, host: Host) -> None:
     (event,) = tier.take_events()
     assert (event.keys, event.medium, event.removed) == (keys, Medium.STORAGE, False)
     assert event.locality.value == "LOCAL"
-    # Dynamo drops events of an owner that it does not know.
+    # The tier names no owner, because Dynamo drops events whose owner it does not know.
     assert event.ownership is None
     assert list(tier.take_events()) == []
     assert {tier.lookup(key, request) for key in keys} == {LookupResult.HIT}
@@ -123,8 +123,8 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
 
 
 def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
-    """A store that refuses pages does not report a failure, because vLLM would then offer the tier
-    fewer chunks.
+    """A job whose chunks the store refuses ends with success, because vLLM offers a tier fewer
+    chunks after a failure.
     """
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)

@@ -20,8 +20,9 @@ from servers.s3 import S3Server
 CHUNK_BLOCKS = CHUNK // BLOCK
 # Chunks of a host memory, which has room for the longest prompt.
 HOST_CHUNKS = 8
-# Prompts that one engine computes before the other loads them, and prompts that both compute, so
-# that the gate measures their prefill: it ignores the first prefill of an engine.
+# One engine computes the first prompt and loads the second; the other engine does the reverse. Both
+# compute the two `OWN` prompts, because a gate ignores the first prefill of its engine, and must
+# measure a further prefill.
 OF_CONNECTOR, OF_TIER = prompt(31, 600), prompt(32, 900)
 OWN = [prompt(33, 500), prompt(34, 500)]
 

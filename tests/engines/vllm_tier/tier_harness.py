@@ -89,7 +89,7 @@ class TierEngine(Engine):
         self.ask([1, 2, 3], answer=2)
 
     def answer(self, asked: list[int]) -> dict[str, Any]:
-        """Returns the answer to a prompt, and how many of its tokens were not computed."""
+        """Returns the answer to a prompt, and how many of the prompt's tokens were not computed."""
         (output,) = self.ask(asked)
         return {
             "tokens": list(output.outputs[0].token_ids),
@@ -132,7 +132,7 @@ def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
         case "forget":
             engine.forget_all()
         case "counts":
-            # Counters of several tiers are reported at intervals.
+            # A list of tiers reports its counters at intervals. This ends the current interval.
             engine.tier._store._reported_at = 0.0
             engine.offloaded()
             return engine.offloaded()

@@ -17,7 +17,7 @@ def rows_of(engine: TierEngine) -> Any:
 
 
 class Digests:
-    """Digests of rows by key, when vLLM offers them for storing and after they were loaded."""
+    """Digests of rows by key: `saved` when vLLM offers rows for storing, `loaded` after loads."""
 
     def __init__(self, engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved: dict[bytes, set[str]] = {}
@@ -56,8 +56,8 @@ class Digests:
 def fail_loads(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch, places: Sequence[int] | None
 ) -> None:
-    """Makes every load report the given chunks as failed, all of them for `None`, and fills their
-    rows with noise.
+    """Makes every load report the chunks at the indices `places` as failed, or all chunks if it is
+    None, and overwrites their rows.
     """
     rows, load, account = rows_of(engine), Tier.load, jobs.account
     running: dict[int, Any] = {}
