@@ -46,8 +46,9 @@ def put(store: rt.Store, keys: Sequence[bytes], seconds: float = 20) -> None:
 
 
 def put_small(store: rt.Store, name: str, runs: int) -> list[bytes]:
-    """Puts runs of 200 small pages. The record of a run is longer than 3 KiB, so that several
-    records fill whole blocks of the journal, which later records do not write again.
+    """Puts runs of 200 small pages. The index record of a run is longer than 3 KiB, so that the
+    records of several runs fill whole blocks of the journal file. A block that was written whole is
+    not written again when later records are appended.
     """
     keys = []
     for n in range(runs):

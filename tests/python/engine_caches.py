@@ -53,8 +53,8 @@ class EngineLookup(ABC):
 
 
 class EngineCache(ABC):
-    """A connector's cache. `settings`: further settings of the connector, the same for all
-    connectors. `chained`: keys commit to all tokens before them.
+    """A connector's cache. `settings`: further settings, which all connectors have. `chained`:
+    whether the connector's scopes are chained.
     """
 
     chained: ClassVar[bool] = True
@@ -70,8 +70,8 @@ class EngineCache(ABC):
 
     @abstractmethod
     def put(self, keys: Sequence[bytes], contents: Sequence[bytes] | None = None) -> int:
-        """Stores the pages of a prompt, and returns their number. The pages have the expected bytes
-        of `contents`, by default of `keys`.
+        """Stores the pages of a prompt, and returns their number. The bytes of the pages follow
+        from the keys `contents`, by default from `keys`.
         """
 
     @abstractmethod

@@ -1,5 +1,5 @@
 """A server of the OpenAI API that computes nothing: it delays by given times, remembers prompts,
-and counts as vLLM does.
+and reports counters under vLLM's names.
 """
 
 import asyncio

@@ -48,7 +48,8 @@ class Module:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.defined: set[str] = set()
-        # Names defined inside blocks, such as macros.
+        # Names defined anywhere, also inside blocks, such as in a macro. `step` uses them if it
+        # finds a name by no other rule.
         self.nested: set[str] = set()
         self.aliases: dict[str, Name] = {}
         self.globs: set[Name] = set()
@@ -61,8 +62,9 @@ Modules = dict[Name, Module]
 
 
 def block_end(code: str, start: int, stops: str) -> int:
-    """Returns the end of the item at `start`: the position after a character of `stops`, or after a
-    block, outside all brackets.
+    """Returns the position after the item that begins at `start`. The item ends with the first
+    character of `stops` outside brackets, where "}" stands for the end of a block, or before the
+    bracket that closes the code around it.
     """
     depth = 0
     for at in range(start, len(code)):

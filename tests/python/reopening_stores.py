@@ -193,8 +193,8 @@ print("serves", flush=True)
 
 
 class FailingStore:
-    """A core store of which every call fails fatally, and which refuses weak hashes. `close` waits
-    for `closable`.
+    """Stand-in for a core store. `probe` fails fatally, `check_hash` refuses weak hashes, and
+    `close` waits for `closable`.
     """
 
     def __init__(self, role: str = "client") -> None:

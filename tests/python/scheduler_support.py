@@ -15,7 +15,8 @@ from ritornello.vllm.store import VllmStore
 
 class Blocks:
     """Stand-in for vLLM's cache manager. Every request has the blocks 100 to 139 of one group, and
-    200 to 239 of a group with a window. Block 0 replaces `behind` blocks before the window.
+    200 to 239 of a group with a window. In the second group the null block, 0, replaces the first
+    `behind` blocks, which are before the window.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,9 @@ def test_put_pages_are_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None
 
 
 def test_pool_rows_move_without_copies(tmp_path: Path, scope: rt.Scope) -> None:
-    """An engine's rows, in two buffers, are put and loaded in place: the disk is the first tier."""
+    """Rows of an engine's pool, each split over two buffers, are put to and loaded from a disk that
+    is the first tier.
+    """
     keys = keys_of("a", 6)
     rows, far = blank(8, PAGE), tmp_path / "far"
     far.mkdir()
@@ -153,7 +155,9 @@ def test_other_machine_finds_pages_through_remote(tmp_path: Path, scope: rt.Scop
 
 
 def test_other_machine_finds_unchained_pages(tmp_path: Path) -> None:
-    """LMCache's objects and windows of attention: each page is found separately."""
+    """In an unchained scope, as of LMCache's objects and of attention windows, a page is found even
+    if the pages before it are missing.
+    """
     far, scope = tmp_path / "far", rt.Scope.opaque("objects", PAGE, chained=False)
     far.mkdir()
     keys = keys_of("a", 8)

@@ -47,8 +47,8 @@ def far(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def machine(kind: type[EngineCache], far: Path, tmp_path: Path) -> Iterator[Machine]:
-    """Makes caches of different machines. The remote is a directory, of which `key` is the key
-    file, if any.
+    """Makes the caches of machines. Their remote is `remote`, by default the directory `far` with
+    the key file `key`, if any.
     """
     opened: list[EngineCache] = []
 
@@ -89,8 +89,8 @@ def store(cache: EngineCache, keys: list[bytes], contents: list[bytes] | None = 
     cache.flush()
 
 
-# Objects that a writer without the key has changed. Each returns the leading pages that are still
-# authentic, and the counter of the remote's statistics that rises.
+# Changes of the remote's objects by a writer without the key. Each function returns how many
+# leading pages are still authentic, and the name of the remote's statistic that counts the change.
 
 
 def flip(far: Path, at: int) -> None:
@@ -245,7 +245,8 @@ def test_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held
     store(impatient, keys[:4])
     held.released.clear()
     held.asked = 0
-    # The lookup that may wait longer begins first: if both waited equally long, it would end first.
+    # The patient lookup begins first. If both waited equally long, it would have ended when the
+    # impatient lookup ends.
     waiting = patient.lookup(keys)
     wait_until(lambda: not waiting.is_done() and held.asked)
     assert impatient.serve(keys) == 4
@@ -257,7 +258,8 @@ def test_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held
 def test_best_effort_never_waits_for_hanging_remote(
     machine: Machine, held: type[Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # vLLM's scheduler gives a local lookup this time, and repeats it in the next step otherwise.
+    # Maximum time that vLLM's scheduler waits for a lookup before it counts as pending: raised, so
+    # that a slow disk does not end the test.
     monkeypatch.setattr(cache_lookups, "ANSWER_SECONDS", 60.0)
     cache = machine("one", remote="held_remote:Held", prefetch="best_effort")
     keys = cache.keys_of("prompt", PAGES)

@@ -321,10 +321,10 @@ def stored_keys(store: rt.Store) -> list[bytes]:
 
 
 def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
-    """Kills a process, the witness, that has flushed its pages and puts no further page. Returns
-    the pages that it had listed, and how many of them may have been evicted. After the kill all
-    listed pages are stored, except the pages that the owners' counters report as evicted since the
-    listing began: zero pages while no page is put.
+    """Kills a process, the witness, that has flushed its pages, lists all pages of the store, and
+    puts no further page. Checks that the number of listed pages that are missing afterwards does
+    not exceed the evictions that the owners' counters report since the listing began. Returns the
+    numbers of listed pages and of these evictions.
     """
     loop.next += 10_000
     code = WITNESS.format(here=str(Path(__file__).parent))

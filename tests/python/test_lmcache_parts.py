@@ -380,7 +380,9 @@ def test_close_ends_pending_queries() -> None:
 
 
 def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process at its limit of threads drops queries, because callers wait for their end."""
+    """If the executor cannot start its thread, it calls the query as dropped: the query must report
+    its end, because a caller waits for it.
+    """
     from threading import Event
 
     def fail(thread: Thread) -> None:
@@ -403,7 +405,9 @@ def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Runs(NamedTuple):
-    """Keys of a scope, listed as the store lists them: whole runs."""
+    """Keys of a scope, in runs. Like the store's `keys`, `keys` lists whole runs, and may thus
+    return more than `limit` keys.
+    """
 
     runs: list[list[bytes]]
 

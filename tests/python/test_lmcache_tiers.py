@@ -23,7 +23,7 @@ PAGE = 64 << 10
 FAMILY = Family("org/model-7b", 0, "")
 FORMAT = ObjectFormat(PAGE, "bfloat16[2,4,64,64]@KV_2LTD")
 EXPECTED = {0: FORMAT}
-# Objects of a server that serializes them fit any expected layout.
+# The format of objects that a server serializes before it stores them.
 SERIALIZED = ObjectFormat(PAGE // 2, f"uint8[{PAGE // 2}]@KV_2LTD")
 KEYS = [bytes(8) + key for key in keys_of("prompt", 5)]
 WAIT_SECONDS = 60.0
@@ -181,7 +181,9 @@ def test_adapters_do_not_find_objects_of_each_other(
 
 
 def test_too_long_expected_object_costs_no_hits() -> None:
-    """The expected layout is that before serialization."""
+    """LMCache's expected layout is of the object before serialization. Here it is longer than any
+    page may be, and the stored object is not.
+    """
     objects: Any = FakeObjects(0, SERIALIZED)
     expected = {0: ObjectFormat(1 << 30, "bfloat16[2,4,64,65536]@KV_2LTD")}
     lookup = ObjectLookup(objects, group_of(KEYS), len(KEYS), 60.0, expected)

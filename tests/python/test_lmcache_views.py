@@ -29,7 +29,9 @@ COUNT = 4
 
 
 class MemoryObj:
-    """A memory object like LMCache's: collecting it frees its memory, despite views."""
+    """A memory object like LMCache's: its memory is freed when the object is garbage-collected,
+    even while views of the memory exist.
+    """
 
     def __init__(self, fill: int = 0) -> None:
         self.mapping = mmap.mmap(-1, NBYTES)

@@ -46,7 +46,9 @@ class Model(NamedTuple):
         return 2 * self.layers * heads * self.head_dim * ITEM_BYTES * CHUNK_TOKENS
 
     def row_bytes(self, degree: int) -> int:
-        """Returns the bytes of a row of vLLM's host tier: the chunks of all ranks; of MLA one."""
+        """Returns the bytes of a row of vLLM's host tier, which has the chunks of all ranks, or
+        with MLA one chunk.
+        """
         return self.chunk_bytes(degree) * (degree if self.heads else 1)
 
 
@@ -90,7 +92,8 @@ def test_figures_follow_from_shapes(model: Model) -> None:
 def test_table_has_twelve_models_and_long_chunks() -> None:
     assert len(MODELS) == 12
     assert max(SIZES) > 64 * MIB
-    # Ranks that hold copies of one head make a row longer than the chunk of one rank.
+    # The longest row is of 16 ranks with 8 KV heads, and has each head twice. The longest chunk is
+    # of a single rank, and has each head once.
     assert max(ROWS) == 2 * max(SIZES)
 
 

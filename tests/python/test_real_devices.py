@@ -119,7 +119,7 @@ def check_dead_writes_harmless(
 ) -> None:
     """Immediately after the kill, puts and flushes pages, whose space must differ from the space of
     the dead writer's queued writes. Reads them back when the device has completed its queue.
-    `written`: the bytes that the device had written when the writer was killed.
+    `written`: the bytes that the device had written before the writer's put.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:

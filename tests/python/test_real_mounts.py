@@ -231,8 +231,8 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
             assert time.monotonic() < mounted + 20, answer
             time.sleep(0.05)
         assert (root / "disk" / "kv" / "MANIFEST").exists()
-        # After the unmount the path leads to the mount of the chroot, which the kernel does not
-        # list here, and which is older than the process: no disk was mounted over the store.
+        # After the unmount the path leads to the file system of the chroot. Its mount is older than
+        # the process, so no disk was mounted over the store, and the store stays open.
         command("umount", "--lazy", root / "disk")
         time.sleep(3)
         assert child.ask() == "0 True", "the store was left after an unmount"

@@ -137,8 +137,8 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Two pools whose scopes name the pipeline stage, because their layer numbers do not: the
-    # numbers of the first begin at zero in stage 1, and the second is not the main pool `kv`.
+    # Both scopes name the pipeline stage, because the layer numbers do not tell it: in the first
+    # pool they begin at zero although the stage is 1, and a side pool counts only its own layers.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"

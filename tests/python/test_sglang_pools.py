@@ -22,7 +22,7 @@ TOKENS, PAGES, PIECE = 4, 8, 4096
 
 
 class Array(np.ndarray[Any, Any]):
-    """The used part of a tensor."""
+    """An array with the methods of torch's tensors that pools call."""
 
     device = "cpu"
 

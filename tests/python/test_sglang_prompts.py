@@ -24,7 +24,9 @@ class Storage:
 
 
 class Tree:
-    """A tree whose node `n` has the keys `n0` and `n1`, below the nodes before it."""
+    """Stand-in for SGLang's radix tree: a single path of nodes 1, 2 and so on. Node `n` has the
+    keys `n0` and `n1`.
+    """
 
     def get_prefix_hash_values(self, node: int) -> list[str]:
         return [f"{above}{place}" for above in range(1, node) for place in (0, 1)]
@@ -86,9 +88,9 @@ def test_lookup_passes_all_keys_before() -> None:
     told = made.prefetch_from_storage("r", 2, [7], "21", ["10", "11"], extra_key="lora")
     assert told == ("r", [7], "21", ["10", "11", "20", "21"], "lora")
     assert made.query_storage_hit_length(1, [7], last_hash="11") == ["10", "11"]
-    # The puts that follow pass all keys too.
+    # With this attribute, which the lookup has set, SGLang passes the keys to puts too.
     assert made.hicache_storage_pass_prefix_keys
-    # A prompt from its first page.
+    # A lookup from the prompt's first page has no keys before it.
     assert made.prefetch_from_storage("r", 0, [7])[3] == []
 
 
@@ -283,7 +285,7 @@ def test_events_measure_prefills_on_device(device: Device, told_by_device: Any) 
     runner.forward(step("DECODE", None), milliseconds=40.0)
     runner.forward(step("EXTEND", [64], [5]), milliseconds=250.0)
     assert told == [], "the device has not computed a step"
-    # Complete steps are taken by the next step, whichever it is.
+    # A prefill that the device has completed is recorded in the next step of any kind.
     device.computed_ms = 6500.0
     assert told == []
     runner.forward(step("DECODE", None))

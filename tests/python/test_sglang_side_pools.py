@@ -32,9 +32,7 @@ Machine = Callable[..., SGLangCacheStore]
 
 
 class Counted:
-    """A remote that records the names of objects that it is asked about, and answers when `opened`
-    is set.
-    """
+    """A remote whose `exists` records the names of objects, and answers when `opened` is set."""
 
     values: dict[str, bytes] = {}
     asked: list[str] = []
@@ -81,7 +79,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> None:
-    """Puts pages of the prompt; all pages of the main pool."""
+    """Puts the prompt's pages at `places`. In the main pool these must be its leading pages."""
     keys = [KEYS[place] for place in places]
     assert store.put(scope, keys, pages_of(keys, PAGE), []) == len(keys)
 
@@ -101,8 +99,8 @@ def find(
     pages: int = 40,
     before: int = 0,
 ) -> RestorablePrefixes:
-    """Looks the prompt's leading `pages` up, without `before` pages that SGLang has, on a separate
-    thread, as SGLang does.
+    """Looks up the first `pages` pages of the prompt, except the first `before` pages, which SGLang
+    has in memory. Runs on a separate thread, as SGLang's lookups do.
     """
     keys = KEYS[before:pages]
     with ThreadPoolExecutor(1) as thread:
@@ -275,7 +273,7 @@ def test_found_window_alone_stays_leased(machine: Machine, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(one, "_store", failing)
         assert find(one, WINDOW).pages == 5
-        # Of the main pool, and of the window.
+        # One lease of the pages in the main pool, and one of the window's pages.
         assert len(failing.leased) == 2
         one.forget()
 

@@ -27,7 +27,7 @@ Machine = Callable[..., SGLangCacheStore]
 
 
 class Gated:
-    """A remote whose answers wait for `opened`."""
+    """A remote whose `exists` answers when `opened` is set."""
 
     values: dict[str, bytes] = {}
     opened, asked = Event(), Event()
@@ -65,7 +65,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
-    """Puts pages as SGLang's write thread does it: `first` pages are known to precede them."""
+    """Puts `keys` without the first `first`, which are passed as the keys before the put pages. If
+    `first` is None, puts all of `keys`, and the keys before them are unknown.
+    """
     before = None if first is None else keys[:first]
     piece = keys[first or 0 :]
     return store.put(SCOPE, piece, pages_of(piece, PAGE), before)
@@ -110,7 +112,8 @@ def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     assert counts["prefetches:completed"] == 1
     assert counts["remote_calls:calls"] > 0
     one.report(last=True)
-    # The remote packs pages into objects; an object that grows is written again.
+    # More than 40 pages if the remote, which packs pages into objects, wrote an object again after
+    # the second put had added pages to it.
     assert one._meter.counts()["tier_written_pages:remote"] >= 40
 
 
@@ -128,11 +131,12 @@ def test_pages_without_place_stay_on_this_machine(machine: Machine) -> None:
     assert put(one, KEYS[24:], first=None) == 16
     flush(one)
     assert find(one, KEYS[24:], first=None) == 16
-    # The tiers lack the pages before the piece, which SGLang has.
+    # SGLang has the pages before the piece in memory; the tiers lack them.
     assert find(one, KEYS, first=24) == 16
     assert find(two, KEYS[24:], first=None) == 0
     assert started(two) == 0
-    # The remote has the piece neither after the pages before it nor as the beginning of a prompt.
+    # The piece was not written to the remote: neither a lookup after the pages before it nor a
+    # lookup of the piece as the beginning of a prompt finds it.
     assert find(two, KEYS, first=24) == find(two, KEYS[24:]) == 0
 
 
@@ -149,7 +153,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_scheduler_does_not_wait_for_remote(machine: Machine, gated: str) -> None:
     one = machine("one", gated)
     assert put(one, KEYS[:8]) == 8
-    # This thread created the store, as SGLang's scheduler does it.
+    # This thread counts as SGLang's scheduler thread, because it created the store.
     assert one.find([SCOPE], KEYS, [], TOKENS) == 8
     assert Gated.asked.wait(WAIT)
     assert not Gated.opened.is_set()
@@ -260,7 +264,9 @@ def test_leases_of_unread_pieces_are_bounded(
 
 @pytest.fixture
 def early() -> Iterator[Callable[..., EarlyLookups]]:
-    """Makes early lookups of a store with one scope, whose operations know their hashes."""
+    """Makes `EarlyLookups` of a store with one scope. The hashes of an operation are read from its
+    attribute `hashes` instead of computed.
+    """
     opened: list[EarlyLookups] = []
 
     def made(store: SGLangCacheStore) -> EarlyLookups:
@@ -290,7 +296,7 @@ def operation(keys: Sequence[bytes], first: int = 0) -> Any:
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)
-    # More lookups than the cache fetches for at a time: the last is queued.
+    # The cache fetches for four prompts at a time, so that the last two of these six are queued.
     queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(6)]
     for each in queued:
         begun.begin(each)

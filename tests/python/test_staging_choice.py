@@ -1,4 +1,6 @@
-"""When reads go through staging: by disk, and by the pages of the memory."""
+"""Whether reads go through staging memory: depends on the disk, and on whether the target memory
+consists of huge pages.
+"""
 
 import os
 from pathlib import Path

@@ -26,8 +26,8 @@ STATE = Reach(1)
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
-        # Besides itself, the next token sees zero tokens, one token, a page, a page and one token,
-        # and many pages before it.
+        # A window includes the token itself. Before it, the next token thus sees no token, one
+        # token, a page, a page and one token, and many pages.
         (trailing(1), range(5, 5)),
         (trailing(2), range(4, 5)),
         (trailing(TOKENS + 1), range(4, 5)),

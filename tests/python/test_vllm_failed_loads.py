@@ -69,9 +69,9 @@ def test_window_hides_no_foreign_failed_block() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_finished_load_keeps_shared_failure(beside: bool) -> None:
-    """Request "r" loads block 101 for the step. "a" and "b" have this block from vLLM's cache, and
-    load further blocks asynchronously. vLLM recomputes block 101 in "a", which still waits, and
-    considers it valid in "b".
+    """A step waits for the load of block 101 for request "r", and the load fails. "a" and "b" have
+    this block from vLLM's cache, and load further blocks asynchronously. vLLM recomputes block 101
+    in "a", which still waits, and considers it valid in "b". No page of "b" may be saved.
     """
     store, blocks = FakeStore(), Shared()
     model = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)

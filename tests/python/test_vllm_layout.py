@@ -1,4 +1,6 @@
-"""Memory ranges of a block in vLLM's KV tensors: strides are trusted, and shapes are ignored."""
+"""Memory ranges of a block in vLLM's KV tensors. They follow from the tensors' strides, in whatever
+order a block stores its dimensions.
+"""
 
 from collections.abc import Sequence
 from math import prod
@@ -11,7 +13,7 @@ from ritornello.vllm.layout import LayoutError, group_memory, spans
 
 
 class Tensor:
-    """The used part of a tensor: bf16, at an address."""
+    """Stand-in for a bfloat16 tensor at an address."""
 
     def __init__(
         self, address: int, shape: Sequence[int], strides: Sequence[int] | None = None
@@ -113,7 +115,7 @@ def test_spans_select_single_head() -> None:
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
         # A block is several rows of the tensor, so a head is in several places.
         (Tensor(0, SHAPE), 2, 4, False),
-        # The second dimension does not count heads.
+        # The second dimension is 4, so it does not count the two heads.
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),
     ],
 )

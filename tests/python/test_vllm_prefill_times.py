@@ -39,7 +39,8 @@ def test_prefill_of_one_prompt_is_itself() -> None:
 
 
 def test_prompts_of_one_step_count_by_their_pairs() -> None:
-    # Two prompts of 200 tokens have half the pairs of one prompt of 400 tokens.
+    # For two prompts of 200 tokens attention computes half the pairs of tokens of one prompt of 400
+    # tokens. The prompt that stands for both therefore has no earlier tokens.
     assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
     assert prefill_of(step({"a": (300, 200)}, {"b": (700, 200)})) == (400, 400)
 

@@ -266,7 +266,9 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
 
 
 def forget(store: Path, cluster: Cluster, head_range: int, pages: int) -> None:
-    """Deletes one object of all pages except the first few from the store."""
+    """Deletes the object of the range `head_range` of KV heads in every page after the first
+    `pages` pages.
+    """
     with Store.open(store) as opened:
         scope = cluster.identity.scope(ObjectId(0, 0, head_range))
         assert opened.delete(scope, request().block_hashes[pages:]) > 0

@@ -120,7 +120,7 @@ class TierHarness:
 
     def hits(self, request: Request, keys: Sequence[bytes]) -> int:
         """Returns the number of leading keys that are hits. Looks up keys until the first miss, as
-        vLLM does; in further steps, while lookups are pending.
+        vLLM does. While lookups are pending, repeats them, each time in a further step.
         """
         deadline = time.monotonic() + 60
         while LookupAnswer.PENDING in (answers := self.answers(request, keys)):
