@@ -6,9 +6,10 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
 
 Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
 prints rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
-(seconds of processor time per GiB). Rows of one benchmark name their `memory` if it differs. This
-script adds `engine`, and to rates `to_own` and `to_disk`: the ratios to the engine's own storage
-and to the fastest limit of the disk, for objects of the same size in the same memory.
+(seconds of processor time per GiB). A benchmark that uses several kinds of memory names the kind of
+each row as `memory`. This script adds `engine` to each row, and `to_own` and `to_disk` to rows of
+the store with a rate: the rate divided by the fastest rate of the engine's own storage, and of the
+disk's limit, for the same operation on objects of the same size in the same memory.
 """
 
 import argparse

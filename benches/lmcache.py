@@ -89,7 +89,7 @@ class System:
     def timed(
         self, operation: str, move: Callable[[memoryview], float], memory: memoryview
     ) -> None:
-        """Notes one round of the disk's limit."""
+        """Adds the seconds and processor seconds of one call of `move`."""
         busy = process_time()
         self.seconds[operation].append(move(memory))
         self.cpu[operation].append(process_time() - busy)

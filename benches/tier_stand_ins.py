@@ -71,4 +71,4 @@ def engine_of(settings: dict[str, Any]) -> Any:
 
 
 class FullAttentionSpec:
-    """Recognised by its name, as vLLM's class is."""
+    """Has the name of a class of vLLM, because our tier recognises that class by its name."""

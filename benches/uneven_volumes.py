@@ -73,8 +73,8 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the files are made")
     given = parser.parse_args()
     rates = [int(rate) for rate in given.rates.split(",")]
-    # MiB of one disk, which may get the pages of all puts: 1 GiB more for a segment, the index and
-    # the file system.
+    # MiB of each disk: room for the pages of all puts, which a single disk may get, and 1 GiB for a
+    # segment, the index and the file system.
     size = (given.calls * CALL_BYTES >> 20) + 1024
     try:
         check_disks()

@@ -5,9 +5,9 @@
 
 `request`: all hooks of one request (lookup, admission, its first step, its end), with the whole
 prompt in the store (hit) or nothing of it (miss). `step`: planning one step of 100 running
-requests, each with one more token; every request fills a page once in `--block` steps. Each
-model has the objects per page that its name states: KV heads stored separately, pipeline stages,
-groups with a window. The store is real, and owned by this process.
+requests, each with one more token; every request fills a page once in `--block` steps. The name
+of a model states into which objects its pages are divided: groups of KV heads, pipeline stages, and
+KV cache groups with a sliding window. The store is real, and owned by this process.
 """
 
 import argparse

@@ -92,7 +92,9 @@ class Bench:
         self.host = host
 
     def transfer(self, tier: Any, keys: Sequence[bytes], *, load: bool) -> dict[str, float]:
-        """Moves all keys, in jobs of one request each, all submitted together."""
+        """Stores or loads the chunks of all keys, in jobs of `JOB_CHUNKS` chunks. All jobs are
+        submitted before the first result is awaited.
+        """
         from vllm.v1.kv_offload.tiering.base import TransferJob
 
         begun, busy = time.perf_counter(), cpu()

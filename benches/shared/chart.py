@@ -1,5 +1,6 @@
-"""TTFT over the rate of the lowest tier, one chart for each length of history, with the engine
-alone and the host tier for comparison.
+"""Charts of the mean time to first token, one for each length of history. The horizontal axis is
+the rate of the lowest tier, in multiples of the rate at which loading takes as long as computing.
+The engine alone and the host tier do not depend on this rate, and are drawn as horizontal lines.
 """
 
 from collections.abc import Sequence
