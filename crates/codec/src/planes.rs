@@ -1,5 +1,6 @@
-//! `zstd`: the two bytes of each number go to two planes, one with the exponents and one with the
-//! mantissas. Each plane is compressed separately.
+//! `zstd`: rotates each number left by one bit, which puts its exponent first and its sign last.
+//! Gathers the upper bytes in one plane and the lower bytes in another, and compresses each plane
+//! separately.
 
 use crate::Dtype;
 use crate::frame::{FrameReader, FrameWriter, damaged};
@@ -60,7 +61,8 @@ fn compress(
     let most = room.len().min(plane.len());
     let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
         Ok(length) => (COMPRESSED, length),
-        // The output is too short: no other error is possible here.
+        // The compressed plane does not fit `most` bytes, so store the plane raw. No other error is
+        // possible here.
         Err(_) => {
             room.get_mut(..plane.len())?.copy_from_slice(plane);
             (STORED, plane.len())

@@ -1,4 +1,4 @@
-//! Recorded frames decode to the same bytes for as long as a store may hold them.
+//! Frames that earlier builds wrote, and stores may still hold, decode to the bytes recorded then.
 //!
 //! An encoder may choose other frames for the same numbers, so only decoding is compared. Frames of
 //! a new codec, version or kind of block are recorded in a new file; a recorded file is never

@@ -26,7 +26,7 @@ pub struct CheckpointHeader {
     pub id: u64,
     /// Number of the first journal file to replay.
     pub journal: u64,
-    /// Sequence number of the first record of that file.
+    /// Sequence number of the first record of the journal file `journal`.
     pub first: u64,
 }
 
@@ -61,8 +61,8 @@ impl CheckpointHeader {
 /// The last frame of a checkpoint. Body: last `u64`, reuse `u32`, runs `u64`, pages `u64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEnd {
-    /// The last journal record whose effect the runs may show. That record is durable before this
-    /// frame is written.
+    /// Sequence number of the last journal record whose effect the copied runs may show. This
+    /// record is durable before this frame is written.
     pub last: u64,
     /// The largest reuse count (see [`RunImage::run`]) assigned so far.
     pub reuse: u32,

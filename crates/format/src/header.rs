@@ -13,8 +13,8 @@ pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
 /// The longest run header, in units. A longer batch becomes several runs.
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
-/// Minimum number of extents that a header has room for. Further extents are listed while they fit;
-/// only salvage (`fsck --salvage`) reads the list.
+/// Number of extents for which [`RunHeader::units`] leaves room. A header lists further extents if
+/// they fit its last unit. Only salvage (`fsck --salvage`) reads the list.
 const EXTENT_ROOM: usize = 32;
 /// Bytes of the fields of fixed length: magic, version, length, features, store, scope, slot,
 /// slices per page, units of header and page, generation, page bytes, extents in all, extents

@@ -1,8 +1,9 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
-//! The file begins with the head: the registry at one moment, encoded as a whole-file record
-//! (module `whole_file`). Records of the changes since then follow. A registration appends one
-//! record, so that its cost does not depend on the number of scopes.
+//! The file begins with the head: the registry at the time when the file was written, encoded as a
+//! whole-file record (module `whole_file`). Each later registration and each drop appends a record,
+//! so that its cost does not depend on the number of scopes. A change of settings replaces the
+//! file.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -71,7 +72,7 @@ pub struct ScopeRegistry {
 /// The content of a registry file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredRegistry {
-    /// The head with all changes applied.
+    /// The registry in the head, changed by the records after it, up to the first damaged record.
     pub registry: ScopeRegistry,
     /// Length of the head.
     pub head_bytes: usize,
@@ -165,8 +166,7 @@ impl ScopeRegistry {
         Ok(registry)
     }
 
-    /// Reads the next appended record and applies it: the whole record, or nothing if it returns an
-    /// error.
+    /// Reads the next appended record and applies it. After an error the registry is unchanged.
     fn replay(&mut self, reader: &mut Reader<'_>) -> Result<()> {
         let damaged = || Error::miss("a record of the scope registry is damaged");
         let whole = reader.rest();

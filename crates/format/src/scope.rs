@@ -46,13 +46,14 @@ pub struct ScopeSlot(pub u32);
 pub struct Scope {
     /// The model's normalised configuration after overrides, or a name for it.
     pub model: String,
-    /// Fingerprint of the weights (file headers, sizes, load format).
+    /// Fingerprint of the weight files. The connectors hash names, sizes, headers and samples of
+    /// the contents, and leave the field empty for weights that were not loaded from files.
     pub weights: Vec<u8>,
     /// The adapter (LoRA), if the block hashes do not cover it.
     pub adapter: String,
     /// Number format of the keys and values.
     pub dtype: String,
-    /// Scaling of the keys and values.
+    /// Source of the scales of quantised keys and values; `none` without scales.
     pub kv_scale: String,
     /// Tokens per page.
     pub page_tokens: u32,
@@ -113,8 +114,8 @@ const OPAQUE: &str = "opaque";
 /// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
 /// The largest page, in bytes. A chunk of 256 tokens of Llama-3.1-405B, the largest page that the
-/// engines' documented settings make, has 126 MiB; the maximum leaves room for four times as many
-/// tokens. Pages may be longer than a segment: their pieces then lie in several segments.
+/// engines' documented settings make, has 126 MiB; a chunk of 1,024 tokens would still fit. Pages
+/// may be longer than a segment: their pieces are then in several segments.
 pub const PAGE_BYTES_MAX: u64 = 512 << 20;
 
 impl Scope {

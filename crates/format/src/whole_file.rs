@@ -9,8 +9,8 @@
 //! | n | body |
 //! | 8 | CRC-64 of all preceding bytes |
 //!
-//! The layout is the same in all versions from 1 on, so that a reader of any version can tell
-//! another version from damage.
+//! The layout is the same in version 1 and all later versions, so that a reader of any version can
+//! distinguish a file of another version from a damaged file.
 
 use crate::version::check_version;
 use crate::wire::{Reader, Writer};

@@ -176,8 +176,9 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// Returns the shift counts of the four 64-bit lanes. The shifts move two bits of each of the last
-/// eight code pairs into the unused top bits of the earlier pairs, eight pairs for each lane.
+/// Returns the shift counts of the four 64-bit lanes, for a register with the last eight code pairs
+/// in each lane. The shifts move two bits of each of these pairs to the top two bits of the byte, a
+/// different two bits in each of the first three lanes.
 #[target_feature(enable = "avx2")]
 fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)

@@ -11,7 +11,8 @@ const WINDOW: u8 = 7;
 /// The code of an escape, a number whose exponent has no code: its exponent is listed after the
 /// codes.
 const ESCAPE: u8 = 7;
-/// Bytes of the codes of a group: three bits of code and three of mantissa per number.
+/// Bytes of the codes of a group. Each number has three bits of code, and the upper three bits of
+/// its mantissa.
 const CODES: usize = GROUP / 4 * 3;
 /// Length of a block's head: kind, first exponent of the window, number of escapes.
 const HEAD_BYTES: usize = 1 + 1 + 4;
@@ -20,8 +21,9 @@ const SAMPLE: usize = 32;
 
 type Numbers = [u8; 2 * GROUP];
 
-/// Encodes a block: head, plane of the low eight bits, codes, escapes, and the raw numbers after
-/// the last full group. `None` if that would not be shorter than the block.
+/// Encodes a block: head, plane of one byte per number (lower seven bits of the mantissa, sign),
+/// codes, escapes, and the raw numbers after the last full group. `None` if that would not be
+/// shorter than the block.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let first = choose(groups)?;
