@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum Backend {
     /// Memory-resident, with a journal and two checkpoints: the default.
     Run,
-    /// Hash maps, lost when closed: the oracle.
+    /// Hash maps, lost when closed: tests compare other backends with it.
     Memory,
     /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
     Art,
@@ -32,10 +32,10 @@ pub struct OpenOptions {
     pub metadata_bytes_max: u64,
     /// Bytes of memory that cache the files.
     pub cache_bytes: u64,
-    /// Whether every change is durable when the call returns, if the backend supports this. With
-    /// other backends a change is durable after the next sync.
+    /// Whether every change is durable when the call returns. Only `art` obeys it; in other
+    /// persistent backends a change is durable after the next sync.
     pub durable: bool,
-    /// Whether the open checks everything on disk, if the backend offers the choice.
+    /// Whether the open checks everything on disk. `lsm` and `art` obey it; `run` always checks.
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
     /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page

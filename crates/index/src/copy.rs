@@ -99,9 +99,9 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies the runs that still wait, because their parent was dropped, or because they are
-    /// attached to each other in a ring. An intact index has no ring, but a ring is copied
-    /// unchanged.
+    /// Copies the runs that still wait, first without a parent. They wait because their parent was
+    /// dropped, or because they are attached to each other in a ring, which an intact index does
+    /// not have. Then links each of them to its parent, or removes it if its parent was dropped.
     fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
@@ -131,7 +131,7 @@ impl Copier<'_> {
     }
 
     /// Counts a run, and the runs that wait for it, as dropped. Children of the run that are
-    /// visited later wait for [`Self::copy_waiting`].
+    /// visited later are dropped by [`Self::copy_waiting`].
     fn drop_behind(&mut self, run: RunId) {
         let mut gone = vec![run];
         while let Some(run) = gone.pop() {

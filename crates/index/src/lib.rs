@@ -139,14 +139,14 @@ pub struct IndexStats {
     pub written_bytes: u64,
     /// Checkpoints written since the index was opened; in `lsm`, compactions of the whole database.
     pub checkpoints: u64,
-    /// Bytes of changes in memory that are not synced. The owner of the index syncs before this
-    /// grows large: an index refuses inserts (`Retry`) rather than write under its writers' lock.
+    /// Bytes of changes in memory that are not synced. The owner of the index syncs before they
+    /// are many, because the backend `run` refuses inserts above a limit (`Retry`).
     pub pending_bytes: u64,
     /// Files now on disk.
     pub files: u64,
 }
 
-/// An index of pages. All methods take `&self`; readers and one writer run in parallel.
+/// An index of pages. Readers and one writer run in parallel, except in the backend `memory`.
 pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Inserts a run. In a chained scope, a run with a `parent` is attached to that page.
     ///
@@ -238,9 +238,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// too. Errors of `sync_data`: then no record that depends on it is written.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
-    /// Reduces the size of the files, if necessary. Does I/O and takes long, but delays no other
-    /// call: meant for a background thread. If this method is never called, the backend `run` does
-    /// the work in [`PrefixIndex::sync_after`], once it cannot be postponed.
+    /// Reduces the size of the files, if necessary. Does I/O and takes long, but does not delay
+    /// other calls for long: meant for a background thread. If this method is never called, the
+    /// backend `run` does the work in [`PrefixIndex::sync_after`], once it cannot be postponed.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::sync_after`].
@@ -271,9 +271,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         true
     }
 
-    /// Sets the maximum bytes of the index's files in the worst case. If the files exceed it
-    /// already, inserts are refused until pages are removed and [`PrefixIndex::maintain_after`] is
-    /// called.
+    /// Sets the maximum bytes that the index's files may take, copies written by checkpoints or
+    /// compactions included. If the files exceed it already, inserts are refused until pages are
+    /// removed and [`PrefixIndex::maintain_after`] is called.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

@@ -99,7 +99,7 @@ impl Shape {
     }
 }
 
-/// A place of one extent. The places of a million runs do not overlap.
+/// A place of one extent. The places of runs with equal numbers of pages do not overlap.
 fn place(run: u64, pages: u32) -> Place {
     let units = 1 + pages;
     let a_segment = 65_536 / units;

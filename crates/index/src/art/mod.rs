@@ -1,4 +1,5 @@
-//! The `art` backend: Holt, a persistent adaptive radix tree, with path-ordered keys.
+//! The `art` backend: Holt, a persistent adaptive radix tree. The entries of a run's pages have
+//! adjacent keys.
 //!
 //! **Off by default.** The cargo feature `art` compiles it, and `ritornello bench index --backends
 //! art` opens it, for comparison. A store cannot have it as its index.
@@ -30,9 +31,9 @@
 //!   them misses. The backend `run` withholds records until their data is durable.
 //! * *Damage is not detected.* Holt's frames have no checksums. Every value therefore carries a
 //!   checksum seeded with its key. A position of a page has no checksum: it is compared with the
-//!   hashes of the run. A damaged value is a miss. The open checks and counts all values that have
-//!   a checksum. If Holt loses keys and all other values stay intact, the open notices the loss by
-//!   comparing the stored numbers of runs and pages with the numbers that it counts.
+//!   hashes of the run. A damaged value is a miss. The open checks the records of all runs, and
+//!   with [`ArtOptions::verify`] their page hashes and links too. To notice lost records, the open
+//!   compares the numbers of runs and pages that the records add up to with the stored numbers.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the

@@ -165,8 +165,8 @@ pub(super) fn is_damage(error: &Error) -> bool {
     use std::io::ErrorKind::{NotFound, WouldBlock};
     let cause = error.source().and_then(|source| source.downcast_ref::<holt::Error>());
     cause.is_some_and(|cause| match cause {
-        // Missing files, short reads and Holt's own errors count as damage, errors of the kernel do
-        // not.
+        // Damage: a missing file, an I/O error without an error number of the kernel (such as a
+        // short read, but not `WouldBlock`), and every other error of Holt.
         holt::Error::BlobStoreIo(cause) => {
             cause.kind() == NotFound || cause.raw_os_error().is_none() && cause.kind() != WouldBlock
         }

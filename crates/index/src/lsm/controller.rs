@@ -16,14 +16,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Operations per window. With fewer than a few thousand operations the mix is mostly noise.
 const WINDOW: u64 = 4096;
-/// Windows over which the mix is averaged while it does not shift.
+/// Maximum windows over which a decision averages the mix. After a shift of the mix, earlier
+/// windows do not count.
 const WINDOWS: usize = 16;
 /// Consecutive windows that must differ from the mix of the last decision to count as a shift.
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// Share of the current cost that a new setting must save. The cost model's error is of about this
-/// size, and a transition costs merges.
+/// Share of the current cost that a new setting must save: about the error of the cost model, so
+/// that a smaller saving may not exist.
 const GAIN: f64 = 0.1;
 /// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;

@@ -74,9 +74,11 @@ impl Mix {
 /// 1 because levels fill up and empty, and the last level is seldom full. [`FILLED`], [`ABSORBED`]
 /// and [`MADE`] are fitted to a replay of RocksDB's rules, which the tests repeat.
 const FILLED: f64 = 0.45;
-/// Mean rewrites of a run for each of the `(T - 1) / K` merges in which it can absorb smaller runs.
+/// Mean number of times that an entry is rewritten, on each level, by each of the `(T - 1) / K`
+/// merges in which its run can absorb smaller runs.
 const ABSORBED: f64 = 0.7;
-/// Mean rewrites of a run by the merge that makes it from other runs.
+/// Mean number of times that an entry is rewritten, on each level, by the merge that makes its run
+/// from smaller runs.
 const MADE: f64 = 0.5;
 
 impl TreeSize {

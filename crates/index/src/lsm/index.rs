@@ -282,7 +282,8 @@ impl PrefixIndex for LsmIndex {
         if self.gauges.synced.load(Ordering::Acquire) >= requested {
             return Ok(());
         }
-        // All batches appended so far share this sync: `sync_data` makes their data durable too.
+        // Sync also the batches that were appended while this call waited for the lock, because
+        // `sync_data` makes their data durable too.
         let reached = self.gauges.appended.load(Ordering::Acquire);
         sync_data()?;
         self.db.db.flush_wal(true).map_err(|error| {

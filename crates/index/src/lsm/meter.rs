@@ -3,11 +3,11 @@
 //! A sample of lookups and seeks is timed with RocksDB's counters, which report the time spent in
 //! tables and the number of filters checked. The cost of a filter is the slope of the time over the
 //! number of filters. The cost of a rewrite is the processor time of compactions, divided by the
-//! number of rewrites that the model predicts for the bytes flushed in the same time. The predicted
-//! cost of the current setting is therefore right on average, even if RocksDB moves tables whose
-//! entries the model counts as rewritten. The prices of a filter and of a seek are multiplied by
-//! the real number of runs and divided by the predicted number, because the model multiplies them
-//! by the predicted number.
+//! number of rewrites that the model predicts for the entries flushed in the same time. The
+//! predicted cost of the current setting is therefore right on average, even if RocksDB moves
+//! tables whose entries the model counts as rewritten. The prices of a filter and of a seek are
+//! multiplied by the real number of runs and divided by the predicted number, because the model
+//! multiplies them by the predicted number.
 
 use super::options::LsmOptions;
 use crate::sync::{AtomicU64, Mutex, Ordering::Relaxed};
@@ -21,8 +21,8 @@ const EVERY: u64 = 256;
 const EVERY_SEEK: u64 = 32;
 /// Weight of a new time in a mean.
 const WEIGHT: f64 = 1.0 / 32.0;
-/// Maximum time that counts, as a multiple of the usual time. A longer time includes other work,
-/// for example of a preempting process.
+/// A measured time counts as at most this multiple of the mean time. A longer time includes other
+/// work, for example of a preempting process.
 const OUTLIER: f64 = 8.0;
 /// Minimum variance of the number of filters for which a slope is computed.
 const SPREAD: f64 = 0.5;
@@ -55,7 +55,7 @@ struct Written {
     bytes: u64,
     entries: u64,
     flushes: u64,
-    /// Rewrites that the model predicted for the flushed bytes.
+    /// Rewrites that the model predicted for the flushed entries.
     foreseen: f64,
     /// Sums, over all flushes, of the number of sorted runs after the flush, and of the predicted
     /// number.

@@ -371,7 +371,8 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
         if let Some(error) = failed {
             return Err(error);
         }
-        // Continue the scan after entries that cannot be read.
+        // After an unreadable entry, continue the scan at a higher run number. While no entry can
+        // be read, double the step, so that a long unreadable part takes few scans.
         stride = if seen.is_some() { 1 } else { stride.saturating_mul(2) };
         let behind = seen.unwrap_or(start).checked_add(stride);
         match behind {

@@ -25,7 +25,8 @@ pub(super) fn write(database: &Path, seal: &Path) {
     }
 }
 
-/// Whether the manifest has become shorter.
+/// Whether the manifest is shorter than its recorded length. `false` if no length is recorded for
+/// this manifest.
 pub(super) fn is_broken(database: &Path, seal: &Path) -> bool {
     let Ok(text) = fs::read_to_string(seal) else { return false };
     let Some((name, length)) = text.trim_end().rsplit_once(' ') else { return false };

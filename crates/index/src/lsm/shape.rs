@@ -11,8 +11,8 @@
 use crate::tuning::{Setting, TreeSize};
 use rocksdb::{Options, UniversalCompactOptions};
 
-/// Numbers of runs above the maximum at which RocksDB slows writers down, and at which it stops
-/// them.
+/// RocksDB slows writers down when the tree has `SLOW` runs more than [`TreeShape::most`], and
+/// stops them at `STOP` runs more.
 const SLOW: u32 = 20;
 const STOP: u32 = 36;
 

@@ -18,8 +18,8 @@ pub(super) struct Tuner {
     memtable: f64,
 }
 
-/// The options that RocksDB was given last. RocksDB does not accept `max_read_amp`, the maximum
-/// number of runs, at open.
+/// The shape whose options RocksDB was given last. `None` until the first call of [`Tuner::tune`]:
+/// RocksDB does not accept `max_read_amp`, the maximum number of runs, at open.
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,
@@ -31,7 +31,8 @@ impl Tuner {
     pub(super) fn new(options: &LsmOptions) -> Self {
         Self {
             applied_options: Mutex::new(Applied::default()),
-            // Tables take about half of the memory of their entries.
+            // A flush writes tables of about half the memtable's size. The estimate is used until
+            // the meter has seen a flush.
             memtable: options.memtable_bytes as f64 / 2.0,
         }
     }

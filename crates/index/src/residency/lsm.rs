@@ -31,7 +31,8 @@ use std::{fs, io};
 /// Options of an [`LsmResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsmResidencyOptions {
-    /// Maximum bytes of tables on disk and in memory. At this limit puts are refused with `Retry`.
+    /// Maximum bytes of tables on disk and of memtables together. At this limit puts are refused
+    /// with `Retry`.
     pub budget: u64,
     /// Bytes of changes that are gathered in memory before they are written as a table.
     pub memtable_bytes: u64,

@@ -4,10 +4,10 @@
 //! For each request it needs the number of leading pages that every worker holds. [`Residency`]
 //! answers this; three backends implement it:
 //!
-//! | | holds | what survives |
+//! | | holds | keeps after a restart |
 //! |---|---|---|
 //! | [`RunResidency`] | runs of consecutive pages in memory; pages with equal holders share one set of holders | synced changes |
-//! | [`MemoryResidency`] | a plain map: the oracle | nothing |
+//! | [`MemoryResidency`] | a plain map, with which tests compare the other backends | nothing |
 //! | `LsmResidency` | RocksDB, for more pages than memory holds (feature `lsm`) | synced changes |
 //!
 //! **Off by default.** No store opens a residency: a router turns it on when it opens one of these
@@ -47,7 +47,8 @@ pub struct ResidencyStats {
     /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
     /// removed yet. The backend `lsm` estimates it.
     pub pages: u64,
-    /// Distinct sets of holders; zero if the backend does not share sets.
+    /// Sets of holders that pages share. After a worker is cleared, sets that became equal or empty
+    /// count separately until [`Residency::maintain`]. Zero in backends that do not share sets.
     pub sets: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,
@@ -59,7 +60,8 @@ pub struct ResidencyStats {
     pub refused: u64,
 }
 
-/// The holders of pages. Readers and one writer run in parallel; writers wait for each other.
+/// The holders of pages. Readers and one writer run in parallel, except in the backend `memory`;
+/// writers wait for each other.
 pub trait Residency: Send + Sync + std::fmt::Debug {
     /// Adds `worker` on `tier` to the holders of `pages`, which are consecutive. `parent` is the
     /// page before the first page, if the event names it; the index may not have it.

@@ -1,7 +1,7 @@
 //! The pages of the `run` backend, in memory: runs, their sets of holders, and the lookup of
 //! hashes.
 //!
-//! A run holds pages of one chain in the order of their arrival, so that a long prefix takes few
+//! A run holds pages of one chain, in the order of the chain, so that a long prefix takes few
 //! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
 //! they are half of the run. A hash commits to all pages before it. If two pages of a run match two
 //! pages of a chain that are equally far apart, the pages between them therefore match as well,

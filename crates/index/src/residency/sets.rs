@@ -49,7 +49,7 @@ impl Sets {
         self.entries.get(set as usize).map_or(&[], |entry| &entry.holders)
     }
 
-    /// Number of sets that are not empty.
+    /// Number of sets that pages name, without [`EMPTY`]. Includes stale sets.
     pub(super) fn len(&self) -> usize {
         self.entries.len() - 1 - self.free.len()
     }

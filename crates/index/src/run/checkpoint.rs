@@ -30,8 +30,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of encoded runs after which the copy releases the lock at the latest. The last run may
-/// exceed them.
+/// Bytes of encoded runs after which the copy releases the lock. The run that is being copied is
+/// completed first.
 const COPY_MAX: usize = 64 << 10;
 /// Maximum runs visited under one hold of the lock, removed runs included.
 const SCAN: Number = 4096;

@@ -331,8 +331,8 @@ impl PrefixIndex for RunIndex {
 }
 
 impl RunIndex {
-    /// Removes all but the first `keep` pages of a run. First removes the descendants of these
-    /// pages, leaves before their parents. Neither a probe nor a recovery from a part of the
+    /// Removes all but the first `keep` pages of a run. Before it removes them, it removes their
+    /// descendants, leaves before their parents. Neither a probe nor a recovery from a part of the
     /// journal therefore finds a page without the pages before it.
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {

@@ -63,8 +63,9 @@ impl RunOptions {
     }
 }
 
-/// Length of the current journal file at which a checkpoint is due: a sixteenth of the budget.
-/// Three journal files, and two checkpoints of two fifths of the budget each, then fit the budget.
+/// Length of the current journal file at which a checkpoint is due: a sixteenth of the budget, at
+/// least 64 KiB. Three journal files of a sixteenth each, and two checkpoints of two fifths each,
+/// fit the budget.
 pub(crate) fn journal_bytes_max(budget: u64) -> u64 {
     (budget / 16).max(64 << 10)
 }

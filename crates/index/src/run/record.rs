@@ -63,7 +63,7 @@ pub(super) enum Extents {
     #[default]
     None,
     One(Extent),
-    /// Boxed twice: a thin pointer and `One` fit 16 bytes.
+    /// Boxed twice, so that the pointer is thin and the enum takes 16 bytes, as it does for `One`.
     Many(Box<ManyExtents>),
 }
 

@@ -1,7 +1,7 @@
 //! Opens the index: loads the newest exact checkpoint, and replays the journal that follows it.
 //!
-//! Runs are restored by number, without slots, so that replay is idempotent: a record about a run
-//! that does not exist has no effect. Slots and the tree are built at the end, and inconsistent
+//! Replay finds runs by their names. Replay is idempotent: a record about a run that does not exist
+//! has no effect. Afterwards the slot table and the tree of attachments are built, and inconsistent
 //! runs are dropped together with their descendants.
 //!
 //! Files are **undamaged** if one checkpoint loads, or no checkpoint was written yet; if the
@@ -104,7 +104,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let last = numbers.last().copied();
     // Without any file, or with one journal file without records, no change was ever durable.
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // A rewriting open that was interrupted leaves empty files after a torn tail.
+    // If the replay ended before the last file, an open was interrupted while it rewrote the index:
+    // its new, empty journal file follows a file with a torn frame.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
     let is_intact = options.clean && undamaged && is_last && !renumbered;
     let must_rewrite = !is_intact && !is_empty;

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Number zero, which is never assigned to a run.
 pub(crate) const NO_RUN: Number = 0;
 
-/// Minimum reuse count at which an open assigns new names to all runs.
+/// An open assigns new names to all runs if the largest reuse count is at least this number.
 const RENUMBER_AT: u32 = 1 << 31;
 
 /// Bytes that a retained run takes in a checkpoint, in addition to its [`RunImage`].
@@ -51,8 +51,9 @@ pub(crate) struct Runs {
     freed: BTreeSet<usize>,
     /// The largest reuse count assigned so far.
     pub(crate) reuse: u32,
-    /// The smallest reuse count of new runs: larger than any that a journal or checkpoint on disk
-    /// may still mention.
+    /// Minimum reuse count of new runs: larger than all counts that were assigned before the open,
+    /// or before a chunk was last freed. Records allocated since then do not know the counts that
+    /// earlier runs had under their numbers.
     pub(crate) reuse_floor: u32,
     pub(crate) live: u64,
     pub(crate) pages: u64,

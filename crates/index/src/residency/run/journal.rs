@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// Bytes of records after which the copy releases the locks at the latest. The last run may exceed
-/// them.
+/// Bytes of records after which the copy of the state releases the locks. The run that is being
+/// copied is completed first.
 const COPY_BYTES: u64 = 64 << 10;
 /// Maximum runs visited under one hold of the locks.
 const SCAN_RECORDS: usize = 4096;

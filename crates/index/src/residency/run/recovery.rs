@@ -1,9 +1,10 @@
 //! Opens the index from its files.
 //!
-//! **Undamaged** files are one complete file, which may end in a torn frame; or, after a crash
-//! during a copy, the newest file and the older files that it continues. Damage may leave a gap
-//! between the records of a file and those of the next file. In this case the next file is used
-//! alone if its copy of the state is complete, and skipped if the copy is incomplete.
+//! A file is *complete* if its initial copy of the state is complete. **Undamaged** files are one
+//! complete file, which may end in a torn frame; or, after a crash during a copy, the newest file
+//! and the older files whose records precede its own without a gap. After a gap, which only damage
+//! leaves, the next file replaces all that was read before if it is complete, and is skipped
+//! otherwise.
 //!
 //! A single complete file stays in use, without its torn frame. In all other cases, before the
 //! index is used, the recovered state is written to a new file, and all other files are removed.
