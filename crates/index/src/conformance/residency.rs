@@ -37,7 +37,8 @@ fn put(index: &dyn Residency, worker: Worker, tier: Tier, pages: &[PageHash]) {
     done(index.put(SCOPE, worker, tier, None, pages));
 }
 
-/// Returns for each worker the length of its prefix, and the number of pages in each tier.
+/// Returns for each worker the length of its prefix, and the numbers of its pages by the fastest
+/// tier that holds them.
 fn prefixes(index: &dyn Residency, pages: &[PageHash]) -> Vec<(Worker, u32, [u32; 4])> {
     let prefixes = index.prefixes(SCOPE, &pages);
     prefixes.iter().map(|Prefix { worker, pages, on }| (*worker, *pages, *on)).collect()

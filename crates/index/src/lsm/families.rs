@@ -145,8 +145,8 @@ impl Families {
         }
     }
 
-    /// Poisons the index because of inconsistent contents, and marks it, so that the next open
-    /// checks all files.
+    /// Poisons the index because its contents are inconsistent, and creates the marker file, so
+    /// that the next open copies the consistent runs into a new database.
     pub(super) fn note_damage(&self, error: &dyn std::fmt::Display) {
         if self.poisoned.swap(true, Ordering::AcqRel) {
             return;

@@ -20,7 +20,7 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 pub enum ProbeMethod {
     /// Bisects over lookups of single hashes. The recorded depth of the last run found proves that
     /// all pages before it are present. Without this proof, in scopes that are not chained and for
-    /// runs with unknown parents, continues like [`ProbeMethod::Scan`].
+    /// runs with unknown parents, uses [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.

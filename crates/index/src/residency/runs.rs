@@ -3,9 +3,9 @@
 //!
 //! A run holds pages of one chain, in the order of the chain, so that a long prefix takes few
 //! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
-//! they are half of the run. A hash commits to all pages before it. If two pages of a run match two
-//! pages of a chain that are equally far apart, the pages between them therefore match as well,
-//! except for holes. The page of a hole may be in another run.
+//! they are more than half of the run. A hash commits to all pages before it. If two pages of a run
+//! match two pages of a chain that are equally far apart, the pages between them therefore match as
+//! well, except for holes. The page of a hole may be in another run.
 //!
 //! **Clears** change no pages at first: a cleared scope gets another number, and a cleared worker
 //! is removed from the sets. [`Runs::reclaim`] removes the pages later, a few runs at a time.
@@ -22,7 +22,8 @@ use std::ops::Range;
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
 const COMPACT_FROM: usize = 16;
-/// Maximum steps of a probe under one hold of the lock.
+/// Number of steps after which a probe releases the lock, at the end of a run. A step covers
+/// consecutive pages of a run with the same set of holders.
 pub(super) const LOCK_BATCH: usize = 512;
 
 #[derive(Debug)]
@@ -120,8 +121,8 @@ impl Runs {
         self.sets.holders(set)
     }
 
-    /// Advances along `keys` from `*at`, by at most [`LOCK_BATCH`] steps. Returns `false` when the
-    /// lookup is complete.
+    /// Advances along `keys` from `*at`, run by run, until [`LOCK_BATCH`] steps are done. Returns
+    /// `false` when the lookup is complete.
     pub(super) fn prefixes(
         &self,
         scope: ScopeSlot,

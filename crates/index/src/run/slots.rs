@@ -7,7 +7,8 @@
 //! their hashes. Source: Amble and Knuth, "Ordered hash tables", 1974.
 //!
 //! A slot that matches agrees in 32 bits of the hash; the caller compares the other 96 bits. A
-//! change writes one slot, and may rebuild one shard, a 4,096th of the table.
+//! change adds or removes one slot, which moves the slots after it up to the next free position,
+//! and may rebuild one shard, a 4,096th of the table.
 
 use ritornello_format::PageHash;
 

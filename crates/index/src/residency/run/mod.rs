@@ -14,7 +14,7 @@
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
 //! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes only
-//! the lock `runs`, for at most 512 steps at a time.
+//! the lock `runs`, and releases it after about 512 stretches of pages with equal holders.
 
 mod journal;
 mod recovery;
@@ -34,7 +34,8 @@ use std::sync::Arc;
 /// Maximum pages of a record, and maximum pages that a writer changes under one hold of the lock
 /// `runs`.
 const LOCK_BATCH: usize = 256;
-/// Number of runs that each change searches for cleared pages, under one hold of the lock `runs`.
+/// Number of runs that are searched for cleared pages with each batch of pages that is put or
+/// removed, under the same hold of the lock `runs`.
 const SWEPT: usize = 16;
 
 /// Options of a [`RunResidency`].
