@@ -163,8 +163,7 @@ impl LsmIndex {
     /// Writes the recency of touched runs that still exist.
     pub(super) fn write_touches(&self) {
         let mut writer = self.writer.lock();
-        let touched: Vec<(RunId, u64)> =
-            self.touched.lock().iter().map(|(run, recency)| (*run, *recency)).collect();
+        let touched = self.touched.lock().clone();
         if touched.is_empty() || self.db.is_poisoned() {
             return;
         }
@@ -183,9 +182,7 @@ impl LsmIndex {
             self.commit(&mut writer, change)
         })();
         // Keep runs that were touched again during the write.
-        self.touched
-            .lock()
-            .retain(|run, recency| touched.binary_search(&(*run, *recency)).is_err());
+        self.touched.lock().retain(|run, recency| touched.get(run) != Some(recency));
         self.log(written, "recency");
     }
 
