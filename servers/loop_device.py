@@ -73,8 +73,9 @@ class Disk:
                 raise DeviceUnavailableError(f"{make} is not installed")
             command(make, "-q", backing)
         self.attach()
-        # Offset of the data area, behind all metadata: the first block that ext4 gives to a file in
-        # the empty file system. Later, its choice depends on the processor.
+        # Offset in bytes of the data area, which begins after all metadata: the first block that
+        # ext4 allocates in the empty file system. Which block it allocates later depends on the
+        # processor that runs the allocation. 0 for other file systems.
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:

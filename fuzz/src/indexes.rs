@@ -52,8 +52,9 @@ fn open(disk: &SimDisk, dir: &Path) -> Vec<Box<dyn PrefixIndex>> {
     vec![Box::new(run), Box::new(ArtIndex::open(&dir.join("art"), options).unwrap())]
 }
 
-/// Returns the hash of page `at` of a path. Paths branch at pages 4 and 12, and some hashes have
-/// equal first eight bytes.
+/// Returns the hash of page `at` of one of 16 paths. All paths share pages 0 to 3, and paths whose
+/// numbers have the same two lowest bits share pages 4 to 11. The first eight bytes of every fourth
+/// page's hash are equal on all paths.
 fn key(path: u8, at: u64) -> PageHash {
     let family = u64::from(path % 16) & [0, 3, 15][usize::from(at >= 4) + usize::from(at >= 12)];
     let mut hash = page(family, at);

@@ -16,8 +16,8 @@ thread_local! {
     static STORE: RefCell<Option<(u32, LocalCatalog, ScopeRef)>> = const { RefCell::new(None) };
 }
 
-/// A small store in memory, a catalog for a client in a different process, and the store's only
-/// scope.
+/// Opens a small store in memory. Returns its catalog for a client in a different process, and its
+/// only scope.
 fn open() -> (LocalCatalog, ScopeRef) {
     let options = Options {
         capacity: Some(8 * MIB),

@@ -55,7 +55,8 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # L2 may hold fewer bytes than L1, because LMCache may encode objects for L2.
+    # One byte for each number, which has two in L1: LMCache may encode objects for L2, which then
+    # holds fewer bytes.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0
