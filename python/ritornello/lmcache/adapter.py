@@ -58,7 +58,7 @@ INTERFACE.require(interface_difference(L2AdapterInterface, ObjectKey), lmcache._
 # LMCache unlocks objects when their load or request ends. Locks that LMCache does not release end
 # after this time, like LMCache's own locks.
 LEASE_SECONDS = 300.0
-# Number of stored keys that one call reports to a listener.
+# Maximum number of stored keys that one call reports to a listener.
 SEED_KEYS = 10_000
 
 
@@ -201,8 +201,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         ]
 
         def query(expired: bool) -> None:
-            # Late releases count too: otherwise the leases keep the objects until they time out. A
-            # release does not wait for an owner that is known not to answer.
+            # Release the leases even if the query has expired: otherwise they keep the objects
+            # until they time out. A release does not wait for an owner that is known not to answer.
             for lease in unneeded:
                 self._objects.store.release(lease)
 

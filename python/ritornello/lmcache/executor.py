@@ -1,9 +1,10 @@
 """Runs queries of the store without blocking the engine's threads.
 
-If this process owns the store, queries take microseconds and run in the caller. Otherwise they pass
-through a socket to a process that may be dead or stopped, or wait for a remote. One background
-thread then runs these queries, and all later queries, in order. A query that waits for a remote is
-repeated, and does not delay the queries behind it.
+In the process that owns the store a query takes microseconds, and runs in the caller. In other
+processes it passes through a socket to the owner, which may be dead or stopped, and runs on one
+background thread. A query that waits for a remote moves to this thread too, which repeats it
+without delaying the queries behind it. Once the thread exists, it begins all queries, in the order
+of their submission.
 """
 
 import logging
@@ -27,8 +28,8 @@ Query = Callable[[bool], bool | None]
 
 
 class LookupExecutor:
-    """Starts queries in submission order. `at_once` returns whether a query would be answered
-    without waiting for another process or a remote.
+    """Begins queries in submission order. `at_once` returns whether a query would return without
+    waiting for another process. Such a query runs in the caller unless the thread exists.
     """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ritornello.lmcache.naming import Family
 
-# Number of families from which each new lock removes expired locks. With one, new families could be
-# added as fast as families are swept.
+# Each call of `lock` removes the expired leases of this number of families. With one, calls that
+# each add a family would add as many as they sweep, and a backlog of families would never shrink.
 FAMILIES_SWEPT = 2
 
 

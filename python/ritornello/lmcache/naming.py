@@ -29,7 +29,7 @@ SEPARATOR = "@"
 
 
 class Family(NamedTuple):
-    """The part of an object's name that is equal for all objects of one lookup in the store."""
+    """The part of an object's name that its scope contains. The key has KV rank and chunk hash."""
 
     model: str
     group: int
