@@ -36,9 +36,9 @@ UNKNOWN_PARENT = bytes(32)
 @dataclass(slots=True)
 class Leased:
     """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
-    `reads`: numbers of reads of this page until the piece is read, one for each scope. `hit`: the
-    lookup with the gate's decision about the piece; None if the gate did not decide. `began`: when
-    the first read began.
+    `reads`: how many gets of this page are still to come, one for each scope of the main pool and
+    of the side pools. The last of them ends the leases. `hit`: the lookup with the gate's decision
+    about the piece; None if the gate did not decide. `began`: when the first read began.
     """
 
     last: bytes
@@ -123,7 +123,8 @@ class SGLangCacheStore(SGLangStore):
 
         def action(cache: "Cache") -> None:
             for request in requests:
-                # `find` looks up what this machine has; a second lookup would count twice.
+                # A lookup of pages that this machine has would be ready immediately, and counted
+                # beside the lookup of `find`. A pending lookup is not counted.
                 if not all(cache.exists(request.scope, request.keys)):
                     self._release_found([request.lookup(cache)])
 

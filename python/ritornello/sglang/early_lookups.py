@@ -25,7 +25,8 @@ logger = logging.getLogger("ritornello.sglang")
 # Maximum number of queued requests. SGLang's thread alone looks up further requests.
 QUEUED_MAX = 256
 IDLE_SECONDS = 0.2
-# Maximum time that `close` waits for the thread: SGLang compiles its hash function at first use.
+# Maximum time that `close` waits for the thread, which may be compiling: SGLang compiles its hash
+# function at first use.
 CLOSE_SECONDS = 2.0
 
 # Returns the page hashes of SGLang's operation, for pages of a number of tokens.
@@ -57,8 +58,8 @@ class EarlyLookups:
         self._put(operation, ended=False)
 
     def end(self, operation: Any) -> None:
-        """Cancels the lookup that `begin` began: SGLang ended the operation without looking it
-        up.
+        """Cancels the fetch that `begin` started, for an operation that SGLang ended without
+        looking it up.
         """
         self._put(operation, ended=True)
 

@@ -61,7 +61,7 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
 
 def dcp_size_of(config: "HiCacheStorageConfig") -> int:
     """Returns the size of decode context parallelism, 1 outside an engine. SGLang 0.5.22 has no
-    such field: it refuses this storage at its start if the size is larger, but not when the storage
+    such field: it refuses this storage at its start if the size exceeds 1, but not when the storage
     is attached later.
     """
     size = getattr(config, "dcp_size", None)
@@ -77,7 +77,8 @@ def dcp_size_of(config: "HiCacheStorageConfig") -> int:
 
 def is_storage_writer(config: "HiCacheStorageConfig") -> bool:
     """Returns whether this rank writes pages of which all ranks hold the same bytes. The
-    configuration of SGLang 0.5.22 does not tell this rank: there the first rank writes.
+    configuration of SGLang 0.5.22 lacks this information. There, if the model uses MLA, only the
+    first tensor-parallel rank writes.
     """
     declared = getattr(config, "is_storage_writer", None)
     return not config.is_mla_model or config.tp_rank == 0 if declared is None else bool(declared)

@@ -125,9 +125,9 @@ def heads_of(total: int, tp: tuple[int, int], local: int) -> tuple[int, int] | N
 
 
 def names_its_layers(shape: PoolLayout, stage: int) -> bool:
-    """Returns whether the layer numbers of a pool begin at the first layer of the model, not of the
-    pipeline stage `stage`. Side pools (all pools except `kv`) count only the layers that they
-    store.
+    """Returns whether a pool numbers its layers as the model does. The main pool, `kv`, does if its
+    first layer is 0 in the first pipeline stage only. Side pools do not: they number the layers
+    that they store.
     """
     return shape.pool == KV and (shape.layers[0] > 0) == (stage > 0)
 

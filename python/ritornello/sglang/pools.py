@@ -67,9 +67,9 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 
 class Pool:
     """One host pool. `name`: SGLang's name of the pool. `leading` returns how many leading pages
-    can be loaded, `prefixes` the prefixes of which the side pools `sides` have their parts too, the
-    puts how many pages are stored, the gets how many were filled and verified. `before`: as in
-    `SGLangStore`.
+    can be loaded; `prefixes` returns the prefixes that can be loaded into this pool and the side
+    pools `sides` together. Puts return how many leading pages are stored, gets how many were filled
+    and verified. `before`: as in `SGLangStore`.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ class SGLangStore(FailSafeStore):
         page_tokens: int,
     ) -> int:
         """Returns the number of leading pages that can be loaded, if each page is stored in parts,
-        one under each scope. Called by SGLang's lookup thread, and by its scheduler if that must
-        know the answer immediately.
+        one under each scope. Called by SGLang's lookup thread and, on a decode server of a
+        disaggregated pair, by its scheduler, which must not wait for a remote.
         """
         if self._stale():
             return 0
@@ -145,8 +145,8 @@ class SGLangStore(FailSafeStore):
         page_tokens: int,
         sides: Sequence[SidePool] = (),
     ) -> None:
-        """Begins the fetch of the main pool's pages for which a later lookup of the same
-        pages waits. Does not wait for a remote.
+        """Starts to fetch the main pool's pages from a remote, without waiting for it. A later
+        `find` of the same pages waits for this fetch. Does nothing in a store without tiers.
         """
 
     def cancel_fetch(self, scopes: "Sequence[Scope]", prompt: Sequence[bytes]) -> None:
