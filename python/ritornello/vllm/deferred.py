@@ -128,9 +128,9 @@ class DeferredSaves:
             step.saves = [save for save in step.saves if keep(save)]
 
     def _drop(self, result: StepResult, invalid: set[int], failed: set[str]) -> None:
-        """Drops the saves of failed requests, and the saves of blocks that failed to load or were
-        computed on top of such blocks. The dropped saves include saves of later steps, which use
-        the same blocks and have begun already.
+        """Drops all saves of failed requests, and of requests that hold a block that failed to load
+        or was computed on top of such a block. Saves of later steps that have begun are included,
+        because they may be of the same blocks. Adds the dropped saves and the blocks to `result`.
         """
         bad = set(failed)
         tables = [(name, table) for step in self._steps for name, table in step.tables.items()]

@@ -1,11 +1,11 @@
 """Finds the memory of block `i` in vLLM's KV cache tensors, as spans.
 
 A layer's block is opaque: its logical shape does not tell the arrangement inside (on CPUs, keys are
-packed by instruction set). A cache must have a first dimension that counts blocks, and each block
-must be one contiguous span. Strides are trusted, and shapes are ignored. One more property is used
-if it holds: if the second dimension counts the KV heads and is the outermost one in the block, each
-head is one span of the block. vLLM's CPU attention stores the keys of a head and then its values in
-`cache[block, head]`, for every instruction set.
+packed by instruction set). The first dimension of a cache must count blocks, or the rows of all
+blocks, and each block must be one contiguous span. The meaning of the further dimensions is
+ignored, with one exception: if the second dimension counts the KV heads and is the outermost one in
+the block, each head is one span of the block. vLLM's CPU attention stores the keys of a head and
+then its values in `cache[block, head]`, for every instruction set.
 """
 
 import re

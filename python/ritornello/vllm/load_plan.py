@@ -20,8 +20,9 @@ from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
 from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
 from ritornello.vllm.store import Lease, PromptLength, VllmStore
 
-# Duration of a lease: longer than the step that claims the pages and the deadline of a load
-# together. A waiting request is looked up again when half of this time has passed.
+# Duration of a lease. A claim is used for half of this time, after which a waiting request is
+# looked up again. A load therefore begins with about 30 seconds of its lease left or more. Its
+# deadline is 10 seconds, and up to 60 for a long load (`Store.time_limit`).
 LEASE_SECONDS = 60.0
 # A load that reads more than this number of bytes for each worker is asynchronous. A step that
 # waited for such a load would delay the other requests of the step by more than the time of a step.

@@ -68,7 +68,7 @@ class SavePlan:
         """
         state.saved = list(match.found.stored) if match else [0] * len(self._epoch.identity.groups)
         if state.options.retain:
-            # A put of the last stored page retains all pages before it.
+            # Save the last stored page again: its put retains it, and all pages before it.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
 
     def plan(self, step: Step) -> StepSaves:

@@ -48,8 +48,9 @@ class SchedulerSide:
         self._epoch = Epoch(identity, guard)
         self._requests: dict[str, RequestState] = {}
         self._cache: CacheManager | None = None
-        # Block tables of a step that waits for loads: vLLM ends aborted requests before it reports
-        # the outcome of their step, and leaves their blocks in its prefix cache.
+        # Block tables of the last planned step, if it waits for loads. `_evict_failed` needs them
+        # for requests that were aborted since: vLLM ends these before it reports the outcome of the
+        # step, and leaves their blocks in its prefix cache.
         self._step_tables: list[Sequence[Sequence[int]]] = []
         matcher = Matcher(store, self._epoch, LEASE_SECONDS, has_remote=has_remote)
         self._load_plan = LoadPlan(

@@ -46,7 +46,8 @@ class StepLoads:
 
     def finish(self) -> None:
         """Waits for the loads and records their results. The recorded time of a load is its
-        duration or, if it arrives layer by layer, the time that the step waited for it.
+        duration or, if it arrives layer by layer, the time that the step has waited for all its
+        loads so far.
         """
         started = perf_counter()
         while self._pending:

@@ -24,7 +24,8 @@ REPORT_SECONDS = 1.0
 class Prompt(NamedTuple):
     """The chunks of one prompt and KV cache group. `keys`: from the first chunk if `scope` is
     chained. `computed`: leading tokens that the engine has. `tokens`: of all `keys`.
-    `chunk_tokens`: 0 if the gate is not to decide. `chunk_bytes`: of one chunk in all groups.
+    `chunk_tokens`: 0 if the gate is not to decide. `chunk_bytes`: of a chunk, and of the chunks of
+    other chained groups for the same tokens.
     """
 
     scope: "Scope"
@@ -74,8 +75,8 @@ class TierCache(ChunkStore):
                 return Found(lookup)
             if self._gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
-            # `exists` follows the lookup, so that the lookup has leased the stored chunks, unless
-            # a chunk was stored between the two calls.
+            # Chunks that `exists` reports were leased by the lookup before it, except a chunk that
+            # was stored between the two calls.
             try:
                 return Found(lookup, cache.exists(prompt.scope, prompt.keys))
             except BaseException:

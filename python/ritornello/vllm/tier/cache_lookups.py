@@ -8,8 +8,9 @@ Invariants:
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
 * vLLM looks for a window from the end of the found prefix, and in the same step for windows before
   it while answers are pending. Each lookup fetches its window, and one window is needed. Therefore
-  one window is looked up first. If its last chunk is absent, this holds for the request until it is
-  preempted, and two windows before it are looked up concurrently, then four, and so on.
+  one window is looked up first. If its last chunk is absent, two windows before it are looked up
+  concurrently, then four, and so on. An absent last chunk is not looked up again for the request,
+  until the request is preempted.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
@@ -29,9 +30,9 @@ from ritornello.vllm.tier.sequence import Context, Group, chunk_number, group_of
 if TYPE_CHECKING:
     from ritornello._core import Lookup, Scope
 
-# Maximum time that the scheduler waits for a lookup. The owner of the disk tier answers sooner, in
-# its own process and over its socket. After a lookup that took longer, the scheduler waits for no
-# lookup until an answer arrives.
+# Maximum time that the scheduler waits for a lookup: longer than a lookup takes in the process that
+# owns the disk tier, or over the socket of an owner that responds. After a lookup that took longer,
+# the scheduler waits for no lookup until an answer arrives.
 ANSWER_SECONDS = 0.005
 # Minimum time between two lookups of a prompt that is being fetched.
 POLL_SECONDS = 0.002
@@ -93,9 +94,9 @@ class CacheLookups:
         return self._answer(state, asked, found, key, number or 0)
 
     def _waits(self, state: RequestState, group: Group, key: bytes) -> bool:
-        """Returns whether the answer to `key`, in a group with a window, must wait for other
-        lookups that are pending in this step: of a chained group, which decides where the window
-        ends, of a window with `key`, or of a round of windows after it.
+        """Returns whether `key`, in a group with a window, is not looked up in this step, because
+        other lookups are pending: of a chained group, which decides where the window ends; of a
+        window that contains `key`; or of the rounds of windows that have begun.
         """
         pending = absent = 0
         for name, asked in state.prompts.items():
@@ -106,7 +107,8 @@ class CacheLookups:
             elif group_of(name) == group.number:
                 pending += is_pending
                 absent += asked.end == 0
-                # Rounds of 1, 2, 4, ... windows: a round begins when all before it are absent.
+                # Windows are looked up in rounds of 1, 2, 4, ... windows. A round begins when all
+                # windows of the rounds before it are absent. `begun`: windows of the begun rounds.
                 begun = 2 ** (absent + 1).bit_length() - 1
                 if pending + absent >= begun or (is_pending and key in asked.keys):
                     return True

@@ -152,7 +152,9 @@ def ranks(parallel: Any) -> str:
 
 
 def spec_text(spec: Any, rank_free: bool) -> str:
-    """Returns the kind of a cache and all its fields."""
+    """Returns the class of a cache and its fields; with `rank_free` without the fields that depend
+    on the number of ranks.
+    """
     if not dataclasses.is_dataclass(spec):
         return str(spec)
     fields: Mapping[str, Any] = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}

@@ -53,8 +53,9 @@ class PromptLookup:
 @dataclass(slots=True)
 class RequestState:
     """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
-    at any time. `prompts`: with several tiers, the lookups of the request, by group or, for a key
-    whose tokens end inside a chunk, by key.
+    at any time. `prompts`: with several tiers, the lookups of the request: of the leading chunks of
+    a chained group by the group's number, of a window by its last key, of any other chunk by its
+    key.
     """
 
     options: RequestOptions

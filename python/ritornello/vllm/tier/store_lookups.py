@@ -62,7 +62,7 @@ class StoreLookups:
         """Called at the end of every step."""
 
     def forget(self, state: RequestState) -> None:
-        """Ends pending lookups of a request: there are none, because no lookup starts transfers."""
+        """Does nothing: a lookup in one store starts no transfer that must be cancelled."""
 
     def _lease_prefix(self, scope: "Scope", keys: Sequence[bytes], request: str) -> int:
         """Returns the number of leading keys that are stored, and leases them for the request."""
