@@ -24,7 +24,8 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
-# Whether a lookup loads the pages that it finds. "auto": if loading is faster than computing.
+# Which of the found pages are to be loaded. "auto": as many as are likely to load faster than they
+# compute; "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A tier of a cache.
 TierName: TypeAlias = Literal["host", "disk", "remote"]
@@ -335,8 +336,8 @@ class Store:
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
         """Returns keys of a scope, ordered by the time of the put, and the `after` of the next
-        call, 0 if no further key exists. Returns at least `limit` keys (at least 16,384 for a
-        larger `limit`) unless the scope has fewer. Reads from disk.
+        call, 0 if no further key exists. Returns at least `limit` keys, or 16,384 if `limit` is
+        larger, unless fewer remain. Reads from disk.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as

@@ -16,9 +16,9 @@ REPEAT_MODES = ("random", "tile", "interleave")
 
 @dataclass(frozen=True)
 class LongContext:
-    """Round 0 sends every document once, round 1 every document `repeat_count` times with a new
-    question each time. In every series of `hit + miss` questions of round 1, the last `miss` are
-    about new documents. Lengths are in tokens.
+    """Round 0 sends every document once. Round 1 asks about every document `repeat_count` times,
+    with a new question each time; but of every `hit + miss` consecutive questions, the last `miss`
+    are about a new document each instead. Lengths are in tokens.
     """
 
     source: Source

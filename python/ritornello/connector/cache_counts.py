@@ -11,8 +11,8 @@ PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full"
 
 
 class CacheCounts:
-    """Takes the growth of a cache's counters at most once per `interval` seconds. A single thread
-    at a time may call it.
+    """The growth of a cache's counters between two calls of `growth`. `is_due` returns whether
+    `interval` seconds have passed since the last call. A single thread at a time may call it.
     """
 
     def __init__(self, interval: float) -> None:

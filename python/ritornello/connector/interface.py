@@ -81,8 +81,8 @@ def override_difference(adapter: Any, base: Any) -> str:
 
 
 def constructor_difference(base: Any, expected: tuple[str, ...]) -> str:
-    """Checks that the constructor has exactly the `expected` parameters, without `self`: the
-    engine's factory decides which of them it passes.
+    """Checks that the constructor has exactly the `expected` parameters, without `self`. Even an
+    optional further parameter is a difference, because the engine may pass it to the adapter.
     """
     parameters = tuple(_parameters(base.__init__))
     return "" if parameters == expected else f"the constructor takes {', '.join(parameters)}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # Settings of the store with text values.
 WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
-# Settings that require `tiers`, and `tiers`.
+# `tiers`, and the settings that are permitted only beside it.
 OF_TIERS = ("tiers", "prefetch", "gate")
 # Settings of every connector, in the order of the documents.
 SHARED = ("path", "capacity", *WORDS, "write_budget", *OF_TIERS)
@@ -59,8 +59,8 @@ class StoreSettings:
 
     @property
     def has_remote(self) -> bool:
-        """Whether the last tier is a remote: its name for a page depends on all keys before the
-        page.
+        """Whether the last tier is a remote. Puts and lookups of chained pages then need all keys
+        before the page, because the remote's name for a page depends on them.
         """
         return bool(self.tiers) and self.tiers[-1].split()[0] not in LOCAL_TIERS
 
