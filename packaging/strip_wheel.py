@@ -30,7 +30,9 @@ def strip(module: Path, symbols: Path) -> None:
 
 
 def rewrite(wheel: Path, symbols: Path) -> None:
-    """Replaces `wheel` by one with stripped modules; all other files keep their bytes."""
+    """Replaces `wheel` by a wheel with stripped modules, and their digests in RECORD. All other
+    files keep their bytes.
+    """
     symbols.mkdir(parents=True, exist_ok=True)
     new = wheel.with_suffix(".stripped")
     changed = {}

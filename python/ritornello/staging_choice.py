@@ -50,7 +50,8 @@ def nearest(folder: Path) -> Path:
 
 def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
     """Returns whether a request into 4 KiB pages reaches the disk's limit on pieces before its
-    limit on bytes. `device`: the disk's device number.
+    limit on bytes. False for NVMe disks, which have a boundary mask: their requests list every
+    4 KiB in any case. `device`: the disk's device number.
     """
     node = (sysfs / f"{os.major(device)}:{os.minor(device)}").resolve()
     # A partition has the queue of its disk.

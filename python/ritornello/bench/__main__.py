@@ -118,7 +118,7 @@ async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
 
 
 def gain(found: Sequence[Row]) -> float | None:
-    """Returns the mean TTFT of new prompts, divided by the mean TTFT of prompts with a history."""
+    """Returns the mean TTFT of round 0, divided by the mean TTFT of prompts with a history."""
     fresh = [r for r in found if r.round == 0]
     known = [r for r in found if r.history_tokens]
     if not fresh or not known:

@@ -50,8 +50,9 @@ def unsupported_reason(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfi
 
 
 def _stages(vllm_config: "VllmConfig") -> str:
-    """Returns a reason for speculative decoding with several pipeline stages: vLLM then calls
-    `wait_for_save` in the last stage only, so that pages would lack the objects of other stages.
+    """Returns why an engine with speculative decoding and several pipeline stages is not served; ""
+    for other engines. In such an engine vLLM calls `wait_for_save` in the last stage only, so that
+    pages would lack the objects of other stages.
     """
     if vllm_config.speculative_config is None:
         return ""

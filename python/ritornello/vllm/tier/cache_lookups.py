@@ -125,7 +125,8 @@ class CacheLookups:
 
     def take_decision(self, state: RequestState, keys: Sequence[bytes]) -> "Lookup | None":
         """Returns the gate's decision for a load of `keys`, if the load has all chunks that the
-        gate chose. The decisions for the groups of a prompt are equal, so one is returned.
+        gate chose. Each chained group of a prompt has a decision, which estimates the load of all
+        of them (`Prompt.chunk_bytes`), so one decision is returned.
         """
         chosen: Lookup | None = None
         for name, asked in state.prompts.items():

@@ -17,8 +17,8 @@ class Adapters:
         self._signatures: dict[tuple[str, str], frozenset[FileSignature]] = {}
 
     def replaced(self, name: str, path: str, *, in_place: bool) -> bool:
-        """Returns whether an adapter about to be loaded differs from the adapter last seen under
-        its name and path. Returns `in_place` if its files cannot be read.
+        """Returns whether the files of an adapter differ from its files at the last call for this
+        name and path; False at the first call. Returns `in_place` if the files cannot be read.
         """
         found = signature(Path(path))
         known = self._signatures.get((name, path))
