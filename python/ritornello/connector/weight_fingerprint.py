@@ -2,8 +2,8 @@
 a name, a size, a header or a sampled byte.
 
 Names, sizes and headers cannot tell a model from its fine-tune: both have the same tensors of the
-same shapes. Therefore bytes in the middle of every tensor are hashed as well. Of a file that is not
-`.safetensors`, evenly spaced samples are hashed instead of header and tensors.
+same shapes. Therefore bytes in the middle of every tensor are hashed as well. A file that is not
+`.safetensors` contributes evenly spaced samples instead of header and tensors.
 """
 
 import hashlib

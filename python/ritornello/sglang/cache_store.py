@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ritornello.sglang.meter import RateMeter
     from ritornello.sglang.settings import Settings
 
-# Pieces with leased pages that SGLang has not read yet. Beyond it the oldest leases are released.
+# Maximum number of pieces whose pages are leased until SGLang reads them. For a further piece the
+# leases of the oldest piece are released.
 LEASED_MAX = 256
 REPORT_SECONDS = 1.0
 # Stands for the page before a piece whose place in its prompt is unknown. The tiers of this machine

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Maximum number of pending lookups that are remembered. A further pending lookup replaces all of
-# them; their prompts then look up all objects again.
+# them: their prompts then look up all objects again, and the leases of their objects expire.
 PENDING_LOOKUPS_MAX = 1024
 
 

@@ -34,8 +34,8 @@ class PrefixMatch:
     decision: Any = None
 
 
-# Maximum number of requests with pending windows that are remembered, to cancel their fetches. A
-# further request replaces all of them.
+# Maximum number of requests with pending windows that are remembered, to cancel the fetches of a
+# request that ends. A further request replaces all of them, and their fetches are not cancelled.
 PENDING_LOOKUPS_MAX = 1024
 
 
