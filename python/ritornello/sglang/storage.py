@@ -151,13 +151,13 @@ class RitornelloStorage(HiCacheStorage):
             self._store.attempt("new epoch", action, None)
 
     def on_prefetch_begin(self, operation: Any) -> None:
-        """Begins the lookup of an operation that SGLang's scheduler queued, on the remote."""
+        """Begins to look up, on the remote, an operation that SGLang's scheduler queued."""
         if self._has_remote and not operation.assume_stored:
             self._early.begin(operation)
 
     def on_prefetch_end(self, operation: Any) -> None:
-        """Ends the lookup of an operation that SGLang's scheduler ended: its request was aborted,
-        or waits no longer.
+        """Ends the lookup of an operation that SGLang's scheduler ended, because its request was
+        aborted or no longer waits for the lookup.
         """
         keys = operation.all_hash_values
         if keys:

@@ -78,12 +78,13 @@ IDLE = StepMetadata()
 
 @dataclass(slots=True)
 class WorkerReport:
-    """Result of a step. `unsaved`: (request, group, first page) of saves that failed and may be
-    repeated. `failed`: requests whose load failed in part. `unsupported_reason`: why this worker is
-    not served. `prefill`: tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of
-    reads. `load_seconds`: duration of each request's load. `step`: the number of the completed
-    step. `facts`: of each worker, if requested. `changes`: from a worker on another machine, its
-    count of weight changes, by its slot in `ChangeCounters`.
+    """Result of a step. `unsaved`: (request, group, first page) of pages to be saved again: of
+    saves that failed and may be repeated, and of pages that a load did not fill. `failed`: requests
+    whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`:
+    tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of reads. `load_seconds`:
+    by request, the seconds that its load cost. `step`: the number of the completed step. `facts`:
+    of each worker, if requested. `changes`: from a worker on another machine, its count of weight
+    changes, by its slot in `ChangeCounters`.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

@@ -92,8 +92,8 @@ class SchedulerSide:
         return self._load_plan.claim(state, computed)
 
     def sources(self, request: Request, tokens: int) -> dict[str, int]:
-        """Returns the tiers of the `tokens` claimed last, with their numbers of tokens; empty if
-        the tiers are unknown, as without the setting `tiers`.
+        """Returns how many of the `tokens` of the request's last load are on each tier; empty if
+        this is unknown, as without the setting `tiers`.
         """
         state = self._requests.get(request.request_id)
         if state is None or sum(state.sources.values()) != tokens:

@@ -23,7 +23,7 @@ class LookupAnswer(Enum):
 
 @dataclass(slots=True)
 class Decision:
-    """A load that the gate decided: the chunks of a prompt from number `first` up to `end`."""
+    """A load that the gate decided: chunks number `first` to `end - 1` of a prompt."""
 
     lookup: "Lookup"
     first: int

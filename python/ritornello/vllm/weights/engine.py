@@ -38,7 +38,8 @@ class StepObserver(Protocol):
 
 class EngineHooks:
     """Hooks of one process. A guard belongs to the engine core whose hooked method is called first
-    after the guard was made: vLLM runs one engine core in a process at a time.
+    after the guard was made. This is the engine core for which it was made, because vLLM runs one
+    engine core in a process at a time.
     """
 
     def __init__(self) -> None:
