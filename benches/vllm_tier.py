@@ -12,9 +12,9 @@ threads move the same number of bytes of one file in operations of 1 MiB, from a
 tier's memory.
 
 `--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
-our tier may move them through the store's staging memory), `in_place` (as `shm`, but never through
-staging), `collapsed` (as `in_place`, with the file's pages made huge afterwards through an aligned
-mapping), `huge` (anonymous memory in huge pages, which a host tier could use).
+on some disks our tier loads chunks through the store's staging memory), `in_place` (as `shm`, but
+never through staging), `collapsed` (as `in_place`; then the kernel makes the file's pages huge),
+`huge` (anonymous memory in huge pages, which a host tier could use).
 """
 
 import argparse

@@ -165,7 +165,8 @@ fn owner_of_version_7_serves_a_client() {
             });
         }
     });
-    // Further connections of a client begin with the version that its first connection agreed on.
+    // The first connection took two hellos, one per version. At most three connections were added
+    // for the four threads, with one hello each: they begin with the version agreed on before.
     assert!(hellos.load(Ordering::Relaxed) <= 2 + 3);
     drop(node);
     hear_owner_again(dir.path());

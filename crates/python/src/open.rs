@@ -51,8 +51,9 @@ impl NodeHandle {
         self.node.read().is_none() || std::process::id() != self.process
     }
 
-    /// Returns the node. Fails if all calls of the node would fail, so that a ticket is refused at
-    /// its submission.
+    /// Returns the node. Fails if every call of the node would fail: the node is closed, was opened
+    /// before a fork, or was replaced by another store. Submissions of tickets call this, so they
+    /// raise the error themselves, not through the ticket.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"

@@ -21,7 +21,8 @@ from typing import NamedTuple
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
 # Loads deliver layers in groups of consecutive layers. An object has at least this number of bytes
-# in each group, because smaller reads are no faster.
+# in each group, because smaller reads are no faster. If an object is smaller as a whole, all its
+# layers are one group.
 GROUP_BYTES = 128 << 10
 
 Heads = tuple[int, int]
@@ -85,7 +86,7 @@ class CacheGroup:
     def layer_groups(self, stage: int) -> tuple[int, ...]:
         """Returns the end of each layer group of a stage, as a number of layers. A layer group has
         as few layers as give every object at least `GROUP_BYTES`; the last group also has the
-        remaining layers.
+        remaining layers. If the stage gives less in all, it is one group.
         """
         layers = len(self.stages[stage])
         least = self.head_bytes * min(end - first for first, end in self.head_ranges)
@@ -102,8 +103,9 @@ class ObjectId(NamedTuple):
 
 
 def object_ids(groups: Sequence[CacheGroup]) -> list[ObjectId]:
-    """Returns all objects of a page. Objects of groups that need all pages come first, because they
-    bound the prefix.
+    """Returns all objects of a page, first the objects of groups that need all pages. A lookup
+    begins with these, because the result cannot be longer than the prefix for which all of them
+    are stored.
     """
     found = [
         ObjectId(number, stage, head_range)

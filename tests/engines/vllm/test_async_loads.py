@@ -158,7 +158,7 @@ def test_preempted_requests_load_their_pages(
     async_engine.forget()
     before = async_engine.count("vllm:num_preemptions")
     # The time of a load decides which requests share a step, and thus the last bits of the computed
-    # pages. The test therefore compares bytes, not tokens.
+    # pages. The test therefore checks the bytes that these loads delivered, not the tokens.
     assert [len(answer) for answer in async_engine.tokens(*asked, answer=150)] == [150] * len(asked)
     assert async_engine.count("vllm:num_preemptions") > before, "the test must preempt"
     assert len(seen) > len(asked)

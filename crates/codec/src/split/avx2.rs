@@ -176,9 +176,9 @@ pub fn decode(
     scalar::decode(exponents, plane_tail, nibble_tail, escapes, tail)
 }
 
-/// Returns the shift counts of the four 64-bit lanes, for a register with the last eight code pairs
-/// in each lane. The shifts move two bits of each of these pairs to the top two bits of the byte, a
-/// different two bits in each of the first three lanes.
+/// Returns shift counts for four 64-bit lanes that each hold the last eight code pairs, one pair of
+/// six bits in each byte. Shifted left by these counts, the first three lanes have bits 0 and 1, 2
+/// and 3, or 4 and 5 of each pair in the top two bits of its byte; the fourth lane is zero.
 #[target_feature(enable = "avx2")]
 fn spread_shifts() -> __m256i {
     _mm256_set_epi64x(64, 2, 4, 6)

@@ -9,8 +9,9 @@ use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 
-/// Number of groups that share one window of exponents; a block may end with fewer. Keys and values
-/// differ in magnitude. A longer strip would mix both where pages are short.
+/// Number of groups in a strip, the part of a block that shares one window of exponents; the last
+/// strip may have fewer. Keys and values differ in magnitude, and their matrices may alternate. In
+/// a short page the matrices are small, so a longer strip would often hold both.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;

@@ -72,8 +72,9 @@ impl Store {
     }
 }
 
-/// Returns sequences that grow like conversations, some of which are requested more often, between
-/// new sequences.
+/// Returns the page keys of each request. The first 20 requests fill the store. Then follow 4000
+/// requests, each for 1 to 30 leading pages of one of 120 sequences. The lower the number of a
+/// sequence, the more often it is requested.
 fn sequences() -> Vec<Vec<u64>> {
     let mut state = 7u64;
     let mut below = |bound: u64| {
