@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ def remote() -> Iterator[type[Held]]:
     Held.down = False
     yield Held
     Held.released.set()
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps slow machines from ending a search for windows."""
+    monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 600.0)
 
 
 Machine = Callable[..., TierHarness]
@@ -404,12 +410,44 @@ def test_only_last_window_is_fetched(machine: Machine, window: int) -> None:
     assert stats(other)["prefetch"]["pages"] == 12 + window
 
 
-def test_absent_windows_are_looked_up_in_growing_rounds(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+def test_late_windows_are_found_on_this_machine_only(
+    machine: Machine, saved_states: TierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 0.0)
+    find_and_load_states(saved_states)
+    other = machine("other", spaces=namespace(groups=(FULL, STATE)))
+    request = other.begin("s", KEYS, STATES)
+    assert other.hits(request, KEYS) == 10
+    assert scan(other, request, STATES[:10], 1) == 0
+    assert ended_prefetches(other, "completed") == 1
+    # Of the prefix, and of the window at its end.
+    assert stats(other)["prefetch"]["started"] == 2
+    assert stats(other)["prefetch"]["pages"] == 10
+
+
+@pytest.mark.parametrize(
+    ("window", "saved", "rounds", "end", "last"),
+    [
+        (1, STATES[:1], (STATES[11:], STATES[9:11], STATES[5:9], STATES[:5]), 1, STATES[:1]),
+        # The last chunk of each window is saved.
+        (2, STATES[1::2], (STATES[10:], STATES[6:10], STATES[:6]), 0, []),
+    ],
+    ids=["absent", "incomplete"],
+)
+def test_windows_are_looked_up_in_growing_rounds(
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    window: int,
+    saved: list[bytes],
+    rounds: Sequence[list[bytes]],
+    end: int,
+    last: list[bytes],
 ) -> None:
     monkeypatch.setattr(cache_lookups, "POLL_SECONDS", 0.0)
-    first, other = (machine(name, spaces=namespace(groups=(FULL, STATE))) for name in "ab")
-    assert first.save(first.begin("r", KEYS, STATES), [*KEYS, STATES[0]]).ok == [True] * 13
+    group = Group(1, TOKENS, chained=False, window_chunks=window)
+    first, other = (machine(name, spaces=namespace(groups=(FULL, group))) for name in "ab")
+    saving = first.begin("r", KEYS, STATES)
+    assert all(first.save(saving, [*KEYS, *saved]).ok)
     flush(first)
     request = other.begin("s", KEYS, STATES)
     assert other.hits(request, KEYS) == 12
@@ -417,12 +455,13 @@ def test_absent_windows_are_looked_up_in_growing_rounds(
     submit = other.store.submit_lookup
 
     def watched(prompt: Any) -> Any:
-        asked.update(key for key in prompt.keys if key in STATES)
+        if not prompt.is_local:
+            asked.update(key for key in prompt.keys if key in STATES)
         return submit(prompt)
 
     monkeypatch.setattr(other.store, "submit_lookup", watched)
     before: list[bytes] = []
-    for windows in (STATES[11:], STATES[9:11], STATES[5:9], STATES[:5]):
+    for windows in rounds:
         Held.released.clear()
         for _ in range(4):
             other.tier.end_step()
@@ -434,11 +473,11 @@ def test_absent_windows_are_looked_up_in_growing_rounds(
         ended_prefetches(other, "completed")
         before = windows
         asked.clear()
-    assert scan(other, request, STATES, 1) == 1
+    assert scan(other, request, STATES, window) == end
     asked.clear()
     other.tier.end_step()
-    assert scan(other, request, STATES, 1) == 1
-    assert asked == {STATES[0]}
+    assert scan(other, request, STATES, window) == end
+    assert asked == {*last}
 
 
 def test_windows_wait_for_the_length_of_the_prefix(other: TierHarness) -> None:

@@ -25,7 +25,8 @@ class Prompt(NamedTuple):
     """The chunks of one prompt and KV cache group. `keys`: from the first chunk if `scope` is
     chained. `computed`: leading tokens that the engine has. `tokens`: of all `keys`.
     `chunk_tokens`: 0 if the gate is not to decide. `chunk_bytes`: of a chunk, and of the chunks of
-    other chained groups for the same tokens.
+    other chained groups for the same tokens. `is_local`: the remote is not asked; only if `scope`
+    is not chained.
     """
 
     scope: "Scope"
@@ -34,6 +35,7 @@ class Prompt(NamedTuple):
     tokens: int = 0
     chunk_tokens: int = 0
     chunk_bytes: int = 0
+    is_local: bool = False
 
 
 class Found(NamedTuple):
@@ -61,11 +63,20 @@ class TierCache(ChunkStore):
         """
 
         def action(cache: "Cache") -> Found:
+            keys, gate = prompt.keys, self._gate
+            if not prompt.chunk_tokens and gate != "never":
+                gate = "always"
+            if prompt.is_local:
+                # A lookup of chunks that are all on this machine begins no fetch.
+                present = cache.exists(prompt.scope, keys)
+                keys = [key for key, is_present in zip(keys, present, strict=True) if is_present]
+                if not keys:
+                    keys, gate = prompt.keys, "never"
             lookup = cache.lookup(
                 prompt.scope,
-                prompt.keys,
+                keys,
                 ttl=LEASE_SECONDS,
-                gate=self._gate if prompt.chunk_tokens or self._gate == "never" else "always",
+                gate=gate,
                 page_tokens=prompt.chunk_tokens,
                 page_bytes=prompt.chunk_bytes,
                 computed=prompt.computed,
@@ -73,7 +84,7 @@ class TierCache(ChunkStore):
             )
             if prompt.scope.chained or lookup.state != "ready":
                 return Found(lookup)
-            if self._gate == "never":
+            if gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
             # Chunks that `exists` reports were leased by the lookup before it, except a chunk that
             # was stored between the two calls.

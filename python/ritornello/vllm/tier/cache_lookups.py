@@ -8,9 +8,11 @@ Invariants:
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
 * vLLM looks for a window from the end of the found prefix, and in the same step for windows before
   it while answers are pending. Each lookup fetches its window, and one window is needed. Therefore
-  one window is looked up first. If its last chunk is absent, two windows before it are looked up
+  one window is looked up first. If it is incomplete, two windows before it are looked up
   concurrently, then four, and so on. An absent last chunk is not looked up again for the request,
   until the request is preempted.
+* The windows after the first, together, wait for the remote for at most `WINDOWS_SECONDS` and the
+  time of the prefetch policy. An incomplete window is then looked up on this machine only.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
@@ -24,7 +26,13 @@ from typing import TYPE_CHECKING
 
 from ritornello.connector.meter import Meter
 from ritornello.vllm.tier.cache import Found, Prompt, TierCache
-from ritornello.vllm.tier.requests import Decision, LookupAnswer, PromptLookup, RequestState
+from ritornello.vllm.tier.requests import (
+    Decision,
+    LookupAnswer,
+    PromptLookup,
+    RequestState,
+    WindowSearch,
+)
 from ritornello.vllm.tier.sequence import Context, Group, chunk_number, group_of
 
 if TYPE_CHECKING:
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 0.005
 # Minimum time between two lookups of a prompt that is being fetched.
 POLL_SECONDS = 0.002
+# Time after the answer for the first window after which no further windows are looked up on the
+# remote.
+WINDOWS_SECONDS = 1.0
 
 
 class CacheLookups:
@@ -68,16 +79,21 @@ class CacheLookups:
         asked = self._lookup_of(state, group, scope, key, number, context)
         if asked.end is not None and number is not None and number >= asked.end:
             return LookupAnswer.MISS
+        search = None if group.chained else self._search_of(state, group, key)
         # In each step vLLM first looks up the first chunk that it lacks. If the answer is pending,
         # so is the answer for every further chunk in this step.
-        if asked.pending_in == self._step or (not group.chained and self._waits(state, group, key)):
+        if asked.pending_in == self._step or (
+            search is not None and self._waits(state, search, key)
+        ):
             return LookupAnswer.PENDING
         if asked.call is None:
             if asked.pending and monotonic() < asked.next_at:
-                asked.pending_in = self._step
-                return LookupAnswer.PENDING
+                return self._pend(state, asked, search)
             computed = (number or 0) * asked.prompt.chunk_tokens
             asked.prompt = asked.prompt._replace(computed=computed)
+            if search is not None and not asked.pending:
+                is_late = key != search.first and monotonic() >= search.until
+                asked.prompt = asked.prompt._replace(is_local=is_late or asked.incomplete)
             asked.started = perf_counter()
             asked.call = None if self._cache.broken else self._cache.submit_lookup(asked.prompt)
             if asked.call is None:
@@ -85,34 +101,44 @@ class CacheLookups:
             if not self._slow:
                 self._slow = not asked.call.wait(ANSWER_SECONDS)
         if not asked.call.is_done():
-            asked.pending_in = self._step
-            return LookupAnswer.PENDING
+            return self._pend(state, asked, search)
         self._slow = False
         found, asked.call = asked.call.value, None
         self._meter.add("lookups")
         self._meter.add("lookup_seconds", perf_counter() - asked.started)
-        return self._answer(state, asked, found, key, number or 0)
+        return self._answer(state, asked, search, found, key, number or 0)
 
-    def _waits(self, state: RequestState, group: Group, key: bytes) -> bool:
+    def _search_of(self, state: RequestState, group: Group, key: bytes) -> WindowSearch:
+        search = state.searches.get(group.number)
+        if search is None:
+            search = state.searches[group.number] = WindowSearch(key)
+        if search.step != self._step:
+            search.step, search.pending = self._step, 0
+            search.keys.clear()
+        return search
+
+    def _waits(self, state: RequestState, search: WindowSearch, key: bytes) -> bool:
         """Returns whether `key`, in a group with a window, is not looked up in this step, because
         other lookups are pending: of a chained group, which decides where the window ends; of a
         window that contains `key`; or of the rounds of windows that have begun.
         """
-        pending = absent = 0
-        for name, asked in state.prompts.items():
-            is_pending = asked.pending_in == self._step
-            if isinstance(name, int):
-                if is_pending:
-                    return True
-            elif group_of(name) == group.number:
-                pending += is_pending
-                absent += asked.end == 0
-                # Windows are looked up in rounds of 1, 2, 4, ... windows. A round begins when all
-                # windows of the rounds before it are absent. `begun`: windows of the begun rounds.
-                begun = 2 ** (absent + 1).bit_length() - 1
-                if pending + absent >= begun or (is_pending and key in asked.keys):
-                    return True
-        return False
+        if state.prefix_pending_in == self._step or key in search.keys:
+            return True
+        # Windows are looked up in rounds of 1, 2, 4, ... windows. A round begins when all windows
+        # of the rounds before it are incomplete. `begun`: windows of the begun rounds.
+        begun = (1 << (search.incomplete + 1).bit_length()) - 1
+        return search.pending + search.incomplete >= begun
+
+    def _pend(
+        self, state: RequestState, asked: PromptLookup, search: WindowSearch | None
+    ) -> LookupAnswer:
+        asked.pending_in = self._step
+        if search is not None:
+            search.pending += not asked.incomplete
+            search.keys.update(asked.keys)
+        elif asked.prompt.chunk_tokens:
+            state.prefix_pending_in = self._step
+        return LookupAnswer.PENDING
 
     def end_step(self) -> None:
         self._step += 1
@@ -122,6 +148,8 @@ class CacheLookups:
         for asked in state.prompts.values():
             self._abandon(asked)
         state.prompts.clear()
+        state.searches.clear()
+        state.prefix_pending_in = -1
 
     def take_decision(self, state: RequestState, keys: Sequence[bytes]) -> "Lookup | None":
         """Returns the gate's decision for a load of `keys`, if the load has all chunks that the
@@ -183,6 +211,7 @@ class CacheLookups:
         self,
         state: RequestState,
         asked: PromptLookup,
+        search: WindowSearch | None,
         found: Found | None,
         key: bytes,
         number: int,
@@ -194,12 +223,15 @@ class CacheLookups:
         asked.pending = lookup.state != "ready"
         if asked.pending:
             asked.next_at = monotonic() + POLL_SECONDS
-            asked.pending_in = self._step
-            return LookupAnswer.PENDING
+            return self._pend(state, asked, search)
         if found.present is not None:
             state.answers.update(zip(keys, found.present, strict=True))
             if not state.answers.get(key):
                 asked.end = 0
+            if search is not None and not asked.incomplete and not all(found.present):
+                asked.incomplete = True
+                search.incomplete += 1
+                search.until = min(search.until, monotonic() + WINDOWS_SECONDS)
         else:
             first = number if asked.prompt.chunk_tokens else 0
             end = lookup.load if asked.end is None else min(lookup.load, asked.end)

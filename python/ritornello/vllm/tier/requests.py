@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ritornello.vllm.settings import RequestOptions
@@ -36,7 +37,8 @@ class PromptLookup:
     `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
     the step in which the answer is pending for all chunks. `end`: the request may load the chunks
     before this number; None until the first decision; 0 for a window whose last chunk is absent.
-    `decision`: of the last lookup, until a load takes it.
+    `incomplete`: the last lookup of a window found that it lacks chunks. `decision`: of the last
+    lookup, until a load takes it.
     """
 
     keys: Sequence[bytes]
@@ -47,7 +49,23 @@ class PromptLookup:
     pending_in: int = -1
     next_at: float = 0.0
     end: int | None = None
+    incomplete: bool = False
     decision: Decision | None = None
+
+
+@dataclass(slots=True)
+class WindowSearch:
+    """The search of one request for a window, in one group. `first`: names the lookup of the first
+    window. `incomplete`: number of windows that lack chunks. `until`: when the search ends on the
+    remote. `pending`: windows whose answers are pending in `step`; `keys`: their chunks.
+    """
+
+    first: bytes
+    until: float = inf
+    incomplete: int = 0
+    step: int = -1
+    pending: int = 0
+    keys: set[bytes] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -55,7 +73,8 @@ class RequestState:
     """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
     at any time. `prompts`: with several tiers, the lookups of the request: of the leading chunks of
     a chained group by the group's number, of a window by its last key, of any other chunk by its
-    key.
+    key. `searches`: for windows, by group. `prefix_pending_in`: the step in which the answer of a
+    chained group is pending.
     """
 
     options: RequestOptions
@@ -64,3 +83,5 @@ class RequestState:
     leases: deque[Any] = field(default_factory=deque)
     failed: set[bytes] = field(default_factory=set)
     prompts: dict[int | bytes, PromptLookup] = field(default_factory=dict)
+    searches: dict[int, WindowSearch] = field(default_factory=dict)
+    prefix_pending_in: int = -1
