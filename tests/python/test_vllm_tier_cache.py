@@ -425,6 +425,24 @@ def test_late_windows_are_found_on_this_machine_only(
     assert stats(other)["prefetch"]["pages"] == 10
 
 
+def test_best_effort_fetches_first_window_only(machine: Machine) -> None:
+    spaces = namespace(groups=(FULL, STATE))
+    first = machine("first", spaces=spaces)
+    assert first.save(first.begin("r", KEYS, STATES), [*KEYS, *STATES]).ok == [True] * 24
+    flush(first)
+    other = machine("other", spaces=spaces, prefetch="best_effort")
+    assert other.hits(other.begin("s", KEYS, STATES), KEYS) == 0
+    assert ended_prefetches(other, "completed") == 1
+    request = other.begin("t", KEYS, STATES)
+    assert other.hits(request, KEYS) == 12
+    assert scan(other, request, STATES, 1) == 0
+    assert ended_prefetches(other, "completed") == 2
+    assert stats(other)["prefetch"]["pages"] == 13
+    again = other.begin("u", KEYS, STATES)
+    assert other.hits(again, KEYS) == 12
+    assert scan(other, again, STATES, 1) == 12
+
+
 @pytest.mark.parametrize(
     ("window", "saved", "rounds", "end", "last"),
     [

@@ -48,13 +48,17 @@ class Found(NamedTuple):
 
 
 class TierCache(ChunkStore):
-    """The tier is a cache over several tiers."""
+    """The tier is a cache over several tiers. `waits_for_remote`: lookups are pending while chunks
+    are fetched; otherwise their answers are about this machine, and chunks are fetched for later
+    lookups.
+    """
 
     def __init__(self, settings: Settings, meter: Meter, hash_algorithm: str = "") -> None:
         self._gate: Gate = settings.gate
         # Used by the background thread only.
         self._counts = CacheCounts(REPORT_SECONDS)
         self._reported_at = monotonic()
+        self.waits_for_remote = settings.prefetch != "best_effort"
         super().__init__(settings, meter, hash_algorithm)
 
     def submit_lookup(self, prompt: Prompt) -> Call | None:

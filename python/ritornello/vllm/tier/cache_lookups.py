@@ -12,7 +12,8 @@ Invariants:
   concurrently, then four, and so on. An absent last chunk is not looked up again for the request,
   until the request is preempted.
 * The windows after the first, together, wait for the remote for at most `WINDOWS_SECONDS` and the
-  time of the prefetch policy. An incomplete window is then looked up on this machine only.
+  time of the prefetch policy; with "best_effort" they are looked up on this machine only. An
+  incomplete window is later looked up on this machine only.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
@@ -21,6 +22,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
@@ -111,7 +113,10 @@ class CacheLookups:
     def _search_of(self, state: RequestState, group: Group, key: bytes) -> WindowSearch:
         search = state.searches.get(group.number)
         if search is None:
-            search = state.searches[group.number] = WindowSearch(key)
+            # With "best_effort" no answer is pending, so all windows are looked up in one step.
+            # Each window looked up on the remote would be fetched.
+            until = inf if self._cache.waits_for_remote else 0.0
+            search = state.searches[group.number] = WindowSearch(key, until)
         if search.step != self._step:
             search.step, search.pending = self._step, 0
             search.keys.clear()

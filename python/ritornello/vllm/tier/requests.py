@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ritornello.vllm.settings import RequestOptions
@@ -61,7 +60,7 @@ class WindowSearch:
     """
 
     first: bytes
-    until: float = inf
+    until: float
     incomplete: int = 0
     step: int = -1
     pending: int = 0
