@@ -192,10 +192,13 @@ def test_main_pool_without_bytes_is_served(machine: Machine) -> None:
 def test_pools_that_are_not_served_permit_nothing(machine: Machine, counted: str) -> None:
     one, two = machine("one", counted), machine("two", counted)
     fill(one, range(40))
+    Counted.asked.clear()
     for side in (SidePool("draft", ALL, 0), SidePool("new", "a policy of tomorrow", 1, [SIDE])):
         assert find(two, STATE, side).pages == 0
     assert not two._leased
-    assert not any(two._on_cache("exists", lambda cache: cache.exists(SIDE, KEYS), []))
+    assert Counted.asked == []
+    assert not any(two._on_cache("exists", lambda cache: cache.exists(MAIN, KEYS), [True]))
+    assert not any(two._on_cache("exists", lambda cache: cache.exists(SIDE, KEYS), [True]))
     assert find(two, STATE, SidePool("c4", GROUPS, 0)).pages == 40
 
 

@@ -16,6 +16,7 @@ from support import blank, keys_of, pages_of
 import ritornello as rt
 from ritornello.sglang.cache_store import SGLangCacheStore
 from ritornello.sglang.early_lookups import EarlyLookups
+from ritornello.sglang.hits import ALL, SidePool
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings
 
@@ -273,7 +274,7 @@ def early() -> Iterator[Callable[..., EarlyLookups]]:
         pool: Any = SimpleNamespace(scopes=[SCOPE], page_tokens=TOKENS)
         opened.append(
             EarlyLookups(
-                store, lambda: pool, lambda operation, tokens: operation.hashes, lambda sides: []
+                store, lambda: pool, lambda operation, tokens: operation.hashes, lambda sides: sides
             )
         )
         return opened[-1]
@@ -283,14 +284,23 @@ def early() -> Iterator[Callable[..., EarlyLookups]]:
         each.close()
 
 
-def operation(keys: Sequence[bytes], first: int = 0) -> Any:
+def operation(keys: Sequence[bytes], first: int = 0, sides: Sequence[SidePool] = ()) -> Any:
     """Returns an operation of SGLang, which a test may end."""
     hashes = [key.hex() for key in keys]
     made = SimpleNamespace(
-        hashes=hashes[first:], prefix_keys=hashes[:first], pool_transfers=None, ended=False
+        hashes=hashes[first:], prefix_keys=hashes[:first], pool_transfers=sides, ended=False
     )
     made.is_terminated = lambda: made.ended
     return made
+
+
+def test_pools_that_are_not_served_begin_no_lookup(machine: Machine, early: Any) -> None:
+    one = machine("one")
+    begun = early(one)
+    begun._act(operation(KEYS, sides=[SidePool("draft", ALL, 0)]), ended=False)
+    assert started(one) == 0
+    begun._act(operation(KEYS), ended=False)
+    assert started(one) == 1
 
 
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:

@@ -104,4 +104,6 @@ class EarlyLookups:
             self._store.cancel_fetch(pool.scopes, [*keys_of(before), *keys])
         else:
             sides = self._sides(operation.pool_transfers or ())
+            if not all(side.is_served for side in sides):
+                return
             self._store.begin_lookup(pool.scopes, keys, keys_of(before), pool.page_tokens, sides)

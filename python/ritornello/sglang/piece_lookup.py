@@ -127,6 +127,7 @@ class PieceLookup:
         self._deadline = monotonic() + WAIT_SECONDS
         # For each side pool, whether this machine has the piece's pages.
         self._present: list[list[bool]] = []
+        self._serves_all = all(side.is_served for side in piece.sides)
 
     def find(self) -> RestorablePrefixes:
         """Returns the prefixes of the piece for which all pools have the pages on this machine."""
@@ -135,7 +136,7 @@ class PieceLookup:
         if not sides or not leading or self._gate == "never":
             return restorable_prefixes(KV, leading if not sides else 0, [])
         self._present = [self._exists(side, 0, leading) for side in sides]
-        if all(side.is_served for side in sides):
+        if self._serves_all:
             self._fetch_windows(self._fetch_whole(leading))
         return self._prefixes(leading)
 
@@ -144,7 +145,8 @@ class PieceLookup:
         piece = self._piece
         if not piece.scopes:
             return len(piece.keys)
-        if piece.before is None:
+        # A side pool that is not served permits no prefix, so the remote's pages are not needed.
+        if piece.before is None or not self._serves_all:
             return self._local()
         found = self._ask(main_requests(piece, self._gate))
         if any(each.state != "ready" for each in found):
