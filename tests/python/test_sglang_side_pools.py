@@ -246,6 +246,35 @@ def test_ended_prefetch_ends_waiting(
     opened.set()
 
 
+def prefetches(store: SGLangCacheStore) -> dict[str, int]:
+    return dict(store._on_cache("stats", lambda cache: cache.stats()["prefetch"], {}))
+
+
+def test_ended_prefetch_begins_no_lookup(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, counted: str
+) -> None:
+    one, two, opened = machine("one", counted), machine("two", counted), Event()
+    fill(one, range(40), range(40))
+    put(two, MAIN, range(10))
+    two._on_cache("flush", lambda cache: cache.flush(), None)
+    Counted.asked.clear()
+    monkeypatch.setattr(Counted, "opened", opened)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(two.find_prefixes, [MAIN], KEYS, [], TOKENS, [INDEXER, STATE])
+        until = time.monotonic() + WAIT
+        while not Counted.asked:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        two.cancel_lookup(KEYS[-1:])
+        assert asked.result(WAIT).pages == 0
+    opened.set()
+    while prefetches(two)["running"]:
+        assert time.monotonic() < until
+        time.sleep(0.002)
+    assert (prefetches(two)["started"], prefetches(two)["cancelled"]) == (1, 1)
+    assert len({name.split("/")[2] for name in Counted.asked}) == 1
+
+
 class Failing:
     """A cache whose lookups in the scopes `refused` raise."""
 

@@ -124,6 +124,8 @@ class PieceLookup:
         self._release = release
         self._ended = ended
         self._waits = waits
+        # Whether the waiting ended, and the lookups with it.
+        self._cancelled = False
         self._deadline = monotonic() + WAIT_SECONDS
         # For each side pool, whether this machine has the piece's pages.
         self._present: list[list[bool]] = []
@@ -213,6 +215,8 @@ class PieceLookup:
                     self._piece.sides[at], known[at], leading
                 )
             best = self._prefixes(leading).pages
+            if self._cancelled:
+                return
             waits = self._waits and self._searches and monotonic() < until
             if best >= length - 1 or not waits:
                 break
@@ -231,14 +235,17 @@ class PieceLookup:
 
     def _ask(self, requests: Sequence[Request]) -> "list[Lookup]":
         """Looks pages up, and repeats pending lookups until the remote's pages have arrived, the
-        policy gives up, or SGLang ends the prefetch.
+        policy gives up, or SGLang ends the prefetch. No lookup begins after that end, because it
+        would not be cancelled.
         """
+        if self._cancelled:
+            return []
         first = len(self.held)
         for request in requests:
             self.held.append(request.lookup(self._cache))
         while self._waits and any(each.state != "ready" for each in self.held[first:]):
             if self._ended.wait(POLL_SECONDS) or monotonic() > self._deadline:
-                self._waits = False
+                self._cancelled = True
                 for request in requests:
                     self._cache.cancel(request.scope, request.keys)
                 break
