@@ -282,6 +282,7 @@ class Failing:
         self._cache = cache
         self._refused = refused
         self.leased: list[Any] = []
+        self.times: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -290,6 +291,8 @@ class Failing:
         if scope in self._refused:
             raise RuntimeError("a lookup that fails")
         found = self._cache.lookup(scope, keys, **options)
+        if "ttl" in options:
+            self.times.append(options["ttl"])
         self.leased += found.leases
         return found
 
@@ -307,6 +310,22 @@ def test_found_window_alone_stays_leased(machine: Machine, monkeypatch: pytest.M
         assert find(one, WINDOW).pages == 5
         # One lease of the pages in the main pool, and one of the window's pages.
         assert len(failing.leased) == 2
+        one.forget()
+
+
+def test_leases_last_until_all_pools_are_looked_up(machine: Machine) -> None:
+    one = machine("one")
+    fill(one, range(40), range(40))
+    failing = Failing(one._store, [])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one, "_store", failing)
+        for sides, lookups, wait in (
+            ([], 1, 0.0),
+            ([INDEXER, STATE], 3, piece_lookup.WAIT_SECONDS),
+        ):
+            failing.times.clear()
+            assert find(one, *sides).pages == 40
+            assert failing.times == [piece_lookup.LEASE_SECONDS + wait] * lookups
         one.forget()
 
 

@@ -53,10 +53,13 @@ class Piece(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Arguments of one lookup of the cache."""
+    """Arguments of one lookup of the cache. `ttl`: the first pages found wait for the lookups of
+    all side pools.
+    """
 
     scope: "Scope"
     keys: Sequence[bytes]
+    ttl: float = LEASE_SECONDS + WAIT_SECONDS
     gate: "Gate" = "always"
     page_tokens: int = 0
     page_bytes: int = 0
@@ -67,7 +70,7 @@ class Request(NamedTuple):
         return cache.lookup(
             self.scope,
             self.keys,
-            ttl=LEASE_SECONDS,
+            ttl=self.ttl,
             gate=self.gate,
             page_tokens=self.page_tokens,
             page_bytes=self.page_bytes,
@@ -86,6 +89,7 @@ def main_requests(piece: Piece, gate: "Gate") -> list[Request]:
         Request(
             scope,
             prompt,
+            ttl=LEASE_SECONDS + (WAIT_SECONDS if piece.sides else 0.0),
             gate="always" if piece.sides and gate == "auto" else gate,
             page_tokens=piece.page_tokens,
             page_bytes=sum(each.page_bytes for each in (*piece.scopes, *whole)),
