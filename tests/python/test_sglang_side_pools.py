@@ -52,6 +52,12 @@ class Counted:
         self.values[name] = value
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps slow machines from ending a search for windows."""
+    monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty `Counted`."""

@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCach
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from sglang.srt.model_executor.model_runner import ModelRunner
 
+from ritornello.sglang import piece_lookup
 from ritornello.sglang.identity import keys_of
 from ritornello.sglang.prefills import Prefills, prefills
 from ritornello.sglang.prompts import UNKNOWN, prompt_obstacle, prompts
@@ -149,7 +150,11 @@ def test_machines_serve_each_others_side_pools(machine: Machine) -> None:
         assert not loading._store._leased
 
 
-def test_missing_page_of_other_machine_bounds_prefix(machine: Machine) -> None:
+def test_missing_page_of_other_machine_bounds_prefix(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Slow machines must not end the search for windows.
+    monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
     host, window = mha("page_first"), mha("page_first", layers=(0, 2))
     one, two = (machine(name, host, ("swa", window)) for name in ("one", "two"))
     keys, lone = hashes("gap"), hashes("lone")
