@@ -248,13 +248,16 @@ def measure(folder: Path, total: int, rounds: int) -> list[Row]:
         ours = Ritornello(host, folder / f"store {name}", 2 * pages * page_bytes + (1 << 30))
         disk = Disk(host, folder / "disk", page_bytes, pages * page_bytes)
         taken: dict[str, list[list[Row]]] = {disk.name: [], files.name: [], ours.name: []}
-        for number in range(rounds):
-            taken[disk.name].append(disk.round())
-            for system in (files, ours):
-                host.kv_buffer[:, host.page_num // 2 :] = 0
-                taken[system.name].append(round_of(system, f"{name} {number}", pages, page_bytes))
-        disk.limit.close()
-        ours.backend.close()
+        try:
+            for number in range(rounds):
+                taken[disk.name].append(disk.round())
+                for system in (files, ours):
+                    host.kv_buffer[:, host.page_num // 2 :] = 0
+                    prompt = f"{name} {number}"
+                    taken[system.name].append(round_of(system, prompt, pages, page_bytes))
+        finally:
+            disk.limit.close()
+            ours.backend.close()
         for rows in taken.values():
             found += medians(rows)
     return found
