@@ -28,6 +28,7 @@ from benches.shared.setups import (
     ALONE,
     FULL,
     HOST,
+    HOST_OF,
     HOST_S3,
     OFFLOADED,
     OFFLOADING,
@@ -136,19 +137,24 @@ class Bench:
 
 
 def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
-    """Returns the set-ups that the engines' connector accepts; records its reasons against
-    all other set-ups.
+    """Returns the set-ups that the engines' connector, or our tier, accepts; records the reasons
+    against all other set-ups.
     """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]
-    against = iter(refusals([c for c in configs if c is not None], program("vllm", "python")))
+    asked = [
+        (setup.name in HOST_OF, config)
+        for setup, config in zip(plan, configs, strict=True)
+        if config is not None
+    ]
+    against = iter(refusals(asked, program("vllm", "python")))
     taken = []
     for setup, config in zip(plan, configs, strict=True):
         why = None if config is None else next(against)
         if why is None:
             taken.append(setup)
         else:
-            report.left_out.append((setup.title, f"the connector says: {why}"))
+            report.left_out.append((setup.title, f"refused: {why}"))
     return taken
 
 
@@ -200,8 +206,9 @@ def main() -> int:
         prog="python -m benches.shared", description=__doc__.partition("\n")[0]
     )
     add = parser.add_argument
-    add("--short", action="store_true", help="facts only, with a tiny model, in minutes")
-    add("--offloading", action="store_true", help="vLLM's own offloading, with our tier below it")
+    kind = parser.add_mutually_exclusive_group().add_argument
+    kind("--short", action="store_true", help="facts only, with a tiny model, in minutes")
+    kind("--offloading", action="store_true", help="vLLM's own offloading, with our tier below it")
     add("--minutes", type=float, default=MINUTES, help="what does not fit is left out (30)")
     add("--s3", choices=KINDS, default=KINDS[0], help="which S3 server (versitygw)")
     add("--setups", nargs="+", metavar="NAME", help='only those whose title has it: "host + disk"')

@@ -91,7 +91,7 @@ class Setup:
         """Returns the measured lengths: all lengths if other set-ups are compared with this
         set-up.
         """
-        if self.name in (ALONE, HOST):
+        if self.name in (ALONE, HOST, OFFLOADING):
             return scale.histories
         return (self.history or max(scale.histories),)
 
@@ -224,10 +224,11 @@ def host_mib(scale: Scale, dtype: str) -> int:
 ASK = """
 import json, sys
 from ritornello.vllm.settings import Settings
+from ritornello.vllm.tier.settings import TierSettings
 told = []
-for extra in json.load(sys.stdin):
+for is_tier, extra in json.load(sys.stdin):
     try:
-        Settings.parse(extra)
+        (TierSettings if is_tier else Settings).parse(extra)
         told.append(None)
     except Exception as error:
         told.append(str(error))
@@ -235,9 +236,9 @@ print(json.dumps(told))
 """
 
 
-def refusals(configs: Sequence[dict[str, Any]], python: Path) -> list[str | None]:
-    """Returns the connector's reason against each configuration; None for a configuration that it
-    accepts.
+def refusals(configs: Sequence[tuple[bool, dict[str, Any]]], python: Path) -> list[str | None]:
+    """Returns the reason against each configuration, of `RitornelloTier` if its flag is set,
+    otherwise of the connector; None for an accepted configuration.
     """
     done = subprocess.run(
         [str(python), "-c", ASK],

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from benches.shared.__main__ import Bench
+from benches.shared.__main__ import Bench, main
 from benches.shared.chart import draw
 from benches.shared.fleet import Fleet, Measured, Speed, equal_answer_share
 from benches.shared.report import Report, Run, table
@@ -152,10 +152,23 @@ def test_setup_becomes_connector_configuration(tmp_path: Path) -> None:
 def test_connector_reports_unsupported_setups(tmp_path: Path) -> None:
     settings = extra_config(LIMITED, place(tmp_path))
     assert settings is not None
-    known, unknown = refusals([settings, {**settings, "no_such_key": 1}], Path(sys.executable))
+    asked = [(False, settings), (False, {**settings, "no_such_key": 1}), (True, settings)]
+    known, unknown, tier = refusals(asked, Path(sys.executable))
     assert known is None
     assert unknown is not None
     assert "no_such_key" in unknown
+    # `RitornelloTier` has no host tier.
+    assert tier is not None
+    assert "cpu_bytes_to_use" in tier
+
+
+def test_short_run_has_no_offloading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shared", "--short", "--offloading"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_missing_connector_is_an_error(tmp_path: Path) -> None:
@@ -163,7 +176,7 @@ def test_missing_connector_is_an_error(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho 'No module named ritornello' >&2\nexit 1\n")
     python.chmod(0o755)
     with pytest.raises(OSError, match="No module named ritornello"):
-        refusals([{}], python)
+        refusals([(False, {})], python)
 
 
 @pytest.mark.parametrize("scale", [FULL, SHORT])
@@ -177,6 +190,7 @@ def test_working_set_exceeds_device_and_host(scale: Any) -> None:
 
 def test_offloading_plan_compares_gate_with_fixed_gates(tmp_path: Path) -> None:
     plan = offloading_plan()
+    assert Setup(OFFLOADING).histories(FULL) == FULL.histories
     for setup in plan:
         if setup.gate == "auto" and setup.rate_x is not None:
             assert len(fixed_gate_setups(setup, plan)) == 2, setup.title
