@@ -28,20 +28,22 @@ class EngineTiers:
         for tier in tiers:
             kind = tier.split()[0]
             if kind in DEVICE_WORDS:
-                raise self.refused(tier, f"{self.device}; leave it out of the list")
+                raise self.refusal_of(tier, f"{self.device}; leave it out of the list")
             if kind == "host":
                 if self.host or above:
                     first = 'one host tier is used, first in the list, as "host 8GiB"'
-                    raise self.refused(tier, self.host or first)
+                    raise self.refusal_of(tier, self.host or first)
             elif kind == "disk":
                 if above - {"host"} or not directories_of(tier):
-                    raise self.refused(tier, f"one disk tier is used, before a remote, as {DISK}")
+                    raise self.refusal_of(
+                        tier, f"one disk tier is used, before a remote, as {DISK}"
+                    )
             elif ":" not in kind:
                 ours = "" if self.host else 'host memory, as "host 8GiB", '
-                raise self.refused(tier, f"a tier is {ours}a disk, as {DISK}, or a remote")
+                raise self.refusal_of(tier, f"a tier is {ours}a disk, as {DISK}, or a remote")
             else:
                 if "remote" in above:
-                    raise self.refused(tier, "one remote is used")
+                    raise self.refusal_of(tier, "one remote is used")
                 kind = "remote"
             above.add(kind)
         if tiers and above == {"remote"}:
@@ -50,9 +52,9 @@ class EngineTiers:
                 "from it"
             )
 
-    def refused(self, tier: str, instead: str) -> ValueError:
+    def refusal_of(self, tier: str, instead: str) -> ValueError:
         """Returns an error that shows `tier` without the options of an address."""
-        return ValueError(f'{self.place}: "tiers": {shown(tier)!r}: {instead}')
+        return ValueError(f'{self.place}: "tiers": {without_options(tier)!r}: {instead}')
 
 
 def directories_of(tier: str) -> tuple[str, ...]:
@@ -63,6 +65,6 @@ def directories_of(tier: str) -> tuple[str, ...]:
     return tuple(word for word in words if "/" in word and "=" not in word.partition("/")[0])
 
 
-def shown(tier: str) -> str:
+def without_options(tier: str) -> str:
     """Returns `tier` without the options of an address, which may be secrets."""
     return " ".join(word.partition("?")[0] for word in tier.split())

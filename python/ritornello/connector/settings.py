@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ritornello.connector.engine_tiers import directories_of, shown
+from ritornello.connector.engine_tiers import directories_of, without_options
 
 if TYPE_CHECKING:
     from ritornello._core import Gate
@@ -55,7 +55,7 @@ class StoreSettings:
     @property
     def shown_tiers(self) -> tuple[str, ...]:
         """`tiers` without the options of addresses, which may be secrets."""
-        return tuple(map(shown, self.tiers))
+        return tuple(map(without_options, self.tiers))
 
     @property
     def has_remote(self) -> bool:

@@ -76,7 +76,7 @@ def _split(tiers: Sequence[str]) -> tuple[int | None, list[str]]:
     if kind == "host":
         below = below[1:]
         if len(words) != 1:
-            raise ENGINE_TIERS.refused(tiers[0], ENGINE_TIERS.host)
+            raise ENGINE_TIERS.refusal_of(tiers[0], ENGINE_TIERS.host)
         host = bytes_of(words[0])
         if not below:
             raise ValueError(
