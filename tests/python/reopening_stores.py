@@ -1,7 +1,6 @@
 """Faults of a store's directory, stores that fail, and the stores of all connectors."""
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -31,13 +30,6 @@ from ritornello.vllm.tier.store import TierStore
 SCOPE = rt.Scope.opaque("reopening", 4096)
 KEYS = keys_of("reopening", 3)
 PAGES = pages_of(KEYS, 4096)
-
-
-def wait_until(done: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, f"never came about: {what}"
-        time.sleep(0.01)
 
 
 def can_serve(fail_safe: FailSafeStore) -> bool:

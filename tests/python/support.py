@@ -1,9 +1,10 @@
-"""Keys, pages and stores that the tests share. A page's bytes follow from its key and size, so that
-every byte read back can be checked.
+"""Keys, pages, stores and waits that the tests share. A page's bytes follow from its key and size,
+so that every byte read back can be checked.
 """
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -48,3 +49,11 @@ def pages_of(keys: Sequence[bytes], page_bytes: int) -> Bytes:
 def blank(pages: int, page_bytes: int) -> Bytes:
     """Returns memory for reads, filled with a byte that reveals unread parts."""
     return np.full((pages, page_bytes), 0xA5, np.uint8)
+
+
+def wait_until(done: Callable[[], object], what: str = "it was done") -> None:
+    """Waits until `done` returns a true value. Fails after a minute, with `what` as the reason."""
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline, f"never came about: {what}"
+        time.sleep(0.002)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from engine_caches import ENGINE_CACHES, EngineCache
 from held_remote import Held
+from support import wait_until
 
 from ritornello.vllm.tier import cache_lookups
 
@@ -297,10 +298,3 @@ def test_remote_that_returns_is_used_again(machine: Machine, held: type[Held]) -
     assert not one.remote()["remote"]["open"]
     two = machine("two", remote="held_remote:Held")
     assert two.serve(keys) == PAGES
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)

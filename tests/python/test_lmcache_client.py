@@ -4,14 +4,14 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from held_remote import Held
-from support import Bytes, blank, open_small, page_of
+from support import Bytes, blank, open_small, page_of, wait_until
 
 import ritornello as rt
 from ritornello.lmcache import NativeClient
@@ -49,13 +49,6 @@ def completed(client: NativeClient, number: int) -> Completion:
             assert completion[0] == number
             return completion
     raise AssertionError("nothing was completed")
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def put(client: NativeClient, keys: list[str], nbytes: int) -> Completion:

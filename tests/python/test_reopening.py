@@ -37,9 +37,8 @@ from reopening_stores import (
     vllm_store,
     vllm_tier_cache,
     vllm_tier_store,
-    wait_until,
 )
-from support import SMALL
+from support import SMALL, wait_until
 
 from ritornello.connector.fail_safe import REOPENING, RETRY_SECONDS_MAX, FailSafeStore
 from ritornello.connector.meter import Meter

@@ -19,8 +19,8 @@ from reopening_stores import (
     can_store,
     occupied_by_file,
     replace_open,
-    wait_until,
 )
+from support import wait_until
 
 from ritornello.connector.fail_safe import CLOSING_MAX, REOPENING, FailSafeStore
 from ritornello.connector.meter import Meter

@@ -1,7 +1,6 @@
 """Adapters made by LMCache's factory over a disk and a remote."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from driver import LAYOUT, manager_of
 from harness import AdapterKind, Memory, fill, has_right_bytes, keys_of, load, lookup, store
 from held_remote import Held
 from lmcache.v1.distributed.api import MemoryLayoutDesc
+from support import wait_until
 
 import ritornello as rt
 from ritornello.lmcache.adapter import _format_of
@@ -136,13 +136,6 @@ def test_pending_lookup_of_aborted_request_leaves_nothing(
     assert adapter.query_lookup_and_lock_result(aborted) is None
     adapter.close()
     writer.close()
-
-
-def wait_until(done: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_lookup_knows_the_format_of_lmcache_objects(tmp_path: Path) -> None:
