@@ -88,8 +88,8 @@ impl Fetch<'_> {
         let (mut left, mut failed) = (wanted.to_vec(), 0);
         let step = step_pages(all.page_bytes);
         // Another prefetch may take this long to fetch its pages.
-        let patience = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
-        let mut until = Instant::now() + patience;
+        let others_timeout = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
+        let mut until = Instant::now() + others_timeout;
         while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {
             // Another prefetch may have fetched some of the pages, or may be fetching them.
             let keys = all.select(&left);
@@ -123,7 +123,7 @@ impl Fetch<'_> {
                 failed += 1;
             }
             if stored > 0 {
-                until = Instant::now() + patience;
+                until = Instant::now() + others_timeout;
             }
             let fetched = wanted.len() - left.len() - failed;
             job.set_stage(Stage::Fetching { fetched, of: wanted.len() });
