@@ -13,8 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Damages the page all of whose bytes are `page`: changes one byte in the first unit of the
-/// segments that holds only this byte.
+/// Damages the stored page whose bytes are all `page`: finds the first unit of a segment file whose
+/// bytes are all `page`, and changes one of its bytes.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
@@ -77,7 +77,8 @@ fn fsck_drops_damaged_page_and_descendants() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // A page after the damaged page in its chain cannot be reached.
+    // `fsck` also drops the pages after page 19, because a chain is read only up to its first
+    // missing page.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);

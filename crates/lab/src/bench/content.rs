@@ -58,8 +58,8 @@ impl Keys {
     }
 }
 
-/// Returns the sequence that cold probe `at` asks for. Consecutive probes get sequences far from
-/// each other.
+/// Returns the number, below `sequences`, of the sequence that probe `at` asks for: a hash of `at`,
+/// so that the probes visit the sequences in scattered order.
 #[must_use]
 pub fn scattered(at: usize, sequences: u32) -> u32 {
     let mixed = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;

@@ -151,8 +151,8 @@ fn measure<'a>(
             found if found == refs.len() => {}
             found => return Err(incomplete("found", found, refs.len())),
         }
-        // Reads write to memory that was written before, as an engine's is, so they cause no page
-        // faults.
+        // The tier reads into memory that was written before, as an engine's is, so its reads cause
+        // no page faults.
         let mut out = vec![1; objects * object_bytes];
         let range = 0..object_bytes as u64;
         gets.push(measure_both(
@@ -222,8 +222,8 @@ fn compare(total: f64, rounds: &[(f64, f64)]) -> Comparison {
     }
 }
 
-/// Returns the maximum number of requests that a probe for 256 pages makes, in a tier that knows no
-/// object yet.
+/// Probes for eight prompts of 256 pages, which share 0 to 256 leading pages with the stored pages,
+/// each in a tier that knows no object yet. Returns the maximum number of requests of a probe.
 fn probe(remote: &ConfiguredBackend) -> Result<u64, Failure> {
     let there = Round::new(0, PROBE_PAGES / PAGES_PER_OBJECT);
     let other = Round::new(u32::MAX, PROBE_PAGES / PAGES_PER_OBJECT);

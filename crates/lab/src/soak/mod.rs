@@ -208,7 +208,8 @@ impl Soak<'_> {
             self.restarts += u64::from(kind == Cycle::OwnerKilled);
         }
         wait_without_hang(&workers, length / 2)?;
-        // Workers stop first: their leases and retained pages delay a change of capacity.
+        // Stop the workers before the reconfigurer: its last change of capacity may wait until the
+        // workers' leases are released.
         if !workers.stop(CALL_TIMEOUT) || !reconfigurer.stop(CALL_TIMEOUT) {
             return Err(call_timed_out());
         }

@@ -1,5 +1,6 @@
-//! Hit rates of the same requests with the same number of bytes, counted without timing: in the
-//! store, with one file per page, and in memory that a restart empties.
+//! Hit rates of three ways to keep pages in the same number of bytes: in the store, in one file per
+//! page, and in memory that a restart empties. Each is a replay of the same requests, without an
+//! index.
 
 use super::args::AdaptiveArgs;
 use super::report::HitRate;
@@ -25,7 +26,8 @@ pub fn measure(args: &AdaptiveArgs) -> Result<Vec<HitRate>, Failure> {
     let counted_from = load.stages()[0].start;
     let budget = (trace.footprint() as f64 * args.page_bytes as f64 * BUDGET_SHARE) as u64;
     let page = units_of(args.page_bytes) * UNIT;
-    // The size of headers depends on the number of runs, which is known only after a trial replay.
+    // A page also takes a share of a run header. A first replay measures that share, because it
+    // depends on the number of runs.
     let tried = store(trace, budget / page, args.page_bytes, counted_from)?;
     let with_header = tried.bytes_written as f64 / tried.admitted.max(1) as f64;
     let pages = (budget as f64 / with_header) as u64;

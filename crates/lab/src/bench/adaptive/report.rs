@@ -16,7 +16,7 @@ pub struct Report {
     pub rounds: u32,
     /// Rows by memtable and variant; the first of each memtable has the controller on.
     pub rows: Vec<Row>,
-    /// Latencies of puts while the shape changes.
+    /// Latencies of puts in a variant whose target setting alternates.
     pub switch: Switch,
     /// Hit rates, without an index.
     pub hits: Vec<HitRate>,
@@ -164,7 +164,7 @@ pub struct Puts {
     pub p99_us: f64,
 }
 
-/// Latencies of puts while the setting changes, medians of the rounds.
+/// Latencies of puts in a variant whose target setting alternates; medians of the rounds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Switch {
     /// Puts while the tree moves to another setting.

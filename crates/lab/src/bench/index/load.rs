@@ -98,13 +98,15 @@ impl Load {
         self.trace.as_ref().map(|(trace, _)| trace)
     }
 
-    /// Returns the sequences of each stage after the sequences of the warm-up, for `ten-stage`.
+    /// Returns the range of sequences of each stage of `ten-stage`, without the warm-up, whose
+    /// sequences come before the first stage. Other workloads have no stages.
     #[must_use]
     pub fn stages(&self) -> &[Range<usize>] {
         &self.stages
     }
 
-    /// Returns the number of leading sequences that are complete, at least one.
+    /// Returns the number of leading sequences whose pages are all among the `entries` inserted
+    /// pages; at least one.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {
@@ -168,8 +170,8 @@ impl Load {
         ((0..SEQUENCE).map(page).collect(), if number == first { 0 } else { HEAD })
     }
 
-    /// Inserts the new pages of a sequence, at most `left`, run by run. Calls `done` with the
-    /// number of pages after each run. Returns the number of inserted pages.
+    /// Inserts the new pages of a sequence, at most `left`, run by run. After each run, calls
+    /// `done` with that run's number of pages. Returns the number of inserted pages.
     ///
     /// # Errors
     /// Index errors, and errors of `done`.
@@ -182,7 +184,8 @@ impl Load {
     ) -> std::result::Result<u64, E> {
         let (pages, mut known) = self.sequence(number);
         if self.workload == Workload::OnePrompt {
-            // Offer all pages of the request: the index says which of them it lacks.
+            // Ask the index how many leading pages of the request it has, as a put of the whole
+            // request does.
             known = index.probe(SLOT, &pages);
         }
         let end =

@@ -76,7 +76,7 @@ pub struct IndexArgs {
 
 /// Bytes of a page's record, the divisor of write amplification.
 const RECORD_BYTES: u64 = 40;
-/// Maximum bytes of disk per page for any backend.
+/// Bytes of disk per page that must be free.
 const DISK_BYTES_PER_PAGE: u64 = 4096;
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 3;

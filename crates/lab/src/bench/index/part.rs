@@ -36,7 +36,7 @@ const WARM_UP: usize = 400;
 /// Number of lookups that are timed together, because reading the clock takes about the time of one
 /// lookup.
 const LOOKUPS: usize = 64;
-/// The churn ends after this time, or when a tenth of the pages were exchanged.
+/// Maximum time of the churn, which ends earlier when it has removed a tenth of the pages.
 const CHURN_TIME: Duration = Duration::from_secs(10);
 
 /// Parameters of one measured index.
@@ -279,8 +279,8 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// Measures removals from a full index. For every new sequence, removes an old sequence run by run,
-/// leaf first.
+/// Measures removals from a full index. For every new sequence, removes the runs of an old
+/// sequence, the last run first, until a run has children.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;

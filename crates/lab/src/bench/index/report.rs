@@ -59,9 +59,9 @@ pub struct Row {
     pub lookup_p50_us: f64,
     /// Median read of all pages of a run, in microseconds.
     pub range_p50_us: f64,
-    /// Bytes written to storage per 40 bytes of a page put.
+    /// Bytes written to storage, divided by 40 bytes for each page put.
     pub write_amplification: Option<f64>,
-    /// Bytes written according to the backend, per 40 bytes of a page put.
+    /// Bytes that the backend counted as written, divided by 40 bytes for each page put.
     pub own_write_amplification: Option<f64>,
     /// Time to open after a clean close, files in the page cache.
     pub recovery_ms: Option<f64>,

@@ -9,7 +9,8 @@ use ritornello_terminal::print::bytes;
 use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
-/// Tokens of a sequence, unless [`SEQUENCE_PAGES_MAX`] or [`SEQUENCE_BYTES_MAX`] limits it.
+/// Tokens of a sequence, or 8 pages if that is more. [`SEQUENCE_PAGES_MAX`], [`SEQUENCE_BYTES_MAX`]
+/// and half of `--total` limit a sequence further.
 const SEQUENCE_TOKENS: u64 = 4096;
 /// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;

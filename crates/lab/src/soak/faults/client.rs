@@ -18,9 +18,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Sequences that a client keeps in the store.
 const LIVE_SEQUENCES: usize = 32;
-/// Maximum number of sequences that a client puts after its last report, until it is killed. The
-/// client's next process deletes this number of possible sequences, and numbers its own sequences
-/// after them.
+/// Assumed maximum number of sequences that a client puts between its last report and its end. The
+/// client's next process numbers its sequences from this number after the last report, and deletes
+/// the sequences in the gap.
 pub const UNREPORTED_MAX: u64 = 2_000;
 /// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
@@ -242,8 +242,8 @@ impl Client {
         Ok(())
     }
 
-    /// Flushes, and reports the sequences covered. If the flush fails with `Miss`, earlier puts may
-    /// be lost. After any other failure the next flush must cover them.
+    /// Flushes, and reports the sequences put before. After `Miss`, which says that puts may be
+    /// lost, these sequences become orphans; after any other error they wait for the next flush.
     fn flush(&mut self, store: &Store) -> Result<()> {
         let put = std::mem::take(&mut self.put);
         match self.timed(|| store.flush()) {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Scopes that a client registers in one fault.
 const SCOPES_PER_STORM: u64 = 300;
-/// A soft limit below the number of a store's files.
+/// Soft limit of open files, less than the number of files of a store.
 const FEW_FILES: u64 = 24;
 /// New owner of a directory: any user except the current user.
 const OTHER_UID: u32 = 65_534;
@@ -86,7 +86,7 @@ pub enum Fault {
     Passed,
     /// The client with this number was stopped.
     Stopped(usize),
-    /// Operations of all clients fail.
+    /// File system calls of all clients fail with an injected error.
     Broken,
     /// The directory was moved to `away`. The directory that takes its place is moved to `aside` at
     /// the end of the fault.

@@ -82,7 +82,8 @@ impl<'a> Process<'a> {
             reports.wrong_bytes += state.wrong_bytes;
             reports.slowest = reports.slowest.max(state.slowest);
             reports.checked = None;
-            // A process that ended before its first round has reported no next number.
+            // Start after all numbers that earlier processes reported, or may have used after their
+            // last report.
             let last = reports.flushed.last().map_or(0, |last| last + 1);
             let from = state.next.max(last) + UNREPORTED_MAX;
             reports.state.next = from;

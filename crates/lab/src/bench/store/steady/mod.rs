@@ -288,9 +288,9 @@ impl Bench {
         Ok(sets - 1)
     }
 
-    /// Returns the 99th percentile of 16-page gets from the latest set, in microseconds, and the
-    /// number of the latest set. If `beside` is given, another thread puts at most `sets` sets
-    /// during the gets, starting with set `beside`.
+    /// Returns the 99th percentile of gets of at most [`GET_PAGES`] pages from the latest set, in
+    /// microseconds, and the number of the latest set. If `beside` is given, another thread puts at
+    /// most `sets` sets during the gets, starting with set `beside`.
     fn latency(
         &self,
         store: &Store,

@@ -24,10 +24,10 @@ pub struct Figures {
     pub put_ratio: f64,
     pub get_gib_s: f64,
     pub get_ratio: f64,
-    /// Ratio of reading whole sequences, by bytes per page.
+    /// Ratio of the rates of reading whole sequences, by bytes per page.
     pub long_read_ratio: BTreeMap<u64, f64>,
-    /// 99th percentile of 16-page gets, in microseconds: without puts, during puts into free space,
-    /// and during puts that evict.
+    /// 99th percentile of gets of at most 16 pages, in microseconds: without puts, during puts into
+    /// free space, and during puts that evict.
     pub get16_p99_us_idle: f64,
     pub get16_p99_us_writing: f64,
     pub get16_p99_us_evicting: f64,
