@@ -28,7 +28,8 @@ const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Maximum names of one process. The process takes a new name with each owner, and keeps every name
 /// under which reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Maximum connections whose handshake is not complete.
+/// Number of connections without a complete handshake from which each new connection shuts down the
+/// oldest of them.
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Maximum bytes of long messages over all clients. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per
 /// client.
@@ -80,8 +81,9 @@ impl Connections {
         Arc::new(Self { authority, state, closed, budget })
     }
 
-    /// Registers an accepted connection. Returns `None` if the number of unauthenticated
-    /// connections is twice their quota: they arrive faster than they can be closed.
+    /// Registers an accepted connection, and shuts down the oldest unauthenticated connection if
+    /// there are [`UNAUTHENTICATED_MAX`] or more. Returns `None` at twice this number: connections
+    /// arrive faster than they end.
     pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
         let mut state = self.state.lock();
         let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, result};
 
-/// The store's files except the manifest and the lock. The files include the policy file, although
-/// operators write it: its permissions are for this store, and must not apply to a store that is
-/// created here later.
+/// Files in the store's directory that are removed before the manifest and the lock. The policy
+/// file is among them, although operators write it: its permissions are for this store, and must
+/// not apply to a store that is created here later.
 const FILES: [&str; 7] = [
     "SCOPES",
     "SCOPES.new",
@@ -25,9 +25,9 @@ const FILES: [&str; 7] = [
 ];
 
 /// Removes the store in `path`: its files in all its directories, and directories that are empty
-/// afterwards. Other files stay. A directory without the store's marker keeps all files, because
-/// its volume is absent. The manifest and then the lock file are removed last, so that an
-/// interrupted removal can be repeated.
+/// afterwards. Other files stay. A volume whose directory lacks the store's marker is taken for
+/// absent, and the directory keeps all files. The manifest and then the lock file are removed last,
+/// so that an interrupted removal can be repeated.
 ///
 /// # Errors
 /// `Invalid` if there is no store, another process owns it, or this process has it open; `Fatal` if

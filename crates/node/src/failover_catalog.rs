@@ -72,9 +72,9 @@ impl FailoverCatalog {
         guard.try_close(until).ok_or_else(busy)??
     }
 
-    /// Sends a request to the core of this process; `None` if another process owns the store. Most
-    /// probes and gets take this path. Unlike [`Self::call_owner`], it does not return the
-    /// membership that answered.
+    /// Sends a request to the core of this process. Returns `None` unless this process owns the
+    /// store and is not leaving it. Most probes and gets take this path. Unlike
+    /// [`Self::call_owner`], it does not return the membership that answered.
     fn ask_own_core(&self, request: &Request<'_>) -> Option<Result<Response>> {
         if self.membership.is_leaving() {
             return None;
@@ -365,7 +365,7 @@ struct Unflushed(Mutex<FlushMark>);
 /// The acknowledgements that a flush covers if it succeeds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FlushMark {
-    /// The earliest epoch with an uncovered acknowledgement.
+    /// Number of the earliest owner epoch with an acknowledgement that no flush has covered.
     owner: Option<u32>,
     /// Number of acknowledgements so far. If the number grew during a flush, the flush does not
     /// cover the new acknowledgements.
@@ -387,7 +387,8 @@ impl Unflushed {
         *self.0.lock()
     }
 
-    /// Records that no acknowledgement is uncovered, unless one was added after `mark` was taken.
+    /// Records that a flush has covered all acknowledgements up to `mark`. If one was added after
+    /// `mark` was taken, all of them stay uncovered until the next flush.
     fn complete_flush(&self, mark: FlushMark) {
         let mut now = self.0.lock();
         if *now == mark {

@@ -37,7 +37,7 @@ pub(crate) enum Membership {
 pub enum Role {
     /// This process holds the index and answers the other processes.
     Owner,
-    /// Another process is the owner.
+    /// Another process is the owner, or this process has closed or is leaving the store.
     Client,
 }
 
@@ -56,8 +56,8 @@ impl Membership {
     /// Takes the lock and opens the store as its owner, or connects to the owner. If both fail
     /// because an owner starts or ends, retries until `until`. If they fail because the owner
     /// reopens the store, retries for at most `reopening`. `known` says that this process has used
-    /// the store before, so that some owner was able to open it; a failure to open the store then
-    /// counts as reopening.
+    /// the store before, so some owner was able to open it: if this process takes the lock and
+    /// fails to open the store with `Fatal` or `Retry`, the error is [`StoreReopening`].
     ///
     /// # Errors
     /// Any error of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an

@@ -34,10 +34,10 @@ pub struct Node {
 /// of the owner. A second open in one process returns a second handle on the same store.
 ///
 /// The owner's `durability` and `sync_interval` apply; a client's apply when it becomes the owner.
-/// Each process transfers pages with its own `io`. If `capacity`, `index`, `paths` or
-/// `segment_bytes` differ from the store's, a client only logs the difference; an owner resizes the
-/// store and converts its index. Directories of `further_dirs` that the store lacks are added, by a
-/// client through the owner.
+/// Each process transfers pages with its own `io`. If `capacity` or `index` differ from the
+/// store's, an owner resizes the store and converts its index, and a client only logs the
+/// difference. Different `paths` or `segment_bytes` are only logged. Directories of `further_dirs`
+/// that the store lacks are added, by a client through the owner.
 ///
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a

@@ -147,8 +147,8 @@ impl NodeDirectory {
         Ok(entries.collect::<rustix::io::Result<_>>()?)
     }
 
-    /// Returns whether the path now leads to another directory or to no directory: this directory
-    /// was moved, or a file system was mounted over it.
+    /// Returns whether the path now leads to another directory or to no directory, for example
+    /// because this directory was moved, or a file system was mounted over it.
     ///
     /// # Errors
     /// If the target of the path cannot be determined, for example because its file system fails.
@@ -249,7 +249,7 @@ impl NodeDirectory {
 /// Whether `found`, the current identity of a path's target, differs from `opened`.
 ///
 /// # Errors
-/// Any error that does not show where the path leads.
+/// The error of `found`, unless it says that the path does not exist.
 fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<bool> {
     match found {
         Ok(found) => Ok(found != opened),

@@ -41,7 +41,7 @@ pub(crate) struct OwnerEpoch {
     pub(crate) store: [u8; 16],
     /// Number of the epoch, counted since the store was created.
     pub(crate) owner: u32,
-    /// Whether the previous owner closed the store, and so lost nothing.
+    /// Whether the previous owner made all changes durable when it closed the store.
     pub(crate) clean: bool,
     /// Whether a put or a delete is durable when it is acknowledged.
     pub(crate) durable: bool,

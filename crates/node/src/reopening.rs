@@ -112,8 +112,8 @@ impl Reopening {
     /// Gives up reopening. The store stays as the failure left it, for the next owner.
     ///
     /// # Errors
-    /// Any error of [`Reopening::end_former`]. The inner error is the failure that poisoned the
-    /// store.
+    /// Any error of [`Owner::close`]. The inner result is always an error: it names the failure
+    /// that poisoned the store.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         if let Some(owner) = &*self.former.lock() {
             drop(owner.close()?);

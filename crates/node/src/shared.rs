@@ -15,8 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// Address space of one open store in one process, for copies of pages and unaligned reads. Only
-/// the parts in use are resident.
+/// Address space of an open store's staging memory in one process. Only the parts in use are
+/// resident.
 const STAGING_BYTES: usize = 256 << 20;
 
 /// An open store.
