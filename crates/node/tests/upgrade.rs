@@ -22,7 +22,7 @@ const GREETING_7: &[u8] = b"RTRN\x07\0\0\0";
 /// error of kind `Invalid`.
 const GRANTED: u8 = 0;
 const REFUSED: &[u8] = b"\x02\0";
-/// The only request without a response.
+/// Number of the request `Release`, which has no response.
 const RELEASE: u8 = 3;
 /// Positions of the client's name and of the format number in a recorded hello.
 const NAME: std::ops::Range<usize> = 14..46;

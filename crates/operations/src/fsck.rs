@@ -33,8 +33,8 @@ pub struct FsckArgs {
 
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
-/// The reason under which opening a store drops the runs of a scope that was dropped before a
-/// crash, if the crash undid their removal from the index. These runs do not count as damage.
+/// The key in `dropped_at_open` of runs of a scope that was dropped before a crash. The crash undid
+/// their removal from the index, and opening the store removed them again: they are not damage.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]

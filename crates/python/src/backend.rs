@@ -2,10 +2,10 @@
 //!
 //! The remote's own threads call the backend, and attach to the interpreter during the call only.
 //! An exception fails that call: the tier counts the failure and continues without the page. The
-//! first call runs the constructor; if the constructor raises, the next call runs it again. A
-//! service that is down or hangs therefore does not keep the tiers from opening. After the
-//! interpreter's exit no call starts, and the exit waits for running calls for at most
-//! [`STOP_TIMEOUT`].
+//! constructor runs in the first call and not when the tiers are opened, so that a service that is
+//! down or hangs does not keep them from opening; if the constructor raises, the next call runs it
+//! again. After the interpreter's exit no call starts, and the exit waits for running calls for at
+//! most [`STOP_TIMEOUT`].
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};

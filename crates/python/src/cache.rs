@@ -263,8 +263,9 @@ impl Cache {
         Ok(loads.into_iter().map(|(tier, bytes, took)| (tier_name(tier), bytes, took)).collect())
     }
 
-    /// Records how long a load took that the gate decided on in the lookup `found`: statistics
-    /// compare this time with the gate's estimates. Does nothing if the gate made no decision.
+    /// Records that the load which the gate decided on in the lookup `found` took `seconds`.
+    /// Statistics compare this time with the gate's estimates. Does nothing if the gate made no
+    /// decision.
     fn record_outcome(&self, py: Python<'_>, found: &Lookup, seconds: f64) -> PyResult<()> {
         let took = duration(py, "seconds", seconds)?;
         let cache = self.cache(py)?;

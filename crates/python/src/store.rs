@@ -289,8 +289,8 @@ impl Store {
     }
 
     /// Returns keys of a scope, earlier puts first, and the `after` of the next call, or zero at
-    /// the end. Adds whole runs until there are at least `limit` keys (16,384 for a larger
-    /// `limit`).
+    /// the end. Adds whole runs until there are at least `limit` keys; a `limit` above 16,384
+    /// counts as 16,384.
     #[pyo3(signature = (scope, *, after=0, limit=1000))]
     fn keys<'py>(
         &self,

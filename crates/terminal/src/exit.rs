@@ -11,9 +11,9 @@ use std::io;
 pub enum Status {
     /// The command succeeded and found no problem.
     Fine,
-    /// The command succeeded and found a problem.
+    /// The command found a problem, or the store's disk fails so that the store cannot be opened.
     Problems,
-    /// The command line is invalid, or the store cannot be opened.
+    /// The command line is invalid, or the store cannot be opened for another reason.
     Unusable,
     /// The command failed.
     Failed,

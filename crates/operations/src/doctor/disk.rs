@@ -153,7 +153,8 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
             let missing = budget - taken - usable;
             let change = format!("free {}, or a smaller capacity", bytes(missing));
             match manifest {
-                // The store works without growing, because it evicts.
+                // An existing store works without the missing space, because it evicts pages
+                // instead of growing.
                 Some(_) => Finding::advice(WHAT, found, change),
                 None => Finding::wrong(WHAT, found, change),
             }

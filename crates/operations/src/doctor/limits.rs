@@ -6,7 +6,8 @@ use ritornello_terminal::print::bytes;
 use ritornello_volume::OTHER_FILES;
 use rustix::process::{Resource, getrlimit};
 
-/// Bytes of staging memory that one process needs for reads and writes, with a margin.
+/// Free memory, in bytes, that a control group should leave for the staging memory of one process
+/// and for the index.
 const MEMORY_WANTED: u64 = 1 << 30;
 
 /// Examines the limits, for a store of `segments` segments.
