@@ -24,8 +24,8 @@ use tokio::runtime::{Builder, Runtime};
 const WORKERS: usize = 2;
 /// Concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
-/// Maximum length of a value that is read as a whole. Longer objects, up to a page of 512 MiB, are
-/// read in ranges.
+/// Maximum length of a value that is requested without a range. Objects of a remote may be longer,
+/// up to a page of 512 MiB, and are requested with a range.
 const VALUE_BYTES_MAX: u64 = 128 << 20;
 
 /// A backend over one object store.

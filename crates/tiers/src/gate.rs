@@ -98,8 +98,8 @@ pub struct LoadDecision {
 /// it. The costs are a least-squares fit over exponentially weighted observations.
 #[derive(Clone, Copy, Debug, Default)]
 struct PrefillModel {
-    // Moving averages of the products of tokens (t), pairs (p) and seconds (s), all divided by the
-    // tokens of the prefill.
+    // Moving averages of products of two numbers out of tokens (t), pairs (p) and seconds (s). Each
+    // of the three is divided by the tokens of its prefill before the multiplication.
     tt: f64,
     tp: f64,
     pp: f64,

@@ -2,9 +2,9 @@
 //! shared by several machines, and moves pages between tiers.
 //!
 //! **Purpose.** [`PageTable`] answers in one walk how many leading pages of a prompt are stored,
-//! and on which tiers. A caller claims the pages of a transfer to a tier in the table, so that no
-//! other caller moves the same pages; pages in use are locked in the table. The table chooses the
-//! pages that a full tier evicts, ends of prompts before their beginnings. [`remote`] is the
+//! and on which tiers. Before a caller moves pages to a tier it claims them in the table, so that
+//! no other caller moves them too. A caller locks pages while it uses them. For a full tier the
+//! table chooses the pages to evict, ends of prompts before their beginnings. [`remote`] is the
 //! slowest tier, shared by several machines. [`cache`] combines all tiers.
 //!
 //! **Promises.** A walk waits for no lock that is held while bytes move, and for no lock that is

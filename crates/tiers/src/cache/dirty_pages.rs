@@ -82,11 +82,12 @@ impl DirtyPages {
         dirty.map(|(page, _)| *page).take(max_pages).collect()
     }
 
-    /// Takes the pages of a prompt to be written. `victim` holds consecutive pages of the prompt,
-    /// which the page table chose to evict. Returns the prompt up to the last recorded page of
-    /// `victim`, and the range of pages to write; `None` if no page of the range is dirty, or the
-    /// prompt cannot be reconstructed. The range starts at the first dirty page of `victim`, or
-    /// with `whole` at the first dirty page of the prompt. Pages in the range are marked clean.
+    /// Takes dirty pages of one prompt, which the caller then writes. `victim` holds consecutive
+    /// pages of the prompt: pages that the page table chose to evict, or one dirty page that the
+    /// table no longer has. Returns the prompt up to the last recorded page of `victim`, and the
+    /// range of pages to write; `None` if no page of the range is dirty, or the prompt cannot be
+    /// reconstructed. The range starts at the first dirty page of `victim`, or with `whole` at the
+    /// first dirty page of the prompt. Pages in the range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],

@@ -26,7 +26,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A running prefetch whose pages are worth fetching.
+/// A running prefetch, after the gate has decided which pages to fetch.
 pub(super) struct Fetch<'a> {
     pub(super) tiers: &'a TierSet,
     pub(super) lower: &'a LowerTiers,
@@ -87,7 +87,8 @@ impl Fetch<'_> {
         }
         let (mut left, mut failed) = (wanted.to_vec(), 0);
         let step = step_pages(all.page_bytes);
-        // Another prefetch may take this long to fetch its pages.
+        // Wait for pages that another prefetch is fetching as long as one step of this prefetch may
+        // take.
         let others_timeout = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);
         let mut until = Instant::now() + others_timeout;
         while !left.is_empty() && Instant::now() < until && !job.is_cancelled() {

@@ -49,7 +49,8 @@ impl LoadGate {
         self.gate.lock().record_load(tier, bytes, took, self.clock());
     }
 
-    /// Loads that this process measured since the last call, by tier.
+    /// Returns the bytes and seconds of the loads that this process measured since the last call,
+    /// by tier.
     pub(super) fn take_measured(&self) -> [(u64, f64); 4] {
         std::mem::take(&mut *self.measured.lock())
     }

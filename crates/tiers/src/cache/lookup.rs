@@ -71,8 +71,9 @@ pub struct Lookup {
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,
-    /// Number of leading pages that `leases` cover; the engine loads the pages among them that it
-    /// lacks. Zero if the gate decides to load nothing, even if the engine holds some pages.
+    /// Number of leading pages that the engine has after the load, all of them covered by `leases`;
+    /// the engine loads the pages among them that it lacks. Zero if the gate decides to load
+    /// nothing, even if the engine holds some pages.
     pub load: usize,
     /// Pages fetched so far from the remote for this prompt. The first lookup after the end of the
     /// fetch reports them for the last time.

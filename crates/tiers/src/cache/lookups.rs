@@ -24,7 +24,7 @@ pub(super) struct Lookups {
     pub(super) promotions: Arc<Promotions>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) policy: PrefetchPolicy,
-    /// Pages that lookups probed, and pages among them that no tier had.
+    /// Pages of the lookups that got a final answer, and pages among them that no tier had.
     pub(super) probed: Counter,
     pub(super) missed: Counter,
 }

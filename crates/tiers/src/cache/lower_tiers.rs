@@ -106,8 +106,9 @@ impl LowerTiers {
         }
     }
 
-    /// Records the tiers on which a lookup found the leading pages, and writes pages that were
-    /// found often enough.
+    /// Records in the page table the tiers on which a lookup found the leading pages, if a tier is
+    /// selective or write-back. Queues writes to selective tiers of the pages that were found often
+    /// enough.
     pub(super) fn found(&self, pages: &PromptPages, spans: &[TierSpan]) {
         let by_use = |policy| matches!(policy, WritePolicy::Selective(_) | WritePolicy::WriteBack);
         if !self.writers.iter().any(|writer| by_use(writer.policy)) {

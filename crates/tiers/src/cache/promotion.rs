@@ -37,7 +37,7 @@ impl Promotions {
         Self { writer: (tiers.local.len() > 1).then(writer) }
     }
 
-    /// Queues promotions of the pages in `requested` that were found on disk.
+    /// In a chained scope, queues promotions of the pages in `requested` that were found on disk.
     pub(super) fn promote(&self, pages: &PromptPages, found: &[TierSpan], requested: Range<usize>) {
         let Some(writer) = self.writer.as_ref().filter(|_| pages.scope.chained) else { return };
         let mut end = 0;

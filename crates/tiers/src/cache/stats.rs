@@ -147,9 +147,9 @@ impl GateCounters {
 pub struct CacheStats {
     /// The tiers, fastest first.
     pub tiers: Vec<TierStats>,
-    /// Pages that lookups probed.
+    /// Pages of the lookups that got a final answer.
     pub probed_pages: u64,
-    /// Probed pages that were not found on any tier.
+    /// Pages among [`probed_pages`](Self::probed_pages) that no tier had.
     pub missed_pages: u64,
     /// Prefetches from the remote.
     pub prefetch: PrefetchStats,
@@ -255,9 +255,10 @@ pub struct PrefetchStats {
 pub struct GateStats {
     /// Prompts of which the gate chose to load all found pages.
     pub all: u64,
-    /// Prompts of which a leading part was loaded.
+    /// Prompts of which the gate chose to load a leading part.
     pub some: u64,
-    /// Prompts of which no page was loaded: computing was cheaper, or the lookup forbade loads.
+    /// Prompts of which the gate chose to load no page: computing was cheaper, or the lookup
+    /// forbade loads.
     pub none: u64,
     /// Loads whose time was reported.
     pub judged: u64,

@@ -119,8 +119,8 @@ impl TierSet {
         }
     }
 
-    /// If the table has more than [`TABLE_PAGES`] pages, removes an eighth of this number from each
-    /// tier.
+    /// If the table has more than [`TABLE_PAGES`] pages, removes the least recently used pages of
+    /// each tier, at most an eighth of [`TABLE_PAGES`] per tier.
     pub(super) fn trim_table(&self) {
         if self.table.stats().pages > TABLE_PAGES {
             for tier in [Tier::Remote, Tier::Disk, Tier::Host] {

@@ -41,7 +41,8 @@ pub(super) struct TierWriter {
     /// The dirty pages of the tier above, if this tier has the policy `WriteBack`.
     pub(super) write_back: Option<WriteBack>,
     tiers: Arc<TierSet>,
-    /// The writer of the next lower tier, which is told about pages that arrive on this tier.
+    /// The writer of the next lower tier: if that tier is write-back, the writer records pages that
+    /// arrive on this tier as dirty.
     below: Option<Arc<TierWriter>>,
 }
 
@@ -76,8 +77,8 @@ impl TierWriter {
         self.tiers.table.forget(self.to, &pages.hashes, range);
     }
 
-    /// Queues writes of pages that are on the tier above, or will be stored on it by `put`, unless
-    /// the pages are already stored or queued.
+    /// Queues writes of pages that another tier has, or will have after `put`. In a chained scope,
+    /// leaves out pages that are on this tier or queued already, according to the page table.
     pub(super) fn write(
         self: &Arc<Self>,
         pages: &PromptPages,

@@ -204,8 +204,9 @@ impl WriteJob {
         self.pages.bytes(self.range.len())
     }
 
-    /// Whether this job continues `last`: in a chained scope an equal last page proves equal pages
-    /// before it.
+    /// Whether this job can be merged into `last`: it writes a continuation of the same prompt. In
+    /// a chained scope the hash of the last page of `last` proves that all pages before it are
+    /// equal.
     fn follows(&self, last: &Self) -> bool {
         let end = last.range.end;
         self.pages.scope.chained

@@ -24,7 +24,8 @@ pub(super) struct ExistenceCache(Mutex<[HashMap<String, Entry>; 2]>);
 struct Entry {
     exists: bool,
     until: Instant,
-    /// Whether the object was found, could not be read, and has not been found since.
+    /// Whether the object was found, then could not be read or was rejected, and has not been found
+    /// since.
     lost: bool,
     /// Whether the object was fetched and rejected. A write by this process or a successful read of
     /// the whole object clears the flag; an existence query does not.
@@ -36,8 +37,8 @@ impl ExistenceCache {
         self.find(name).filter(|entry| now < entry.until).map(|entry| entry.exists)
     }
 
-    /// Whether the object `name` was found, could not be read, and has not been found since. Such
-    /// an object must be queried again before it counts as existing.
+    /// Whether the object `name` was found, then could not be read or was rejected, and has not
+    /// been found since. Such an object must be queried again before it counts as existing.
     pub(super) fn is_lost(&self, name: &str) -> bool {
         self.find(name).is_some_and(|entry| entry.lost)
     }

@@ -69,7 +69,7 @@ impl FaultyBackend {
         self.exists_calls.load(Relaxed)
     }
 
-    /// Number of values set.
+    /// Number of calls of `set`.
     pub fn set_calls(&self) -> u64 {
         self.set_calls.load(Relaxed)
     }
