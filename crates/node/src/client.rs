@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum connections of one process to its owner. A call occupies its connection until the
 /// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// Maximum time to wait for a handshake. An owner that does not answer within it counts as silent.
+/// Maximum time to wait for a handshake. After it, the owner is treated as silent.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
 /// immediately. The check finds dead owners whose connections a forked child keeps open.

@@ -162,7 +162,8 @@ fn forged_page_is_a_miss_and_rewritten() {
     let tier = remote.tier("a");
     assert_eq!(get(&tier, &SCOPE, 0..PAGES), 0);
     assert_eq!(tier.stats().rejected, RejectedObjects { wrong_tag: 1, ..Default::default() });
-    // Another process only queries whether the object exists, so it cannot reject it.
+    // Another process has not read the object. It only queries whether the object exists, and so
+    // does not write it again.
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, 0);
     // A query whether the object exists does not clear the rejection.
     with_prompt(&SCOPE, |p, until| assert_eq!(tier.probe(p, until).unwrap(), 0));

@@ -170,8 +170,8 @@ impl LoadDriver {
         let mut sum = none();
         for window in windows(sequences, self.window) {
             let keys = keys(&shape, set, &window);
-            // Clear the beginning of each page, so that bytes of an earlier pass do not pass the
-            // check.
+            // Clear the beginning of each page. Otherwise the check below could accept bytes that
+            // an earlier pass left in memory.
             for page in self.memory.bytes_mut().chunks_exact_mut(stride) {
                 page[..64.min(stride)].fill(0);
             }

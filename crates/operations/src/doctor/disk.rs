@@ -113,7 +113,7 @@ fn io(report: &IoReport) -> Vec<Finding> {
 }
 
 /// Returns the finding about free space: whether the file system has the space that the store will
-/// still allocate, and the floor that must stay free.
+/// still allocate, and how much space the store leaves free.
 fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Finding {
     const WHAT: &str = "free space";
     let room = match Host.room(dir) {

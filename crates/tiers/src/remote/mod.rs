@@ -1,5 +1,5 @@
-//! The remote tier: pages in a store shared by several machines, reached through three required
-//! methods.
+//! The remote tier: pages in a store shared by several machines. A [`Backend`] gives access to the
+//! store; three of its methods are required.
 //!
 //! Pages are packed into objects of several MiB with a header ([`packing`], [`object`]). The name
 //! of an object is derived from the keys of its pages: writers of the same pages write the same

@@ -21,8 +21,8 @@ const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
 /// Approximate number of samples of the shape.
 const SAMPLES: usize = 400;
-/// An interval and a number of seconds. Compactions are taken to have ended if this process uses less
-/// processor time than this number within the interval.
+/// An interval and a number of seconds. Compactions are taken to have ended if this process uses
+/// less processor time than this number within the interval.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Keys, values and queries: of real forward passes, and synthetic.
+//! The measured keys, values and queries: recorded in forward passes of a model, or generated.
 
 use super::safetensors::Tensors;
 use crate::random::mix;

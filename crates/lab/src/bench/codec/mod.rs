@@ -85,7 +85,7 @@ struct Row {
     decode_gb_s: f64,
     memcpy_gb_s: f64,
     /// Relative error of the attention output: the norm of the error over the norm of the output,
-    /// as the mean of the layers. Zero for lossless codecs.
+    /// averaged over the layers. Zero for lossless codecs.
     attention_error: f64,
     attention_error_worst: f64,
 }

@@ -108,8 +108,8 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order is `Order::Adopt`. It must be executed before the first put, which it
-        // would otherwise delete.
+        // The first order is `Order::Adopt`. It must be executed before the first put, because it
+        // would delete the pages of that put.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {
