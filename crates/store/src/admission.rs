@@ -1,14 +1,15 @@
 //! Admission: decides which pages are worth the wear of a write.
 //!
-//! [`Admission`] is a state machine without I/O, locks or a clock, so that the owner of a store and
-//! a simulator run the same code. A put calls it once, with the missing pages in sequence order.
-//! The result is the number of *leading* pages that may be written: in a chained scope a page after
-//! a refused page could never be hit.
+//! [`Admission`] is a state machine without I/O, locks or a clock. Each reservation calls
+//! [`Admission::decide`] once, with the missing pages that its scope's quota allows, in sequence
+//! order. The result is the number of *leading* pages that may be written: in a chained scope a
+//! page after a refused page could never be hit.
 //!
 //! * **Write-through** admits every page.
 //! * **Second sight** admits a page if the page's hash is in a *ghost list*: the hashes of recently
-//!   refused pages, kept without their bytes. On chat traffic most pages are never requested again,
-//!   and second sight writes a fifth of what write-through writes for three quarters of its hits.
+//!   refused pages, kept without their bytes. On chat traffic most pages are never requested again:
+//!   second sight writes a fifth of the bytes that write-through writes, and has three quarters of
+//!   the hits.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds at most the
 //!   budget of an hour. Admitted pages take their bytes from the bucket, and an empty bucket admits
 //!   nothing. Over any span of time, writes are therefore at most the budget of the span plus one
@@ -74,7 +75,7 @@ impl AdmissionMode {
     }
 }
 
-/// Bytes that may be written per span of time, the unit of a drive's endurance.
+/// Bytes that may be written per span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WriteBudget {
     bytes_per_second: f64,
@@ -113,10 +114,10 @@ impl WriteBudget {
     }
 }
 
-/// The reason why pages were not admitted.
+/// The reason why the first refused page of a put was refused. The pages after it are refused too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionRefusal {
-    /// The ghost list does not hold the pages: they were not refused recently.
+    /// The ghost list does not hold the page: it was not refused recently.
     FirstSight,
     /// The write budget is used up.
     Budget,
@@ -127,12 +128,12 @@ pub enum AdmissionRefusal {
 pub struct AdmissionDecision {
     /// Leading pages that may be written.
     pub pages: usize,
-    /// Why the other pages may not be written, if there are any.
+    /// Why the page after these may not be written; `None` if all pages may be written.
     pub refused: Option<AdmissionRefusal>,
 }
 
-/// Decides on admission. The methods take `now`, the time since a fixed moment. The bucket does not
-/// fill while `now` is earlier than in a previous call.
+/// Decides on admission. [`Admission::decide`] takes `now`, the time since a fixed moment. The
+/// bucket does not fill while `now` is earlier than in a previous call.
 #[derive(Debug)]
 pub struct Admission {
     mode: AdmissionMode,
@@ -191,7 +192,7 @@ impl Ghost {
 
 impl Admission {
     /// Creates a state machine whose ghost list holds `ghost_pages` pages (at most
-    /// [`GHOST_PAGES_MAX`]). Callers give about the number of pages that the store holds.
+    /// [`GHOST_PAGES_MAX`]).
     #[must_use]
     pub fn new(mode: AdmissionMode, budget: Option<WriteBudget>, ghost_pages: usize) -> Self {
         let bucket = budget.map(|budget| {

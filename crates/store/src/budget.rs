@@ -6,8 +6,8 @@ use ritornello_format::{Error, Result};
 /// The registry file may hold as many bytes of obsolete records as of live records, plus this
 /// number.
 pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
-/// Bytes of the manifest, the reservation log, lock and client files, and the scope registry's
-/// files when the records of live scopes take [`REGISTRY_MIN`].
+/// Bytes set aside for the manifest, the reservation log, lock and client files, and for the scope
+/// registry's files as long as the records of live scopes take at most [`REGISTRY_MIN`].
 const FIXED_METADATA: u64 = 1 << 20;
 /// The records of live scopes take at most 1/`REGISTRY_SHARE` of the capacity, within
 /// [`REGISTRY_MIN`] and [`REGISTRY_MAX`].
@@ -77,8 +77,8 @@ impl Budget {
 
     /// Returns the maximum segments of each directory. `existing` has the current number of
     /// segments per directory, or `None` for a directory that must become empty. The division is as
-    /// even as possible. Below the budget, no directory loses segments and the smallest directories
-    /// grow; above the budget, the largest directories shrink.
+    /// even as possible. If the store has fewer than `segments_max` segments, no directory loses
+    /// segments and the smallest directories grow; if it has more, the largest directories shrink.
     #[must_use]
     pub fn shares(&self, existing: &[Option<u32>]) -> Vec<u32> {
         let mut shares: Vec<u32> = existing.iter().map(|there| there.unwrap_or(0)).collect();
@@ -89,8 +89,9 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // Each step raises the smallest shares to the next larger share (above the budget: lowers
-        // the largest to the next smaller), so there are hardly more steps than directories.
+        // Each step raises the smallest shares to the next larger share, or, if their sum must
+        // shrink, lowers the largest to the next smaller, so there are hardly more steps than
+        // directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

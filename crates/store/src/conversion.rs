@@ -34,7 +34,7 @@ pub struct Conversion {
     pub runs: u64,
     /// Pages of the copied runs.
     pub pages: u64,
-    /// Invalid runs that were not copied.
+    /// Runs that were not copied, because they are inconsistent or follow an inconsistent run.
     pub runs_dropped: u64,
     /// Bytes of the old index's files.
     pub disk_bytes_before: u64,

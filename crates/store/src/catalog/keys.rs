@@ -4,8 +4,8 @@ use ritornello_format::{Error, Result};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 
-/// Keys in sequence order. A list is packed when it is serialized, so that hundreds of keys take
-/// one allocation on each side of a socket.
+/// Keys in sequence order. A list is packed when it is serialized, so that hundreds of keys take as
+/// few allocations on each side of a socket as one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys<'a> {
     /// The keys one by one.

@@ -80,8 +80,8 @@ pub trait Catalog: Send + Sync {
 
     /// Like `probe`, with a lease for `ttl` on the pages. The call counts as a use of the pages.
     /// With several scopes, it leases the leading pages that are present in all of them. In a
-    /// single unchained scope the lease covers every page present. The lease covers only pages
-    /// before the first that exceeds the client's share of the store.
+    /// single unchained scope the lease covers every page present. If the client's leases would
+    /// exceed its share of the store, the lease covers only the leading runs that fit the share.
     ///
     /// # Errors
     /// `Retry` if the first page exceeds the share, or there are too many leases. `Invalid` for
@@ -161,7 +161,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
-    /// Records a use of the leading pages. Returns their number.
+    /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
+    /// the number of leading pages.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let request = Request::Touch { scope, keys: Keys::Listed(keys) };
         expect!(self.call(&request), Response::Count(pages) => pages)

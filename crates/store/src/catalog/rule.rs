@@ -45,9 +45,9 @@ pub enum CallWait {
 pub enum Reservation {
     /// Concerns no reservation.
     Unrelated,
-    /// Begins a reservation. If the request is repeated, an earlier attempt may have reserved space
-    /// too. The space of the earlier attempt stays withheld until the client's lock file of the
-    /// earlier connection is unlocked.
+    /// Begins a reservation. If the request is repeated at another owner, the earlier attempt may
+    /// have reserved space too. A process has another name at each owner, and the space of the
+    /// earlier attempt stays withheld until the process unlocks the lock file of its earlier name.
     Begins,
     /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
     /// died, the pages are not stored and may be put again.
@@ -105,9 +105,10 @@ impl LaterCall {
 impl CallRule {
     /// The rule of a request that is sent again to the next owner if the owner is lost during the
     /// call, and whose response acknowledges nothing that a flush must make durable. The owner
-    /// answers most such requests from memory. Three may wait for a disk, within the time limit of
-    /// requests that wait for nothing: `Keys` reads run headers, `ReportDamage` reads the page, and
-    /// `Resolve` with `create` syncs the scope registry.
+    /// answers most such requests from memory, or from the files of the index `lsm`. Three may wait
+    /// for a disk with any index, within the time limit of requests that wait for nothing: `Keys`
+    /// reads run headers, `ReportDamage` reads the page, and `Resolve` with `create` syncs the
+    /// scope registry.
     const QUESTION: Self = Self {
         wait: CallWait::Nothing,
         reservation: Reservation::Unrelated,

@@ -15,7 +15,7 @@ pub struct ScopeRef {
     pub page_bytes: u64,
     /// Whether keys commit to all keys before them.
     pub chained: bool,
-    /// Codec of pages that are put: the number recorded with each slice.
+    /// Number of the codec with which puts encode pages (`ritornello_codec::Codec::number`).
     pub codec: u8,
 }
 
@@ -27,7 +27,8 @@ pub struct LeaseNumber(pub u64);
 /// such a call delays all other calls.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
-/// The longest reusable prefix, readable until its lease is released or expires.
+/// The result of a lease call: the leading pages that stay readable until the lease is released or
+/// expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leased {
     /// Leading pages that are present and leased.
@@ -147,7 +148,8 @@ pub enum Refusal {
     NoSpace,
     /// The deadline passed while the put waited for space.
     Deadline,
-    /// The index has reached its share of the budget.
+    /// The index cannot take a run now: its files have reached their share of the capacity, too
+    /// many of its records are unsynced, or it holds as many runs as it can.
     Metadata,
     /// The scope's quota is used up by pages that may not be evicted.
     Quota,

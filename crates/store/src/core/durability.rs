@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time that a sync waits for earlier syncs.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
-/// Unsynced bytes of the index journal that trigger a sync.
+/// Maximum unsynced bytes of the index journal: more bytes trigger a sync. The periodic thread uses
+/// a lower limit if the index's memory ceiling is low.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
 
 impl StoreCore {

@@ -115,7 +115,8 @@ impl StoreCore {
         Ok(Located { lease, runs })
     }
 
-    /// Records a use of the leading pages. Returns their number.
+    /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
+    /// the number of leading pages.
     pub(super) fn touch(&self, client: ClientId, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {
         let (lease, steps) = self.lease_for_call(client, scope, keys)?;
         self.release(client, lease);

@@ -1,10 +1,9 @@
 //! Absent volumes and segments, and the runs stored in them.
 //!
-//! Pages must survive a late mount, a limit on open files or a failing disk: the index therefore
-//! keeps the runs in absent space, and writes no journal records about them. Until the space
-//! returns, the runs are *hidden*, with all runs after them in chained scopes: lookups miss them,
-//! and puts of their pages are refused as `absent_space`. Eviction skips runs in absent space,
-//! because evicting them would free nothing.
+//! Pages must survive a late mount, a limit on open files or a failing disk, so the index keeps the
+//! runs in absent space. Until the space returns, these runs are *hidden*, and in chained scopes
+//! the runs after them as well: lookups miss hidden runs, and puts of their pages are refused as
+//! `absent_space`. Eviction skips runs in absent space, because evicting them would free nothing.
 
 pub(crate) mod hidden;
 mod reattach;

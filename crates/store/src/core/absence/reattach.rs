@@ -20,7 +20,8 @@ impl StoreCore {
     }
 
     /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
-    /// find their runs again, except runs whose space was removed.
+    /// find their runs again. Removes runs with an extent in a segment that no longer exists, or in
+    /// space that is in use.
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin. Volumes and

@@ -110,9 +110,9 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // The build does not end while removals are applied in steps. The index lacks the runs
-            // of such a removal already, but the policy will still be told of it: a complete policy
-            // would subtract pages that it never admitted.
+            // The build does not end while removals are applied in steps. The index lacks the
+            // removed pages already, so the policy is built without them. `Usage::remove` is still
+            // to be called for them, and would subtract them from a complete policy.
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

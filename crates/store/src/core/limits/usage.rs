@@ -20,8 +20,8 @@ struct Holding {
     /// The scope's own policy, if it has a quota.
     eviction: Option<Box<dyn Eviction>>,
     /// Runs that were added, linked, used or shortened since the build of the policy began; `None`
-    /// without a build. At its end, the build adds these runs again, in this order, with the pages
-    /// that the index then has.
+    /// while no policy is being built. At its end, the build adds these runs again, in this order,
+    /// with the pages that the index then has.
     pending: Option<Vec<RunId>>,
 }
 
