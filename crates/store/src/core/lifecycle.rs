@@ -105,8 +105,9 @@ impl StoreCore {
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
     ///
-    /// A volume whose marker cannot be rewritten is no error if the marker of a volume that takes
-    /// puts can: the next core tests each volume when it opens, and leaves out those that fail.
+    /// If the markers of some volumes cannot be rewritten, the check still passes if the marker of
+    /// a volume that takes puts can be rewritten: the next core tests each volume when it opens,
+    /// and leaves out the volumes that fail.
     ///
     /// # Errors
     /// File-system errors; `Retry` while the capacity or the directories change.

@@ -231,7 +231,8 @@ impl StoreCore {
         }
         let space = &mut self.state.lock().space;
         match by {
-            // No journal record ever named this space, so it need not wait for a sync.
+            // No run of the reservation was committed, so no journal record names this space, and
+            // it can be reused without a sync.
             Abandoned::ByCall => space.free(&extents),
             Abandoned::ByDeath => space.withhold(extents),
         }

@@ -14,7 +14,7 @@ use ritornello_index::RunId;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Maximum pages of one put.
+/// Maximum pages of one reservation: of a put, or of each part of a put that is written in parts.
 const PUT_PAGES_MAX: usize = 65_535;
 /// Duration of the lease on the stored pages that a put's missing pages follow; a put that takes
 /// longer may fail at commit.
@@ -140,8 +140,8 @@ impl StoreCore {
         self.counters.present_pages.add(present as u64);
     }
 
-    /// Leases the runs that the missing pages follow, and thereby their ancestors, so that none is
-    /// evicted before the commit.
+    /// Leases the runs that the missing pages follow, so that they are not evicted before the
+    /// commit. Their ancestors need no lease, because eviction removes leaves first.
     fn lease_parents(&self, put: &PutBatch<'_>) -> Result<LeaseNumber> {
         if !put.scope.chained {
             return Ok(LeaseNumber::default());

@@ -17,8 +17,8 @@ const WAITING_MAX: usize = 4096;
 
 /// The stored runs, and the order of their eviction.
 ///
-/// Invariant: the store's eviction policy and the usage of scopes know the same runs; `retention`
-/// knows some of them.
+/// Invariant: `eviction` orders every run that `usage` counts, and no other run. `retention` holds
+/// some of these runs.
 pub(crate) struct Residents {
     /// Numbers the uses of pages in their order.
     pub(super) clock: RecencyClock,
@@ -57,8 +57,9 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Tells the eviction policy which pages were read or put. The policy, which knows a page by
-    /// the low half of its hash, simulates other policies on these pages.
+    /// Reports pages that were read or put to the eviction policy, each by the low half of its
+    /// hash. The policy `adaptive` simulates its candidates on these pages; other policies ignore
+    /// them.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,

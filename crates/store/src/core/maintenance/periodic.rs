@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two passes of the thread.
 const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
-/// Maximum time until uses of pages are durable.
+/// Interval of syncs while only uses of pages wait for a sync.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoreCore {

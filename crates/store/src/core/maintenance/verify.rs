@@ -48,7 +48,7 @@ pub struct Verification {
     pub pages: u64,
     /// Bytes of the examined runs.
     pub bytes: u64,
-    /// The first pages that failed verification.
+    /// The first 10,000 pages that failed verification and were removed.
     pub findings: Vec<DamagedPage>,
     /// Pages removed, including the pages after a damaged page in a chained scope.
     pub pages_dropped: u64,

@@ -47,16 +47,16 @@ use std::time::{Duration, Instant};
 /// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
 /// because a lost index leaves all scopes without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
-/// Maximum time that opening waits for the lock on the directories before it goes on without a
-/// listed directory that the store lacks.
+/// Maximum time that the addition of a listed directory waits for other changes of the directories.
+/// After this time the store is opened without the directory.
 const ADD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Percentage of the space that is kept free.
 const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
-    /// Opens the store in `options.dir`; creates the store if the directory holds no files yet. The
-    /// caller holds the directory's lock. `alive` returns whether the client process with the given
-    /// name may still be writing.
+    /// Opens the store in `options.dir`; creates a store if the directory holds neither a store nor
+    /// files that are not a store's. The caller holds the directory's lock. `alive` returns whether
+    /// the client process with the given name may still be writing.
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
@@ -161,8 +161,8 @@ impl StoreCore {
         let mut withheld = ReservationLog::outstanding(&directory.reservation_log()?)?;
         let mut space = StoreSpace::new(space);
         withhold_reserved(&mut space, &absence, &mut withheld, &alive);
-        // Set the volumes' maximum segments now, because they depend on the present segments of
-        // each volume.
+        // Set the maximum segments of each volume only now, because they depend on the segments
+        // that were found in the volumes.
         space.share_out(&absence, &manifest, &budget);
         if !clean {
             // The log lacks the reservations of the last owner's own process, whose writes may be
@@ -349,7 +349,7 @@ fn never_reuse_slots(registry: &mut ScopeRegistry, index: &dyn PrefixIndex) {
 /// Marks empty volumes of a store from an earlier build, which `found` reports as absent. A volume
 /// is marked if its directory is empty and inside the store's directory, and if the index names no
 /// segment of the volume. Any other empty directory may be a mount point. Returns whether any
-/// volume was empty.
+/// volume met these conditions, even if its marker could not be written.
 fn mark_empty_volumes(
     directory: &Directory,
     manifest: &mut Manifest,

@@ -23,7 +23,7 @@ pub(crate) struct RecoveredRun {
 }
 
 /// Adds the segments of all present volumes to `space`. A segment that cannot be opened is absent:
-/// its pages are misses, not lost. Returns the usable segments.
+/// its pages are misses, not lost. Returns the segments that can be opened.
 pub(crate) fn find_segments(
     segments: &Segments,
     space: &mut Space,
@@ -116,8 +116,8 @@ pub(crate) fn validate_runs(
             });
         }
     });
-    // Removing a rejected run from the index also removes the runs that follow it, whose space was
-    // marked and is freed here.
+    // Removing a rejected run from the index also removes the runs that follow it. If such a run is
+    // in `kept`, its space was marked as in use, and is freed here.
     let believed: HashSet<RunId> = kept.iter().map(|kept| kept.resident.run).collect();
     let mut gone = HashSet::new();
     for (run, reason) in rejected {

@@ -117,7 +117,8 @@ impl StoreCore {
     /// Waits until segments, directories and the index have their target sizes.
     fn await_maintenance(&self, deadline: Instant) -> Result<()> {
         let mut seen = 0;
-        // Wake the maintenance thread only once: it retries leased segments without further calls.
+        // Wake the maintenance thread only once: if it cannot empty a segment, it tries again after
+        // a pause.
         self.maintenance.space.wake();
         loop {
             if !self.needs_maintenance() {

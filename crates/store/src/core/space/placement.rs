@@ -17,12 +17,12 @@ const GROWTH_PAUSE: Duration = Duration::from_secs(10);
 /// Maximum evict-and-sync rounds for one run.
 const RECLAIM_ROUNDS: u32 = 16;
 
-/// Times until which a put waits for its space.
+/// Deadlines of a put's waits for space. All runs of the put share them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpaceDeadline {
-    /// Until when the put waits for withheld space, for all its runs together.
+    /// Deadline of waits for withheld space.
     drain: Instant,
-    /// Until when the put waits for any space.
+    /// Deadline of all other waits for space.
     pub(crate) space: Instant,
 }
 

@@ -2,8 +2,9 @@
 //!
 //! **A crash is harmless at any moment.** The copy is durable before the index names it, so the
 //! place that the journal names after a crash, old or new, holds the run. The old place goes into
-//! limbo with the journal record that replaces it, or when the leases on the run end. Until that
-//! record, no record names the new place: if the process ends before, the new place is free again.
+//! limbo with the journal record that replaces it, or when the leases on the run end. No earlier
+//! record names the new place, so if the process ends before this record is durable, the next owner
+//! finds the run in its old place, and the new place free.
 
 use super::SpaceDeadline;
 use crate::catalog::Refusal;
