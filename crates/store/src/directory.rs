@@ -4,7 +4,7 @@
 //! MANIFEST        the store's description     replaced completely at every open and clean close
 //! MANIFEST.copy   a copy of MANIFEST          replaced before MANIFEST
 //! SCOPES          the scope registry          appended, replaced when mostly obsolete
-//! RESERVATIONS    space clients write to      appended, replaced when mostly obsolete
+//! RESERVATIONS    space clients write to      appended, replaced at open or when mostly obsolete
 //! policy.toml     permissions                 written by operators only, see `permissions`
 //! index/          files of the index backend
 //! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
@@ -74,8 +74,8 @@ impl Directory {
         Self { medium, path: path.to_owned() }
     }
 
-    /// Reads the manifest, or its copy if the manifest is damaged or unreadable; `None` if no store
-    /// exists.
+    /// Reads the manifest, or its copy if the manifest is missing, damaged, or unreadable on the
+    /// disk; `None` if no store exists.
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if both
@@ -374,7 +374,8 @@ impl Directory {
             .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
     }
 
-    /// Whether the store has the paths in `options`. Paths being drained may be named or not.
+    /// Whether the paths in `options` are the store's paths. The options may name or omit a path
+    /// that is being drained.
     fn has_paths(&self, options: &Options, stored: &Manifest) -> Result<bool> {
         let given: BTreeSet<PathBuf> =
             self.volumes(options)?.iter().map(|volume| self.real(&volume.dir)).collect();

@@ -81,9 +81,9 @@ impl Directory {
     }
 
     /// Adds the listed directories that the store lacks, each with a call of `add`. A directory
-    /// that cannot be added is logged, and the store is used without it. Several processes may do
-    /// this at once: an error of `add` is ignored if the store has the directory afterwards. Logs
-    /// the directories of the store that are not listed, which stay.
+    /// that cannot be added is logged, and the store is used without it. Several processes may add
+    /// the same directory concurrently, so an error of `add` is ignored if the store has the
+    /// directory afterwards. Logs the directories of the store that are not listed, which stay.
     pub fn add_listed(&self, options: &Options, add: impl Fn(String) -> Result<()>) {
         let Some(further) = &options.further_dirs else { return };
         let Ok(Some(stored)) = self.manifest() else { return };
@@ -187,8 +187,8 @@ impl Directory {
     }
 }
 
-/// Returns those of `dirs` that are on the root file system, unless all of them are. `device`
-/// returns the device of a path.
+/// Returns the paths in `dirs` that are on the root file system; none if all are. `device` returns
+/// the device of a path.
 fn below_mount_points(
     dirs: &[PathBuf],
     device: impl Fn(&Path) -> Option<u64>,

@@ -10,11 +10,13 @@ use super::pieces::{List, Piece, Pieces};
 /// The worth of a page of age `a` is the best rate of hits that waiting for its use can bring: the
 /// maximum over `t` of P(used within `t`) / E(time until the use, at most `t`), where both are
 /// conditional on no use up to `a`. The policy therefore keeps a part of the pages that recur at
-/// long intervals, and evicts pages past their expected time of use. The policy follows Beckmann,
-/// Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit Density", NSDI '18, with the
-/// stopping time of Gittins' index ("Bandit Processes and Dynamic Allocation Indices", 1979)
-/// instead of the cache's evictions, and with ghosts, which show the pages that were evicted too
-/// early.
+/// long intervals, and evicts pages past their expected time of use.
+///
+/// The policy follows Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit
+/// Density", NSDI '18, with two changes. In LHD the time that a page takes ends with its use or
+/// its eviction; here `t` is chosen freely, like the stopping time of Gittins' index ("Bandit
+/// Processes and Dynamic Allocation Indices", 1979). And keys of evicted pages are remembered: a
+/// put of such a page counts as a use that the eviction prevented.
 ///
 /// Age is counted in steps; a step is the use or put of a sixteenth of the capacity. Pages of one
 /// kind and age are in a list by last use.
@@ -23,8 +25,8 @@ pub(super) struct Density {
     kinds: [Kind; KINDS],
     ghosts: Ghosts,
     capacity: u64,
-    /// Number of keys given to [`EvictionPolicy::set_capacity`]; [`REMEMBERED`] times as many keys
-    /// are remembered.
+    /// Number of keys given to [`EvictionPolicy::set_capacity`]. The policy remembers at most
+    /// [`REMEMBERED`] times this number of keys.
     keys: usize,
     /// The current step, and the units used in it.
     now: u32,
@@ -47,8 +49,8 @@ const STEPS: u64 = 16;
 const REVIEW: u32 = 4;
 /// Factor by which counts decay at each review.
 const FADE: f32 = 0.985;
-/// Kinds of pages: put and not used since; put as the only pages after used pages, and not used
-/// since; used once; used more often; and put again soon after an eviction.
+/// Kinds of pages: put and not used since; put directly after used pages that no other pages
+/// follow, and not used since; used once; used more often; and put again soon after an eviction.
 const KINDS: usize = 5;
 const RETURNED: usize = 4;
 /// Number of low bits, in the note kept with an evicted key, that hold the page's kind. The other
@@ -217,7 +219,8 @@ impl Density {
         }
         self.used += units;
         let step = (self.capacity / STEPS).max(1);
-        // Bounds the number of loop passes: after [`AGES`] steps all pieces are in the lists `old`.
+        // Bounds the number of loop passes. No step is lost that would move a piece: after [`AGES`]
+        // steps all pieces are in the lists `old`.
         self.used = self.used.min(step * 2 * AGES as u64);
         while self.used >= step {
             self.used -= step;

@@ -1,8 +1,8 @@
 //! Eviction: the policies behind a trait, and the clock that numbers uses of runs.
 //!
-//! With every policy, pages are evicted **leaf first**: a run is cut from its tail, and never
-//! before the page that another run follows. The remaining pages are always a prefix, which can be
-//! hit.
+//! With every policy, pages are evicted **leaf first**: a run is cut from its tail, and keeps every
+//! page that another run follows, and the pages before it. The remaining pages are always a prefix,
+//! which can be hit.
 
 mod adaptive;
 mod arc;
@@ -141,7 +141,8 @@ pub trait Eviction: Send + Debug {
 
     /// Records the demand for a sequence, page by page ([`Resident::key`] of each), after the page
     /// `after`, or starting at the root if `after` is `None`. Policies that simulate candidates use
-    /// these calls. The store reports each page once, when it is read or must be put.
+    /// these calls. A read reports the pages that it finds, a put the pages that it must store, so
+    /// a request for a sequence reports each page once.
     fn demanded(
         &mut self,
         demand: Demand,

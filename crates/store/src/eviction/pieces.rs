@@ -7,8 +7,8 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The run of a removed piece that other pieces still follow.
 const NO_RUN: RunId = RunId(u64::MAX);
 
-/// Consecutive pages of a run, which a policy orders as one. Other pieces, its children, may follow
-/// its last page only.
+/// Consecutive pages of a run, which a policy orders as one. The pieces that follow a piece, its
+/// children, all follow its last page.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) run: RunId,

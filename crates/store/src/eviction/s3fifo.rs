@@ -10,8 +10,8 @@ use super::pieces::{List, Piece, Pieces};
 /// of the main queue once for each use, at most three times.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
-/// one use suffices to move a page to the main queue. A request that reads pages twice counts as
-/// two uses.
+/// one use suffices to move a page to the main queue. A lease and a read are separate uses, also if
+/// one request makes both.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
     /// The small queue, then the main one.
@@ -23,8 +23,9 @@ pub(super) struct S3Fifo {
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
-/// Maximum uses that count. The `stamp` of a piece is the number of times that the piece may still
-/// pass through the main queue.
+/// Maximum `stamp` of a piece. In the main queue the stamp is the number of times that the piece
+/// may still pass through the queue: each use adds one, each pass takes one. In the small queue any
+/// stamp above zero moves the piece to the main queue.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {

@@ -38,7 +38,7 @@ impl Sample {
         Self { shift: 0, keys: Vec::new(), prefix: Prefix::default(), end: None, ends: Vec::new() }
     }
 
-    /// Returns the number of pages of which one is in the sample.
+    /// Returns `n` if the sample has one page in `n`.
     pub(super) fn rate(&self) -> u64 {
         1 << self.shift
     }
