@@ -166,7 +166,8 @@ pub struct Options {
     pub index_memory: Option<u64>,
     /// Bytes per segment file. The size is fixed when the store is created.
     pub segment_bytes: Option<u64>,
-    /// Maximum time between a commit and its durability in `cache` mode.
+    /// Interval of the background syncs, which make commits durable in `cache` mode. The store
+    /// syncs earlier if space or the index's journal requires it.
     pub sync_interval: Duration,
     /// Whether background threads sync and maintain the store. Without them, as in deterministic
     /// tests, the caller does so with [`StoreCore::run_once`](crate::StoreCore::run_once).
@@ -176,8 +177,8 @@ pub struct Options {
     /// The codec of scopes without a codec setting. A lossy codec applies to scopes whose dtype and
     /// layout it supports; pages of other scopes are stored unencoded.
     pub codec: Codec,
-    /// Bytes per second that scrubbing reads while the store is idle, and an eighth of this rate
-    /// while the store is in use; zero for no scrubbing.
+    /// Bytes per second that scrubbing reads while the store is idle. While the store is in use,
+    /// scrubbing reads an eighth of this rate. Zero for no scrubbing.
     pub scrub_rate: u64,
     /// Which pages are admitted.
     pub admission: AdmissionMode,

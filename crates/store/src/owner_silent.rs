@@ -2,8 +2,8 @@
 //! reopening its store after a failed write or sync.
 //!
 //! No other process can answer, so lookups miss and puts are skipped: an inference engine computes
-//! the missing pages, and is not delayed. Calls for which such a default would be false, such as a
-//! flush or a deletion, fail.
+//! the missing pages, and is not delayed. A flush, a deletion, and other calls whose success would
+//! be a false report, fail.
 
 use ritornello_format::Error;
 use std::error::Error as StdError;

@@ -17,8 +17,8 @@ const PART_BYTES: u64 = 16 << 20;
 /// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
 const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);
 
-/// Consecutive pages of a put. A page is encoded unless it is stored already, encoding it saves no
-/// unit, it cannot be encoded, or staging memory is lacking.
+/// Consecutive pages of a put. A page stays unencoded if it is stored already, if its encoded form
+/// would not be shorter by a unit, if it cannot be encoded, or if staging memory is lacking.
 pub(crate) struct Part<'a> {
     pub(crate) keys: Range<usize>,
     pub(crate) pages: PackedPages<'a>,

@@ -14,7 +14,8 @@ use ritornello_volume::transfer::{Control, MissReason, RunWrite};
 use std::panic::resume_unwind;
 use std::time::Instant;
 
-/// Reason of a put that ends at a page which was evicted after the put began.
+/// Reason of a put that ends at a page whose bytes it lacks and which is not stored, for example
+/// because the page was evicted after the caller found it.
 const NOT_FOUND: &str = "not_found";
 
 /// The state shared by all parts of a put.
@@ -22,8 +23,8 @@ struct Put<'a> {
     store: &'a Store,
     scope: ScopeRef,
     keys: &'a [&'a [u8]],
-    /// Number of leading pages whose bytes the put lacks, because they were stored when the put
-    /// began. The put acknowledges them only if the owner still reports them as present.
+    /// Number of leading pages whose bytes the put lacks, because its caller found them stored. The
+    /// put acknowledges them only if the owner still reports them as present.
     without_bytes: usize,
     options: &'a PutOptions,
     control: &'a Control,
@@ -210,8 +211,8 @@ impl Put<'_> {
         }
         let lacks = |run: &ReservedRun| first + (run.at as usize) < self.without_bytes;
         let lost = reserved.runs.iter().any(lacks);
-        // If the owner evicted a page whose bytes this put lacks, write nothing in a chained scope:
-        // the index would refuse all runs after the evicted page.
+        // If a page whose bytes this put lacks is no longer stored, write nothing in a chained
+        // scope: no page can be stored after the missing page.
         let writable = |run: &ReservedRun| !(lacks(run) || lost && self.scope.chained);
         let runs: Vec<&ReservedRun> = reserved.runs.iter().filter(|run| writable(run)).collect();
         let headers: Vec<RunHeader> =

@@ -36,7 +36,8 @@ pub struct CatalogStats {
     pub used_bytes: u64,
     /// Free bytes in existing segments.
     pub free_bytes: u64,
-    /// Bytes freed, but not reused before the index's records that free them are durable.
+    /// Freed bytes that are not reused yet, because the index's records that free them are not
+    /// durable.
     pub limbo_bytes: u64,
     /// Bytes of removed runs that are freed when their leases end.
     pub deferred_bytes: u64,
@@ -87,7 +88,7 @@ pub struct CatalogStats {
     pub clients: u64,
     /// Reservations in progress.
     pub reservations: u64,
-    /// The I/O backend, and why it was chosen.
+    /// The I/O of the owner.
     pub io: IoStats,
     /// Error that poisoned the store, if it is poisoned.
     pub poisoned: Option<String>,
@@ -221,8 +222,8 @@ impl From<TuningDecision> for IndexDecision {
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator can choose among several free extents.
     pub reserve_bytes: u64,
-    /// Bytes of padding between the ends of pages and the next 4 KiB. Encoded pages do not count:
-    /// their lengths are only in the run headers on disk.
+    /// Bytes of padding between the end of each page and the next multiple of 4 KiB, without
+    /// encoded pages: their lengths are only in the run headers on disk.
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
@@ -234,7 +235,7 @@ pub struct SpaceHealth {
     pub large_pages: PiecePercentiles,
     /// Bytes written to segments since open: pages, headers, padding, and moved runs.
     pub written_bytes: u64,
-    /// Bytes of pages admitted since open.
+    /// Bytes of the pages committed since open, before encoding.
     pub admitted_bytes: u64,
     /// `written_bytes` over `admitted_bytes`. The index's writes are in `index_written_bytes`.
     pub write_amplification: f64,
@@ -355,7 +356,8 @@ counters! {
     /// Pages refused because no space could be found or freed for them, or because the deadline
     /// passed.
     refused_space,
-    /// Pages refused because the index has reached its share of the budget.
+    /// Pages refused because the index could not take their runs, for example because its files had
+    /// reached their share of the capacity.
     refused_metadata,
     /// Pages refused because of the scope's quota.
     refused_quota,
@@ -392,7 +394,7 @@ counters! {
     syncs,
     /// Microseconds spent in sync rounds.
     sync_micros,
-    /// Bytes of committed pages.
+    /// Bytes of committed pages, before encoding.
     bytes_admitted,
     /// Bytes of written runs that puts committed, including headers, padding, and runs that the
     /// index then refused.

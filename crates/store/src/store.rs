@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Timeout of blocking calls without a deadline.
+/// Maximum time that a put without a deadline waits for space.
 pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a call that fails with `Retry`.
@@ -150,10 +150,10 @@ impl Store {
     /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
     /// unchained scope the lease covers every page present.
     ///
-    /// A client's leases cover at most as much space as no client has leased: half of the store if
-    /// no other client has leases. If the prefix is longer, the lease covers its leading pages that
-    /// fit, and the result counts the leased pages; `probe` counts all pages. The limit does not
-    /// apply to reads.
+    /// The space under a client's leases is limited to the size of the space that no client has
+    /// leased: half of the store if no other client has leases. If the prefix is longer, the lease
+    /// covers its leading pages that fit, and the result counts the leased pages; `probe` counts
+    /// all pages. The limit does not apply to reads.
     ///
     /// # Errors
     /// Like `probe`; `Retry` if there are too many leases, or the first page exceeds the client's
@@ -198,7 +198,8 @@ impl Store {
         self.or_miss(answer, |_| none())
     }
 
-    /// Records a use of the leading pages. Returns their number.
+    /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
+    /// the number of leading pages.
     ///
     /// # Errors
     /// Like `probe`.

@@ -111,7 +111,7 @@ impl Ticket {
     }
 
     /// Stops the ticket: no further I/O is started. The ticket is done when I/O in flight has
-    /// ended; pages that completed count.
+    /// ended, and its outcome includes the pages that were complete by this time.
     pub fn cancel(&self) {
         self.shared.cancelled.store(true, Ordering::Release);
     }

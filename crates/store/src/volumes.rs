@@ -24,7 +24,7 @@ const SEARCH_SEGMENTS: usize = 8;
 pub(crate) enum VolumeState {
     /// Present in this directory.
     Present(PathBuf),
-    /// Present in this directory, whose marker is damaged or lost.
+    /// Present in this directory, whose marker is damaged or missing.
     Unmarked(PathBuf),
     /// Drained or given up. The number is not reused.
     Retired,
@@ -117,8 +117,9 @@ impl Directory {
     }
 
     /// Returns the state of the `expected` volume, given the contents of `dir`. If `dir` has no
-    /// marker, the volume is absent with `needs_marker`. Otherwise, and if the marker is damaged,
-    /// the volume is in `dir` if a run header in the segments names its store.
+    /// marker and `needs_marker` is set, the volume is absent. If `dir` has no marker and
+    /// `needs_marker` is unset, or if the marker is damaged, the volume is in `dir` if a run header
+    /// in the segments names its store.
     pub(crate) fn find_volume(
         &self,
         dir: PathBuf,
