@@ -161,7 +161,8 @@ fn salvaged_pages_are_durable_after_a_flush() {
     // Sync the writes of the opening, and create the first segment.
     put(&open.store, &chained(65_536), &sequence(50, 1), None);
     open.store.flush().unwrap();
-    // A put into a copy of the store yields the bytes of the run.
+    // Put the pages into a copy of the disk, and write the copy's segment to the disk itself: the
+    // segment then holds a run that the store's index does not know.
     let (copy, keys) = (disk.crash(1), sequence(77, 6));
     let other = open_on(Arc::new(copy.clone()), &store_options()).unwrap();
     assert_eq!(put(&other.store, &chained(65_536), &keys, None).pages, 6);

@@ -165,7 +165,8 @@ fn power_loss_while_draining_keeps_flushed_pages() {
     }
 }
 
-/// A drain removes a segment that is created in its directory during the drain.
+/// A put is creating a segment in a directory when a drain of this directory begins. The drain
+/// removes this segment as well.
 #[test]
 fn drained_directory_gets_no_new_segment() {
     let (schedule, disk) = (Schedule::new(), SimDisk::new(64 << 20));

@@ -1,4 +1,5 @@
-//! Single pages, lists of scopes and of keys, and several tickets on one completion queue.
+//! Lookups with gaps between the stored pages, lists of scopes and of keys, and several tickets on
+//! one completion queue.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -391,7 +391,8 @@ fn put_finds_space_during_a_large_shrink() {
     let open = open_on(Arc::new(Host), &lru).unwrap();
     let scope = chained(PAGE);
     fill(&open, 0, 220);
-    // The segments with the coldest pages are the emptiest, which are removed first.
+    // Delete pages of the sequences that were put first: their segments, which hold the least
+    // recently used pages, then are the emptiest, and a shrink removes the emptiest first.
     for name in 0..190 {
         open.store.delete(&scope, &refs(&sequence(name, PAGES)[PAGES - 1..])).unwrap();
     }

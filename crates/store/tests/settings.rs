@@ -198,8 +198,8 @@ fn new_store_refuses_foreign_segments() {
     ours.close();
 }
 
-/// The reservation log of a new store was half written at a crash: the directory can still be
-/// opened.
+/// A crash during the creation of a store left a half-written reservation log. A store can still be
+/// created in this directory.
 #[test]
 fn half_a_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();

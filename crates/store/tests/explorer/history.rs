@@ -40,8 +40,8 @@ thread_local! {
 
 pub struct History {
     rng: Rng,
-    /// Random numbers for choices that were added to the histories later. The same numbers from
-    /// `rng` would change the histories of seeds that failed before.
+    /// Random numbers for choices that were added to the histories later. If `rng` supplied them,
+    /// its other numbers would shift, and seeds that failed before would have different histories.
     extra_rng: Rng,
     workload: Workload,
     operations: u64,
@@ -80,8 +80,8 @@ impl History {
         NOW.set(1_000_000 * HOUR);
         let (mut rng, mut extra_rng) = (Rng::new(seed), Rng::new(seed ^ 0xfa7e));
         let workload = Workload::of(seed, &mut extra_rng);
-        // Only a store that is never full may have split pages: in a full store of a few MiB there
-        // would be little else. Few seeds have them, because they make the check of a state slow.
+        // Only a store that is never full may have split pages, because a few of them fill a store
+        // of a few MiB. Few seeds have split pages, because they make the check of a state slow.
         set_split_pages(workload.never_full && (3..6).contains(&(seed % 36)));
         // The disk usually has space for the whole store.
         let mut mib = 4 + rng.below(4);
@@ -151,7 +151,8 @@ impl History {
         }
         let mut open = self.open();
         self.check_recorded();
-        // From now the manifest names the directories.
+        // Later openings take the directories and the index from the manifest, and the capacity as
+        // well if operations may change it.
         self.options.paths.clear();
         self.options.index = None;
         self.options.capacity = self.options.capacity.filter(|_| self.workload.plain);
@@ -356,7 +357,7 @@ impl History {
             Operation::Resize { .. }
             | Operation::AddVolume { .. }
             | Operation::DrainVolume { .. } => {
-                // The change waits for an earlier change that is not complete.
+                // The change was recorded, but this change or an earlier change is not complete.
                 message.contains("still being emptied")
                     || message.contains("may not be evicted")
                     || message.contains("has this directory already")

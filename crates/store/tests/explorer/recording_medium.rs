@@ -9,8 +9,9 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Number of states, not taken by [`RecordingMedium::take_states`], at which recording pauses. One
-/// recorded moment yields up to three states, each of a different power loss.
+/// Recording pauses while this number of recorded states, or more, have not been taken by
+/// [`RecordingMedium::take_states`]. One recorded moment yields up to three states, each of a
+/// different power loss.
 const MOMENTS: usize = 10;
 
 /// An action that runs during another operation.

@@ -27,8 +27,8 @@ impl History {
         Client::new(self.recording.new_process(), &open.core, self.clients_started, &self.names)
     }
 
-    /// Records the death of the owner's process, if it was a client before. The death ends the
-    /// reservations that the process made as a client.
+    /// Releases the lock that the owner's process, which has died, may have held as a client. The
+    /// next owner then counts this client as dead, and drains the space of its reservations.
     pub(super) fn end_owner_process(&mut self) {
         if let Some(promoted_client) = self.promoted_client.take() {
             self.names.remove(&promoted_client.name);

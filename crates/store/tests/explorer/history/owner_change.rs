@@ -67,7 +67,8 @@ impl History {
         let seed = self.extra_rng.next();
         self.recording.disk().fail_next_sync(part, seed);
         let result = open.store.flush();
-        // Cancel the failure if no sync has failed: no path contains the text "\0".
+        // If no sync has failed, replace the failure by a failure that never happens, because no
+        // path contains the text "\0".
         self.recording.disk().fail_next_sync("\0", 0);
         let Err(error) = result else {
             let present = present_pages(&open.store);
