@@ -54,8 +54,8 @@ pub(crate) enum JobKind {
 }
 
 /// The threads that work on tickets, gets before puts. A `ThreadPool` does not suffice: gets and
-/// puts share threads but have separate queues, closing waits for running tickets and reports
-/// waiting tickets, and stalled volumes must not take all threads.
+/// puts share threads but have separate queues, closing waits for running tickets and ends waiting
+/// tickets, and stalled volumes must not take all threads.
 pub(crate) struct IoThreads {
     shared: Arc<Shared>,
 }
@@ -152,7 +152,8 @@ impl IoThreads {
         Ok(())
     }
 
-    /// Waits for running jobs, ends waiting jobs with an error, and joins the threads.
+    /// Waits for running jobs, ends waiting jobs without their work ([`Closing::Yes`]), and joins
+    /// the threads.
     pub(crate) fn close(&self) {
         let waiting: Vec<Job> = {
             let mut queues = self.shared.queues.lock();

@@ -9,9 +9,10 @@
 //! and calls a catalog, in its own process or in another.
 //!
 //! **Promises.** A get returns the bytes that were put under the key, or a miss with a reason; with
-//! the lossy codecs `int8` and `int4` it returns an approximation. A call waits until the caller's
-//! deadline; without a deadline it waits for space for at most a minute. The files of a store stay
-//! within its budget; ARCHITECTURE.md lists the exceptions.
+//! the lossy codecs `int8` and `int4` it returns an approximation. A call waits for space and I/O
+//! at most until the caller's deadline, except for I/O in flight on the caller's memory. Without a
+//! deadline it waits for space for at most a minute. The files of a store stay within its budget;
+//! ARCHITECTURE.md lists the exceptions.
 //!
 //! **Must not know** sockets, processes, inference engines.
 

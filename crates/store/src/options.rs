@@ -159,7 +159,8 @@ pub struct Options {
     pub durability: Durability,
     /// The I/O backend.
     pub io: IoChoice,
-    /// Index backend.
+    /// Index backend. With `None` an existing store keeps its index, and a new store gets the
+    /// default.
     pub index: Option<IndexKind>,
     /// Maximum resident bytes of the index `run`: at this ceiling puts are skipped until eviction
     /// has freed memory. `None`: a quarter of the memory available to this process.

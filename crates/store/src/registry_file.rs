@@ -1,8 +1,9 @@
 //! The file of the scope registry.
 //!
 //! The file begins with a *head*: the complete registry at the time when the file was written.
-//! *Records* of later registrations and removals are appended to it. When the obsolete bytes exceed
-//! the bytes of live scopes by more than 64 KiB, the file is replaced by one with a head only.
+//! *Records* of later registrations and removals are appended to it. A change after which the
+//! obsolete bytes would exceed the bytes of live scopes by more than 64 KiB replaces the file by a
+//! file with a head only.
 
 use crate::budget::REGISTRY_DEAD_BYTES;
 use crate::directory::{Directory, SCOPES};

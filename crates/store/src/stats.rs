@@ -250,7 +250,7 @@ pub struct PiecePercentiles {
     pub p50: u32,
     /// 99th percentile.
     pub p99: u32,
-    /// Maximum; 64 includes higher numbers.
+    /// Maximum; 64 means 64 or more.
     pub max: u32,
 }
 

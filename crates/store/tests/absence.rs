@@ -1,5 +1,5 @@
-//! Volumes and segments that cannot be used for one opening: no page is lost, no file is created in
-//! their place, and the store reattaches them.
+//! Volumes and segments that an opening cannot use: no page is lost, no file is created in their
+//! place, and the store reattaches them when they can be used again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -178,8 +178,8 @@ fn full_disk_fails_flush_and_recovers() {
     }
 }
 
-/// Runs a short workload that uses every operation of a store. Returns the flushed sequences and
-/// their pages.
+/// Runs a short workload: puts, gets, flushes, a deletion, a dropped scope, evictions and
+/// maintenance. Returns the flushed sequences and their pages.
 fn small_life(open: &Open) -> Vec<(u64, usize)> {
     let (scope, other) = (chained(64 << 10), unchained(5000));
     let mut flushed = Vec::new();

@@ -88,7 +88,8 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
     let options = options(&dir.path().join("home"), 1024);
     let options = Options { paths: paths.to_vec(), segment_bytes, ..options };
     let open = open_on(Arc::new(medium), &options).unwrap();
-    // A measurement has at least 128 MiB for each volume.
+    // The speed of a volume is measured once 128 MiB were written to it. This put writes 144 MiB to
+    // each volume.
     let first = Item::new("first", 1, 8 * MIB, true, 36);
     assert_eq!(first.put(&open.store).unwrap().pages, 36);
     assert_even(&placed(&open, &first.scope, &first.keys).0[..2], 17 * MIB);

@@ -234,7 +234,8 @@ fn volume_that_fails_writes_returns() {
         for op in [Op::Write, Op::SyncData] {
             schedule.add(Rule::always(MediumFault::Io).on(op).at("/b/"));
         }
-        // The self-test writes nothing to a simulated file.
+        // An opening tests each volume with a file. The test writes nothing to a simulated file, so
+        // the open of the file must fail as well.
         schedule.add(Rule::always(MediumFault::Io).on(Op::Open).at("/b/.selftest"));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         assert_hits(&open.store, &kept);
@@ -304,7 +305,8 @@ fn concurrent_puts_grow_all_volumes() {
     std::thread::scope(|threads| {
         for _ in 0..6 {
             threads.spawn(|| {
-                // Put in reverse order, because the long pages are last in the list.
+                // Put in reverse order, so that short puts follow while the long pages, which are
+                // last in the list, are put.
                 while let Some(item) = all.iter().rev().nth(next.fetch_add(1, Ordering::Relaxed)) {
                     let outcome = item.put(&open.store).unwrap();
                     assert_eq!((outcome.pages, outcome.reason), (item.keys.len(), ""));

@@ -1,8 +1,8 @@
 //! How each request is carried to an owner that may wait for a disk, die, fall silent, or refuse
 //! its clients.
 //!
-//! Sockets and the failover read a request's rule from this module. A request is repeated if the
-//! owner changes during the call, unless it commits a reservation.
+//! Sockets and the failover read a request's rule from this module. If the owner changes during the
+//! call, every request except the commit of a reservation is repeated at the new owner.
 
 use super::message::Request;
 use super::types::LeaseNumber;
@@ -49,8 +49,8 @@ pub enum Reservation {
     /// have reserved space too. A process has another name at each owner, and the space of the
     /// earlier attempt stays withheld until the process unlocks the lock file of its earlier name.
     Begins,
-    /// Commits the reservation: sent once, and only to the owner that issued it. If that owner has
-    /// died, the pages are not stored and may be put again.
+    /// Commits the reservation: sent once, and only to the owner that issued it. If that owner ends
+    /// before it answers, the call fails, and the pages may be put again.
     Commits(u64),
     /// Aborts the reservation: sent to the issuer if it is alive, otherwise to the next owner,
     /// which found the reservation in the log.

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use ritornello_format::{PageHash, RUN_HEADER_UNITS_MAX, UNIT, units_of};
 use std::time::Instant;
 
-/// Length of a page from which the size of the ghost list (see [`crate::admission`]) is computed:
-/// the list remembers the number of such pages that fill the store.
+/// The ghost list (see [`crate::admission`]) remembers as many pages as the store would hold if
+/// each page had this length.
 const GHOST_PAGE_BYTES: u64 = 64 << 10;
 
 /// Admission, under a lock that is never held together with another lock.

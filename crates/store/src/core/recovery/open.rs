@@ -208,7 +208,8 @@ impl StoreCore {
             core.start_periodic()?;
         }
         // Change directories and capacity before the maintenance thread starts, because that thread
-        // moves runs. Add directories first, because a larger capacity may need them.
+        // empties sealed segments, of which a larger capacity unseals some. Add directories first,
+        // because a larger capacity may need them.
         core.add_listed_dirs()?;
         core.apply_capacity()?;
         if options.background_threads {

@@ -69,8 +69,9 @@ impl StoreSpace {
         self.allocator.mark(extents).is_ok()
     }
 
-    /// Gives extents back to the allocator. Recovery after a crash must not find a run in them. If
-    /// an extent is free already, which is a bug, leaks it rather than allocating it twice.
+    /// Gives extents back to the allocator. The caller ensures that recovery after a crash finds no
+    /// run in them. If an extent is free already, which is a bug, leaks it rather than allocating
+    /// it twice.
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
@@ -96,7 +97,7 @@ impl StoreSpace {
         self.limbo.add(released);
     }
 
-    /// Returns those of `extents` that are in present segments. Space in an absent segment is not
+    /// Returns the given extents that are in present segments. Space in an absent segment is not
     /// freed: when the segment returns, its space is derived from the index.
     pub(crate) fn only_present(&self, mut extents: Vec<Extent>) -> Vec<Extent> {
         extents.retain(|extent| self.allocator.has_segment(extent.segment));
