@@ -3,8 +3,7 @@
 use crate::options::SEGMENT_BYTES_MIN;
 use ritornello_format::{Error, Result};
 
-/// The registry file may hold as many bytes of obsolete records as of live records, plus this
-/// number.
+/// Maximum bytes by which the obsolete records in the registry file may exceed the live records.
 pub(crate) const REGISTRY_DEAD_BYTES: u64 = 64 << 10;
 /// Bytes set aside for the manifest, the reservation log, lock and client files, and for the scope
 /// registry's files as long as the records of live scopes take at most [`REGISTRY_MIN`].
@@ -20,8 +19,8 @@ const REGISTRY_MAX: u64 = 32 << 20;
 const INDEX_SHARE: u64 = 32;
 /// Minimum bytes of the index's share.
 const INDEX_MIN: u64 = 1 << 20;
-/// A growing store leaves at least this many bytes free in its file system, or 2 % of the file
-/// system's size if that is less.
+/// Minimum bytes that a growing store leaves free in its file system; 2 % of the file system's size
+/// if that is less.
 const FLOOR: u64 = 1 << 30;
 
 /// The budget of a store, in allocated bytes.

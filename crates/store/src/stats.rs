@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of owners that the store has had, including this one.
+    /// Number of owners that the store has had, including the current owner.
     pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,

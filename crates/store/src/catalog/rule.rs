@@ -35,7 +35,7 @@ pub enum CallWait {
     Nothing,
     /// Waits for its disk.
     Disk,
-    /// Waits for space, at most this long.
+    /// Waits for space, at most for this duration.
     Space(Duration),
 }
 

@@ -24,7 +24,7 @@ pub struct ScopeRef {
 pub struct LeaseNumber(pub u64);
 
 /// Maximum number of keys times scopes in a lease call for several scopes. The limit exists because
-/// such a call delays all other calls.
+/// such a call holds the lock of the core's state, for which most other calls wait.
 pub const LEASE_PAGES_MAX: usize = 1 << 22;
 
 /// The result of a lease call: the leading pages that stay readable until the lease is released or

@@ -16,7 +16,8 @@ use ritornello_index::{Removed, RunId};
 use std::collections::BTreeSet;
 
 /// State that must change together: finding a run, pinning it and freeing its space exclude one
-/// another. The state's lock is never held across I/O, and a probe does not take it.
+/// another. The state's lock is held across I/O only while the index `lsm` accesses its files, and
+/// a probe does not take it.
 pub(crate) struct State {
     pub(super) space: StoreSpace,
     pub(super) residents: Residents,

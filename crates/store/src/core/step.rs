@@ -2,8 +2,8 @@
 
 use ritornello_format::UNIT;
 
-/// Maximum runs handled under one hold of the core state's lock. A waiting thread is delayed by at
-/// most one step, whatever the size of the store.
+/// Maximum runs handled under one hold of the core state's lock. Waiting threads take the lock
+/// between two steps, so their wait does not grow with the size of the store.
 pub(crate) const STEP_RUNS: usize = 1024;
 
 /// Maximum units evicted under one hold of the core state's lock, which bounds the delay of waiting
