@@ -1,4 +1,5 @@
-//! Frames that earlier builds wrote, and stores may still hold, decode to the bytes recorded then.
+//! Frames that earlier builds wrote, as stores may still hold them, decode to the same bytes as
+//! when they were recorded.
 //!
 //! An encoder may choose other frames for the same numbers, so only decoding is compared. Frames of
 //! a new codec, version or kind of block are recorded in a new file; a recorded file is never

@@ -9,8 +9,9 @@ use common::{Random, numbers};
 use ritornello_codec::{Codec, Dtype, Kernel, SliceKind, SliceShape, decode_with};
 
 /// Encodes with every kernel, compares the frames, and decodes them with every kernel. Checks that
-/// each kernel refuses a frame that counts one escape more than it holds. An escape is an exponent
-/// outside the codebook or window; the frame counts its escapes in the byte at offset `escapes`.
+/// each kernel refuses a frame that lists one escape fewer than its codes need. An escape is an
+/// exponent outside the codebook or window; byte `escapes` of a frame is the low byte of their
+/// number.
 fn check(input: &[u8], kind: u8, escapes: usize) {
     let shape = SliceShape { dtype: Dtype::Bf16, kind: SliceKind::Opaque };
     let mut frames = Vec::new();
@@ -48,8 +49,8 @@ fn kernels_agree_on_codebook_frames() {
     }
 }
 
-/// Encodes neighbouring exponents at both ends of the range, with groups of no escapes, one escape,
-/// and escapes only.
+/// Encodes seven neighbouring exponents: the smallest, the largest, and some of medium size. Groups
+/// have no escapes, one, two, or escapes only.
 #[test]
 fn kernels_agree_on_window_frames() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {

@@ -88,8 +88,8 @@ fn model_like_numbers_shrink_by_a_quarter() {
     assert!(split * 100 <= half.len() * 95, "{split} of {}", half.len());
 }
 
-/// Encodes numbers whose magnitude changes every 1,536 numbers, while each window of exponents
-/// serves 1,024 numbers.
+/// Encodes numbers whose magnitude changes every 1,536 numbers. A window of exponents is selected
+/// for every 1,024 numbers, so some windows have to cover two magnitudes.
 #[test]
 fn windows_follow_changing_magnitudes() {
     let mut random = Random(12);

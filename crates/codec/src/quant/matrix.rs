@@ -190,7 +190,7 @@ pub fn decode_values<N: Number>(
     Some(())
 }
 
-/// The smallest and the largest number, in the order of [`ordered`].
+/// Returns the smallest and the largest number, as the integers to which [`ordered`] maps them.
 #[inline(always)]
 fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     let first = numbers.first().map_or(0, |number| ordered(u16_of(number)));
@@ -210,9 +210,9 @@ fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     (least.into_iter().fold(first, i16::min), most.into_iter().fold(first, i16::max))
 }
 
-/// Computes a group's smallest number and step. Writes the smallest number and the inverse of the
-/// step to `base` and `inverse`, and both numbers in their stored form to `base_out` and
-/// `step_out`. Returns false if a number of the group, or the difference between its largest and
+/// Computes a group's smallest number and step. Writes the smallest number to `base`, and in its
+/// stored form to `base_out`; the inverse of the step to `inverse`, and the step in its stored form
+/// to `step_out`. Returns false if a number of the group, or the difference between its largest and
 /// smallest number, is not finite.
 #[inline(always)]
 fn scale<N: Number>(

@@ -30,8 +30,9 @@ struct QuantLayout {
     layers: usize,
 }
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible, or if a number or the
-/// difference of the largest and the smallest number of a group is not finite.
+/// Encodes into fewer bytes than `input` has, and fewer than `out` has; `None` if that is
+/// impossible, or if a number, or the difference of the largest and the smallest number of a group,
+/// is not finite.
 ///
 /// # Errors
 /// `Invalid` if the shape does not distinguish keys from values, or its length differs from the

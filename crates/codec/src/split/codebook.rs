@@ -5,8 +5,8 @@ pub const CODES: usize = 15;
 /// The code of an escape, a number whose exponent has no code: its exponent is listed after the
 /// codes.
 pub const ESCAPE: u8 = 15;
-/// Sampling of a block before its codebook is chosen: the interval between sampled cache lines,
-/// then the minimum and maximum number of sampled lines.
+/// The sample from which a block's codebook is chosen has one cache line in 32, but at least 8 and
+/// at most 32 lines. The interval between sampled lines is rounded up, which can reduce the sample.
 const SAMPLE: (usize, usize, usize) = (32, 8, 32);
 /// Numbers per cache line.
 const LINE: usize = 32;

@@ -36,7 +36,8 @@ const CODED: u8 = 1;
 /// Kind of a block with 3-bit codes, for neighbouring exponents.
 const WINDOWED: u8 = 2;
 
-/// Encodes into at most `out.len() - 1` bytes; `None` if that is impossible.
+/// Encodes into fewer bytes than `input` has, and fewer than `out` has; `None` if that is
+/// impossible.
 pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Option<usize> {
     let shorter = input.len().min(out.len()).checked_sub(1)?;
     let mut writer = FrameWriter::open(&mut out[..shorter], dtype, input.len())?;

@@ -10,8 +10,9 @@ use crate::kernel::{Instructions, Kernel};
 use ritornello_format::Result;
 
 /// Number of groups in a strip, the part of a block that shares one window of exponents; the last
-/// strip may have fewer. Keys and values differ in magnitude, and their matrices may alternate. In
-/// a short page the matrices are small, so a longer strip would often hold both.
+/// strip may have fewer. A block may hold matrices of keys and of values in turn, which differ in
+/// magnitude. These matrices are small in a page of few tokens: a longer strip would then often
+/// hold keys and values, and one window would cover only one of them.
 const STRIP: usize = 16;
 /// Neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
@@ -112,8 +113,9 @@ fn fits(first: u8, groups: &[Numbers]) -> bool {
     usize::from(outside) * ESCAPES <= GROUP
 }
 
-/// Chooses the window that covers most numbers of a strip, from a sample. Later strips keep the
-/// window while it fits, so a poor choice affects several strips.
+/// Returns the first exponent of the window that covers the largest number of exponents in a sample
+/// of the strip. Later strips use the same window if it [`fits`] them, so a poor choice affects
+/// several strips.
 #[inline(never)]
 fn choose(groups: &[Numbers]) -> u8 {
     let mut counts = [0u16; 256];
