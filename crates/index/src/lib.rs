@@ -92,7 +92,7 @@ pub struct Removed {
 pub struct MatchedRun {
     /// The run.
     pub run: RunId,
-    /// First page, counted in the run.
+    /// Number of the first of these pages in the run, counted from zero.
     pub first: u32,
     /// Number of pages.
     pub pages: u32,
@@ -230,8 +230,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Visits all runs, in no order, without delaying writers for longer than one run at a time.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
-    /// Makes all changes before the call durable. The call makes a run durable only if the run was
-    /// in the index when `sync_data` was called: concurrent changes wait for the next sync.
+    /// Makes all changes before the call durable. A run that is inserted after `sync_data` was
+    /// called may be durable only after the next sync; in `lsm` and `art` it may become durable at
+    /// any time.
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails

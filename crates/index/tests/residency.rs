@@ -315,8 +315,8 @@ fn record_out_of_sequence_ends_a_file() {
     assert_eq!(index.prefixes(ScopeSlot(0), &pages), []);
 }
 
-/// After pages were removed from the middle of a run, a branch that is added later must not make
-/// the run match a chain that it does not hold.
+/// A run from whose middle pages were removed may get a branch. A lookup of the branch must not
+/// report the removed pages as present.
 #[test]
 fn branch_after_removed_holes_does_not_match() {
     let index = open(&SimDisk::new(1 << 30));

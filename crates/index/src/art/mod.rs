@@ -16,10 +16,10 @@
 //!
 //! **Atomic changes.** A batch of Holt is one record of its log. A run exists if its record (`r`)
 //! exists. The record is written last, after the chunks of a run that is too long for one batch. A
-//! crash can leave chunks without a record, which the next open removes. If Holt fails in the
-//! middle of a batch, it may have applied a part: an insert then removes all its keys again before
-//! it returns the error. If this removal fails as well, or if another removal fails, the index is
-//! poisoned.
+//! crash can leave chunks without a record; the next open with [`ArtOptions::verify`] removes them.
+//! If Holt fails in the middle of a batch, it may have applied a part: an insert then removes all
+//! its keys again before it returns the error. If this removal fails as well, or if another removal
+//! fails, the index is poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
@@ -43,7 +43,8 @@
 //!   writes lost entries of its list of frames again. After a failed sync the index is intact until
 //!   the next power loss: remove it, or convert the store to another index.
 //!   [`crate::OpenOptions::clean`] has no effect.
-//! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts keys and values, once.
+//! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts the bytes of each key
+//!   and value once, although Holt writes them to its log and to its frames.
 //! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
 //! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
 //!   refused (`Invalid`).

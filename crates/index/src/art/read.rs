@@ -189,7 +189,8 @@ impl ArtIndex {
         }))
     }
 
-    /// Returns a batch of runs whose numbers are `from` or higher.
+    /// Returns up to `BATCH` runs: the lowest numbers above `from`, ascending. Empty if there are
+    /// none.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
         const BATCH: usize = 1024;
         let start = key::run(RunId(from));

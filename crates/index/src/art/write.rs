@@ -84,8 +84,8 @@ impl ArtIndex {
     }
 
     /// Cuts a run. First removes the descendants of the pages after the cut, leaves before their
-    /// parents, so that no page is ever present without the pages before it. Stops if Holt fails;
-    /// the index is then poisoned.
+    /// parents, so that no page is ever present without the pages before it. Stops if Holt fails to
+    /// apply a batch, which poisons the index.
     pub(super) fn cut(&self, run: RunId, keep: u32) -> Vec<Removed> {
         let removals = self.or_miss(self.closure(run, keep)).unwrap_or_default();
         let mut removed = Vec::with_capacity(removals.len());
@@ -133,8 +133,8 @@ impl ArtIndex {
     }
 
     /// Removes or cuts the run's record first, after which no page after the cut exists. If the
-    /// process dies before all batches are applied, the next open removes the remaining keys of
-    /// these pages.
+    /// process dies before all batches are applied, the next open with
+    /// [`ArtOptions::verify`](super::ArtOptions) removes the remaining chunks of these pages.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };

@@ -99,7 +99,7 @@ impl TreeSize {
         self.depth(ratio).ceil() as u32
     }
 
-    /// Number of times that an entry is rewritten with `setting` before it reaches the last level.
+    /// Mean number of times that an entry is rewritten with `setting`, on all levels together.
     #[must_use]
     pub fn rewrites(&self, setting: Setting) -> f64 {
         let (ratio, runs) = (f64::from(setting.ratio), f64::from(setting.runs));

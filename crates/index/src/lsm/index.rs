@@ -294,8 +294,8 @@ impl PrefixIndex for LsmIndex {
         Ok(())
     }
 
-    /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method the
-    /// tree keeps the structure that it had at open.
+    /// Compacts if necessary, and tunes the structure of the tree. Without calls of this method,
+    /// the size ratio and the number of runs per level keep the values that they had at open.
     fn maintain_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         if !self.db.is_poisoned() {
             self.tuner.tune(&self.db)?;

@@ -170,8 +170,8 @@ impl Meter {
 
     /// Returns the number of flushes so far; several flushes since the last call count once. `log`
     /// is the number of the oldest log that RocksDB needs, `entries` the number of entries written
-    /// so far. `tree` takes the bytes of a memtable, and returns the size of the tree and its
-    /// number of sorted runs.
+    /// so far. `tree` gets the mean number of bytes that a flush writes, and returns the size of
+    /// the tree and its number of sorted runs.
     pub(super) fn flushes(
         &self,
         options: &rocksdb::Options,

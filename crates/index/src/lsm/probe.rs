@@ -1,8 +1,9 @@
 //! The two methods that find the longest prefix.
 //!
 //! A probe takes no snapshot, and no lock that a writer holds. A probe may or may not see
-//! concurrent changes. All pages of its result were present at some moment of the probe, because a
-//! chained run is never removed before the runs attached to it.
+//! concurrent changes. Each page of its result was present at some moment of the probe. [`scan`]
+//! reads every page. [`bisect`] does not, but a chained run is never removed before the runs
+//! attached to it, so the last page proves that the pages before it are present.
 
 use super::families::Families;
 use super::keys::{self, Family};

@@ -51,7 +51,8 @@ impl TreeShape {
     }
 
     /// Size of all runs except the oldest, in percent of the oldest, at which RocksDB merges all
-    /// runs. The merge of all runs limits dead entries more than merges by size do.
+    /// runs. A merge without the oldest run must keep deletions, because that run may hold the
+    /// deleted keys.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }

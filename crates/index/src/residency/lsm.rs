@@ -1,9 +1,9 @@
 //! The `lsm` backend: RocksDB, for more pages than memory holds.
 //!
 //! **Column families.** `page` holds `scope | hash` → holders; `default` holds the *epoch* of each
-//! worker: the number of times that the worker was cleared. A holder counts only if it was written
-//! in its worker's current epoch. Clearing a worker is thus one small write, and a compaction drops
-//! the pages that have no holders left. Clearing a scope is one range deletion.
+//! worker: the number of times that the worker was cleared. A stored holder is ignored unless its
+//! epoch equals the current epoch of its worker. Clearing a worker is thus one small write, and a
+//! compaction drops the pages that have no holders left. Clearing a scope is one range deletion.
 //!
 //! **Durable form.** A change is in the buffer of RocksDB's log when its method returns, and on the
 //! disk after a sync. Every block has a checksum that is verified when the block is read. A page

@@ -415,8 +415,9 @@ impl Runs {
         }
     }
 
-    /// Visits the spans of run `number`: scope, the page before, holders, pages. Returns `false` if
-    /// neither this run nor a later run exists.
+    /// Calls `visit` for each span of run `number` that has holders, with the scope, the hash of
+    /// the page before the span, the holders and the pages. Returns `false` if all run numbers are
+    /// below `number`.
     pub(super) fn visit(
         &self,
         number: Number,

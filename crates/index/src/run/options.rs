@@ -70,8 +70,8 @@ pub(crate) fn journal_bytes_max(budget: u64) -> u64 {
     (budget / 16).max(64 << 10)
 }
 
-/// Length of a checkpoint with `images` bytes of runs, written in frames of `frame` bytes. Only the
-/// last frame is shorter.
+/// Approximate length of a checkpoint with `images` bytes of runs and retentions, in frames of
+/// about `frame` bytes.
 pub(crate) fn checkpoint_bytes(images: u64, frame: usize) -> u64 {
     let frames = images / frame.max(1) as u64 + 2;
     (CheckpointHeader::BYTES + CheckpointFrame::END_BYTES) as u64

@@ -3,8 +3,8 @@
 //! A probe reads the hot half, which has 32 bytes: the scope, the length, and the hash of the last
 //! page. The hashes of a run with several pages are on the heap. The cold half has 72 bytes: the
 //! place, the recency, and the run's position in the tree of attachments. The position names the
-//! parent, the first child and the two siblings, so that attaching and detaching take constant
-//! time.
+//! parent, the first child, and the previous and the next sibling, so that attaching and detaching
+//! take constant time.
 
 use super::slots::Number;
 use crate::sync::{AtomicBool, AtomicU64};
@@ -107,8 +107,8 @@ pub(crate) struct Hot {
     /// run is published.
     pub(super) pages: Pages,
     pub(crate) scope: ScopeSlot,
-    /// Number of pages that can be found. Zero if the record is free or its run is not published
-    /// yet.
+    /// Number of pages, including pages removed from the middle. Zero if the record is free, or if
+    /// its run is not published yet, so that lookups find none of its pages.
     pub(super) length: u16,
     pub(crate) chained: bool,
     /// Whether the run is in the list of runs touched since the last sync.
@@ -116,20 +116,21 @@ pub(crate) struct Hot {
 }
 
 impl Hot {
-    /// The pages that can be found.
+    /// The hashes of the pages of a published run; [`PageHash::NONE`] for pages removed from the
+    /// middle. Empty for any other record.
     #[inline]
     pub(crate) fn pages(&self) -> &[PageHash] {
         self.pages.as_slice().get(..usize::from(self.length)).unwrap_or_default()
     }
 
-    /// Number of pages that can be found, starting at `page`.
+    /// The length of [`Hot::pages`] starting at page `page`.
     #[inline]
     pub(crate) fn pages_from(&self, page: u16) -> usize {
         usize::from(self.length.saturating_sub(page))
     }
 
-    /// Whether page `page`, which can be found, has `hash`. For the last page this reads only the
-    /// record.
+    /// Whether page `page`, which is below `length`, has `hash`. For the last page this reads only
+    /// the record.
     #[inline]
     pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
         if page + 1 == usize::from(self.length) {

@@ -20,9 +20,9 @@ pub fn insert(
     index.insert(&run)
 }
 
-/// Runs `threads` writers and readers for two seconds, then sets `stop`. Each reader calls `walk`,
-/// which looks a sequence up; its random number may select the method of lookup. The runs that
-/// `walk` returns must cover the sequence without gaps, and hold its pages.
+/// Runs `threads` writers and the same number of readers for two seconds, then sets `stop`. Each
+/// reader calls `walk` with a random number, by which `walk` may select its method, and with a
+/// sequence. The runs that `walk` returns must hold leading pages of the sequence, without gaps.
 pub fn check_concurrently(
     index: &dyn PrefixIndex,
     threads: u64,

@@ -53,7 +53,8 @@ fn index_opens_once_by_whichever_path() {
     open(&through(&two));
 }
 
-/// The process that [`synced_changes_survive_a_kill`] kills; passes without work when run alone.
+/// Fills an index until [`synced_changes_survive_a_kill`], which runs this test in another process,
+/// kills the process. Does nothing if it is run in any other way.
 #[test]
 fn child_that_is_killed() {
     let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
