@@ -71,8 +71,8 @@ pub struct Room {
 pub trait Medium: Send + Sync + Debug {
     /// Creates `path` and its parents with mode 0700.
     fn create_dir(&self, path: &Path) -> io::Result<()>;
-    /// Opens a file; a new file has mode 0600. Only regular files are opened; for writing, links
-    /// and files of other users are refused too.
+    /// Opens a file; a new file has mode 0600. Only regular files are opened; for writing, symbolic
+    /// links and files of other users are refused too.
     fn open(&self, path: &Path, access: Access) -> io::Result<Arc<dyn MediumFile>>;
     /// Replaces `to` by `from` atomically.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;

@@ -57,8 +57,10 @@ pub enum MediumFault {
     NoSystemFiles,
     /// Does nothing and returns `EMFILE`: the process has no file descriptors left.
     NoProcessFiles,
-    /// A write stores its first half (in whole sectors) and returns `EIO`; a read returns its first
-    /// half as if the file ended after it. Other operations: as [`MediumFault::Io`].
+    /// A write stores its first half and returns `EIO`; a read returns its first half as if the
+    /// file ended after it. The half is rounded down: to blocks of 4 KiB if the length is a
+    /// multiple of 4 KiB, otherwise to sectors of 512 bytes. Other operations: as
+    /// [`MediumFault::Io`].
     Short,
     /// Silent damage: a write stores every other 512-byte sector and reports success; a read
     /// returns every other sector with its bits flipped. Other operations: as [`MediumFault::Io`].

@@ -61,8 +61,8 @@ struct File {
 }
 
 impl File {
-    /// Applies writes that were in flight. After that, readers see these writes, but a crash may
-    /// still undo them.
+    /// Applies changes: writes that were in flight, or a change that takes effect immediately.
+    /// Readers then see them, but a crash may still undo them.
     fn land(&mut self, landed: Vec<Change>) {
         for change in landed {
             change.apply(&mut self.now);

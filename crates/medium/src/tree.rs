@@ -142,8 +142,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Makes the changes in `dir` durable, and the changes to the directories on the path to `dir`
-    /// (as the journaling file systems of Linux do).
+    /// Makes the changes in `dir` durable, and the creation of `dir` and of the directories above
+    /// it (as the journaling file systems of Linux do).
     pub(crate) fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
         if !self.is_dir(dir) {
             return Err(io::ErrorKind::NotFound.into());
@@ -165,7 +165,8 @@ impl Tree {
         self.crash_below(Path::new("/"), chance)
     }
 
-    /// Returns the state after a crash of the tree that was unmounted from `root`.
+    /// The names after a power loss, for a tree that has only names below `root`
+    /// ([`Tree::split_below`]): `root` and the directories above it exist in another tree.
     pub(crate) fn crash_below(&self, root: &Path, chance: &mut Chance) -> Self {
         let mut names = self.durable.clone();
         for link in &self.pending {

@@ -23,7 +23,7 @@ pub struct SimProcess {
 struct Life {
     /// Changes until the process is killed; `None` if no kill is planned.
     changes: Option<u64>,
-    /// Asynchronous writes that may still begin at the kill.
+    /// Number of asynchronous writes that may still begin after the kill.
     in_flight: usize,
     dead: bool,
 }
