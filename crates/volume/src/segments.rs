@@ -163,8 +163,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Retry` if the file system is full or refuses, or if the directory does not hold the volume;
-    /// the file is then removed if possible. `Fatal` if a file of that name exists: an allocator
-    /// that does not know the segment must not write to it, and takes another number.
+    /// the file is then removed if possible. `Fatal` if a file of that name exists. The file may
+    /// hold pages, so it is left unchanged, and the caller must take another number.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -337,8 +337,9 @@ impl Segments {
         self.staging.stats()
     }
 
-    /// The speeds of the volumes that this process has measured, in KiB/s, by volume number; zero
-    /// for a volume without a measurement. `None` if nothing was measured since the last call.
+    /// The measured speed of each volume in KiB/s, by volume number; zero for a volume that this
+    /// process has not measured. The speeds are of reads, or of writes if a volume has a
+    /// measurement of writes only. `None` if nothing was measured since the last call.
     #[must_use]
     pub fn new_speeds(&self) -> Option<Vec<u32>> {
         self.speeds.take_new()

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time that a call without a deadline waits for staging memory.
+/// Maximum time that a call waits for staging memory, even if its deadline is later.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// Interval at which a waiter checks whether it was cancelled.
 const CANCEL_CHECK: Duration = Duration::from_millis(20);

@@ -36,7 +36,7 @@ fn volumes(io: IoChoice) -> Volumes {
     Volumes { dirs, segments }
 }
 
-/// Runs of four pages on each volume, and one run with an extent on each.
+/// Runs of four pages on each volume, and one run with an extent on each volume.
 fn runs() -> Vec<Run> {
     let mut runs: Vec<Run> = (0..6)
         .map(|at: u32| {

@@ -44,8 +44,8 @@ impl Segments {
             let kept = Arc::clone(files.entry(id).or_insert(file));
             (kept, files.len())
         };
-        // The store has grown since the limit of open files was last raised: raise it for twice the
-        // number of segments.
+        // More segments are open than the limit of open files was raised for: raise it for twice
+        // their number.
         if count > self.files.reserved.load(Relaxed) {
             self.reserve_files(2 * count);
         }

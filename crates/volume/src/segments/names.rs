@@ -9,7 +9,8 @@ use std::io;
 const FILE_PREFIX: &str = "seg-";
 
 impl Segments {
-    /// The segments of all present volumes, in order: see [`Segments::list_durably`].
+    /// Lists the segments of all present volumes, in order, and makes their names durable: see
+    /// [`Segments::list_durably`].
     ///
     /// # Errors
     /// `Retry` if a directory cannot be listed or synced.

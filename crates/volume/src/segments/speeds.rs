@@ -111,9 +111,9 @@ impl Speeds {
         self.is_new.swap(false, Ordering::AcqRel).then(|| self.get())
     }
 
-    /// The speeds of the volumes in KiB/s, by volume number, zero for a volume without a
-    /// measurement: of reads if they were measured on every volume with measured writes, else of
-    /// writes.
+    /// The speeds of the volumes in KiB/s, by volume number; zero for a volume without a
+    /// measurement. The speeds are of reads, or of writes if a volume has a measurement of writes
+    /// only.
     fn get(&self) -> Vec<u32> {
         let of = |direction: &Mutex<Direction>| {
             let volumes = &direction.lock().volumes;

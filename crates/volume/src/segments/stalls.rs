@@ -3,8 +3,9 @@
 //! A process cannot cancel an operation that the kernel holds, so a call waits for its operations
 //! even beyond its deadline. Calls therefore submit no operation to a stalled volume, and their
 //! pages on it miss immediately: only calls that submitted operations before the stall was detected
-//! wait. One operation at a time is submitted nevertheless, because perhaps only one operation
-//! hangs: if it completes, the stall ends.
+//! wait. As an exception, one operation at a time is submitted to a stalled volume, at most one in
+//! 30 seconds. The volume may work again although an earlier operation hangs: if the new operation
+//! completes, the stall ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

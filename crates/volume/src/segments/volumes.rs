@@ -187,7 +187,8 @@ impl Segments {
         }
     }
 
-    /// Number of volumes. Searches for volume number `volume` first if that is unknown or absent.
+    /// Number of volumes. Searches for volume number `volume` first if it is unknown, or if it is
+    /// absent and the last search for an absent volume was at least a second ago.
     pub(crate) fn volumes_up_to(&self, volume: u8) -> usize {
         let (known, present) = {
             let volumes = self.volumes.read();

@@ -398,8 +398,9 @@ impl Space {
     /// Frees extents.
     ///
     /// # Errors
-    /// The first extent that is free already, at least in part, or outside the segments. All other
-    /// extents are freed. The error means that the caller's accounting is wrong.
+    /// The first extent that is free already, at least in part, or outside the segments. Such
+    /// extents are skipped, and all others are freed. The error means that the caller's accounting
+    /// is wrong.
     pub fn free(&mut self, extents: &[Extent]) -> Result<(), SpaceError> {
         let mut result = Ok(());
         for &extent in extents {

@@ -20,9 +20,9 @@ impl Space {
     /// 2. pieces on one volume: if several volumes have room, the volume that needs the fewest;
     /// 3. pieces on several volumes.
     ///
-    /// While segments can still be created, a run has at most one piece more than the segments that
-    /// its length needs. If the first volume of the order can grow, no other volume is tried, so
-    /// that volumes fill evenly.
+    /// While segments can still be created, all pieces of a run are on one volume, and a run has at
+    /// most one piece more than the segments that its length needs. If there is a
+    /// [`Space::growing_volume`], no other volume is tried, so that volumes fill evenly.
     pub(super) fn pick(&self, shape: RunShape) -> Option<Vec<Pick>> {
         let count = self.volumes.len();
         let growing = (0..count).any(|at| self.can_grow(at));

@@ -2,7 +2,8 @@
 
 use ritornello_format::{PIECE_UNITS, UNIT, WHOLE_PAGE_UNITS};
 
-/// A page 0 of up to this length is contiguous with the header. A full store has few longer holes.
+/// Maximum length of a page 0 that must be contiguous with the header. In a full store, few holes
+/// would hold a longer page.
 pub(super) const LONG_PAGE_UNITS: u32 = ((16 << 20) / UNIT) as u32;
 
 /// A header, followed by pages of equal length.

@@ -80,7 +80,8 @@ impl Steady {
         self.random % below
     }
 
-    /// Frees `need` units, in whole chunks, from the tail of the least recently used run.
+    /// Frees up to `need` units, rounded up to whole chunks, at the end of the least recently used
+    /// run. Frees the whole run if less than a chunk of its pages would remain.
     fn evict(&mut self, need: u64) {
         let (tick, mut place) = self.runs.pop_first().unwrap();
         let page = u64::from(place.page_units);

@@ -18,8 +18,9 @@ impl Space {
     /// at most 16 MiB, on the volumes in the allocation order, so that all volumes read and write
     /// the page at the same time.
     ///
-    /// `Ok(None)` if the page is not longer than 16 MiB, fewer than two volumes are usable, or no
-    /// hole is long enough for a piece. `Err` names a volume that must grow first.
+    /// `Ok(None)` if the page is not longer than 16 MiB or not alone in its run, if fewer than two
+    /// volumes are usable, if the page needs more than [`PIECES_MAX`] pieces, or if no hole is long
+    /// enough for a piece. `Err` names a volume that must grow first.
     pub(super) fn allocate_stripes(
         &mut self,
         shape: RunShape,

@@ -97,8 +97,8 @@ impl RunLayout {
     }
 
     /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends
-    /// them to `chunks`. A chunk never crosses an extent. Where pages are at most `self.op` long,
-    /// it ends at a page border or at the end of its extent.
+    /// them to `chunks`. A chunk is inside one extent. If pages are at most `self.op` long, each
+    /// chunk ends at a page border, at the end of its extent, or at the end of `range`.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
         for extent in &place.extents {

@@ -19,9 +19,9 @@ use ritornello_format::{Place, UNIT};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Maximum lanes of the runs on one volume each, and maximum lanes of the runs on several volumes.
-/// Volumes whose numbers differ by a multiple of this limit share their lanes, and are not measured
-/// by transfers that touch both.
+/// Maximum number of lanes, of all volumes together, for runs that are on a single volume; and
+/// maximum number of lanes for runs that are on several volumes. Volumes whose numbers differ by a
+/// multiple of this limit share their lanes, and are not measured by transfers that touch both.
 const LANES_MAX: usize = 16;
 
 /// Runs of one transfer that are moved by one thread.
