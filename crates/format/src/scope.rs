@@ -83,7 +83,8 @@ pub struct Scope {
     /// Bytes per page. `None` if they follow from a known layout; giving the derived number makes
     /// the same scope.
     pub page_bytes: Option<u64>,
-    /// Whether a key commits to all keys before it in its sequence.
+    /// Whether a key is a hash that depends on all keys before it in its sequence, so that equal
+    /// keys follow equal keys.
     pub chained: bool,
 }
 

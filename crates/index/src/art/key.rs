@@ -19,7 +19,7 @@ use ritornello_format::{PageHash, ScopeSlot};
 /// Maximum page hashes in the value of one key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
-/// Key of a run number below which all numbers count as assigned.
+/// Key of the limit of run numbers: an open takes all numbers below the limit to be assigned.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
 /// Key of the total numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";

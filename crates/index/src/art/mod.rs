@@ -41,7 +41,7 @@
 //! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
 //!   cache, which may hold bytes that the disk lacks, and appends to the same files. Holt never
 //!   writes lost entries of its list of frames again. After a failed sync the index is intact until
-//!   the next power loss: remove it, or convert the store to another index.
+//!   the next power loss: remove it, or [copy](crate::copy()) it to another index.
 //!   [`crate::OpenOptions::clean`] has no effect.
 //! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts the bytes of each key
 //!   and value once, although Holt writes them to its log and to its frames.

@@ -304,8 +304,8 @@ pub(super) fn dropping_a_scope_removes_all_its_runs(make: Make<'_>) {
 
 pub(super) fn scope_of_many_short_chains_is_dropped(make: Make<'_>) {
     let bench = Bench::new(make);
-    // Enough runs that an index may drop them in batches: removing a run may free the records of
-    // descendants that come later in the batch.
+    // An index may drop this number of runs in several batches. Removing a run removes its
+    // descendants, and may free the records of descendants that come later in the same batch.
     const RUNS: u64 = 5000;
     let mut parent = None;
     for number in 0..RUNS {

@@ -4,10 +4,10 @@
 //! **Off by default**, like the backend: the cargo feature `lsm` compiles it, and a store whose
 //! index is `lsm` runs it. [`Mode::Static`] turns it off.
 //!
-//! Each count is one relaxed atomic addition. Decisions are made in [`Controller::decide`], which
-//! only [`crate::PrefixIndex::maintain_after`] calls. A new target is not applied immediately:
-//! [`Controller::step`] returns it one step at a time, at most one per flush, so that a transition
-//! causes no additional rewrites.
+//! Counting an operation takes one or two relaxed atomic additions. Decisions are made in
+//! [`Controller::decide`], which only [`crate::PrefixIndex::maintain_after`] calls. A new target is
+//! not applied immediately: [`Controller::step`] returns settings on the way to it, at most one per
+//! flush, so that a transition causes no additional rewrites.
 
 use crate::tuning::{Mix, Prices, Reason, Setting, TreeSize, TuningDecision};
 use parking_lot::Mutex;

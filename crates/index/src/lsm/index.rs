@@ -244,7 +244,7 @@ impl PrefixIndex for LsmIndex {
         let mut change = Change::new(&self.db, &writer);
         change.counts.clock = change.counts.clock.max(clock);
         let retained = (|| {
-            // If a run is named twice, the last entry counts.
+            // If `runs` has several entries for one run, the last entry applies.
             let last: BTreeMap<RunId, u64> = runs.iter().copied().collect();
             for (run, until) in last {
                 if let Some(before) = self.db.used(run) {

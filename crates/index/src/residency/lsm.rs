@@ -7,8 +7,8 @@
 //!
 //! **Durable form.** A change is in the buffer of RocksDB's log when its method returns, and on the
 //! disk after a sync. Every block has a checksum that is verified when the block is read. A page
-//! that cannot be read counts as not stored. A database that does not open is replaced by an empty
-//! one.
+//! whose entry cannot be read is reported as a page without holders. A database that does not open
+//! is replaced by an empty database.
 //!
 //! **Locks.** A reader takes the lock of the epochs for reading, and no other lock. No thread holds
 //! this lock exclusively across I/O. The writer's lock makes read-modify-write atomic.

@@ -71,8 +71,8 @@ impl Sets {
             + self.held * size_of::<Holder>()
     }
 
-    /// Moves `pages` pages from `set` to the set that also has `more`, which is ordered by worker.
-    /// Returns its name.
+    /// Moves `pages` pages from `set` to the set that has the holders of `set` and of `more`, which
+    /// is ordered by worker. Returns the name of that set.
     pub(super) fn add(&mut self, set: SetId, more: &[Holder], pages: u64) -> SetId {
         let (mut old, mut new) = (self.holders(set), more);
         let known = |holder: &Holder| {
@@ -99,7 +99,8 @@ impl Sets {
         self.exchange(set, &both, pages)
     }
 
-    /// Moves `pages` pages from `set` to the set without `worker` on `tiers`. Returns its name.
+    /// Moves `pages` pages from `set` to the set that has the same holders except `worker` on
+    /// `tiers`. Returns the name of that set.
     pub(super) fn take(&mut self, set: SetId, worker: Worker, tiers: Tiers, pages: u64) -> SetId {
         let holders = self.holders(set);
         let mut left = Vec::with_capacity(holders.len());
@@ -114,8 +115,8 @@ impl Sets {
         if left == holders { set } else { self.exchange(set, &left, pages) }
     }
 
-    /// Moves `pages` pages from a set that may be stale to the set that replaces it. Returns its
-    /// name.
+    /// If `set` is stale, moves `pages` pages from `set` to the set that has the same holders and
+    /// is not stale, and returns the name of that set. Otherwise returns `set`.
     pub(super) fn refresh(&mut self, set: SetId, pages: u64) -> SetId {
         if !self.is_stale(set) {
             return set;

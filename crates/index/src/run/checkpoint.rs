@@ -9,11 +9,11 @@
 //!    on top of the copies.
 //! 2. Copy the runs, a few at a time, under the read lock. A copy may already show changes of the
 //!    new journal file; replaying these changes again has no effect.
-//! 3. Sync the journal up to the last change that a copy can show, after the data that its records
-//!    name; write the number of this change into the last frame of the checkpoint. A checkpoint
-//!    without this frame is invalid, so a checkpoint becomes valid only after the data of its runs
-//!    is durable. If the journal ends before this number, the checkpoint is not exact, and recovery
-//!    prefers the older checkpoint.
+//! 3. Make durable the data that the journal's records name; then sync the journal up to the last
+//!    change that a copy can show; then write the sequence number of this change into the last
+//!    frame of the checkpoint. A checkpoint without this frame is invalid, so a checkpoint becomes
+//!    valid only after the data of its runs is durable. If the journal ends before this number, the
+//!    checkpoint is not exact, and recovery prefers the older checkpoint.
 //! 4. Sync the checkpoint; remove journal files that only the overwritten checkpoint needed.
 
 use super::RunIndex;

@@ -97,9 +97,9 @@ fn finish_file(medium: &dyn Medium, dir: &Path, file: &dyn MediumFile) -> io::Re
 }
 
 impl RunIndex {
-    /// Makes the records up to `last` durable, after the data that they name. `last` must be the
-    /// end of a batch. Concurrent callers share one write and one sync: the caller that gets the
-    /// journal's lock writes all records that may be written at that time.
+    /// Makes the data of the records up to `last` durable by `sync_data`, then these records.
+    /// `last` must be the end of a batch. Concurrent callers share one write and one sync: the
+    /// caller that gets the journal's lock writes all records that may be written at that time.
     pub(super) fn commit(&self, last: u64, sync_data: SyncData<'_>) -> Result<()> {
         sync_data()?;
         self.pending.lock().allow_write_through(last);

@@ -52,8 +52,9 @@ pub(crate) struct Runs {
     /// The largest reuse count assigned so far.
     pub(crate) reuse: u32,
     /// Minimum reuse count of new runs: larger than all counts that were assigned before the open,
-    /// or before a chunk was last freed. Records allocated since then do not know the counts that
-    /// earlier runs had under their numbers.
+    /// or before a chunk was last freed. A record that was allocated later begins at count zero
+    /// although earlier runs may have had its number; the minimum keeps their names from being
+    /// assigned again.
     pub(crate) reuse_floor: u32,
     pub(crate) live: u64,
     pub(crate) pages: u64,

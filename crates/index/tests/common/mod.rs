@@ -147,7 +147,7 @@ impl Pair {
         Self::on(SimDisk::new(1 << 30), |disk| Arc::new(disk.clone()))
     }
 
-    /// Creates an empty pair: an index over `medium` of `disk`, and a `MemoryIndex`.
+    /// Creates an empty pair: an index on `medium(disk)`, and a `MemoryIndex`.
     pub fn on(disk: SimDisk, medium: impl Fn(&SimDisk) -> Arc<dyn Medium> + 'static) -> Self {
         let run = open_through(medium(&disk));
         let memory = MemoryIndex::new();

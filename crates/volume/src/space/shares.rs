@@ -5,9 +5,9 @@ use ritornello_format::SegmentId;
 
 impl Space {
     /// Sets the maximum number of segments of each volume (its share), and of all volumes together.
-    /// Adds volumes if `shares` has more entries than there are volumes. On each volume, seals the
-    /// emptiest of the segments beyond its share, and unseals all other segments. A segment whose
-    /// removal has begun stays sealed.
+    /// Adds volumes if `shares` has more entries than there are volumes. If a volume has more
+    /// segments than its share, seals its emptiest segments, so that the share remains unsealed.
+    /// Unseals all other segments, except segments whose removal has begun.
     pub fn set_shares(&mut self, shares: &[u32], segments_max: u32) {
         self.segments_max = u64::from(segments_max);
         while self.volumes.len() < shares.len() {
