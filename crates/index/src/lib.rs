@@ -6,10 +6,10 @@
 //! and tiers on which pages are present.
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
-//! [`PrefixIndex::sync`] all earlier changes survive power loss. With [`PrefixIndex::sync_after`],
-//! the backend `run` finds no run after a power loss whose data was not durable; `lsm` and `art`
-//! may find such a run, whose pages then miss by their checksums. In chained scopes the index is
-//! closed: removing a page removes all its descendants.
+//! [`PrefixIndex::sync`] all earlier changes survive power loss, except in `memory`, which has no
+//! files. With [`PrefixIndex::sync_after`], the backend `run` finds no run after a power loss whose
+//! data was not durable; `lsm` and `art` may find such a run, whose pages then miss by their
+//! checksums. In chained scopes the index is closed: removing a page removes all its descendants.
 //!
 //! **Must not know** the bytes of pages, how they are read, and which pages are worth keeping.
 
@@ -45,9 +45,9 @@ pub use tuning::Tuning;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
 /// Makes durable the data of all runs that are in the index when the function is called. An index
-/// calls it before it makes its own records durable, so that no durable record names data that a
-/// power loss can destroy. The index may call it several times, from any thread that syncs. During
-/// the call the index holds no lock that a writer or a probe needs.
+/// calls it before it syncs its own records. In the backend `run` no durable record therefore names
+/// data that a power loss can destroy. The index may call it several times, from any thread that
+/// syncs. During the call the index holds no lock that a writer or a probe needs.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The name of a run. Unique while the index is open, and not reused in that time. The name may

@@ -1,5 +1,5 @@
-//! Power losses at every moment of every write, and changes made while a checkpoint is written: the
-//! index recovers a past state that is not older than the last sync.
+//! Power losses after each change of the disk except allocations, also while operations change the
+//! index during a checkpoint: it recovers a past state that is not older than the last sync.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 #![allow(dead_code, reason = "shared with another test")]

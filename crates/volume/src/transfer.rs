@@ -144,7 +144,8 @@ pub enum MissReason {
     Scope,
     /// The header names a different key for this page.
     Key,
-    /// This process does not know the page's codec.
+    /// This process does not know the page's codec, or the read refuses encoded pages
+    /// ([`Encoded::Refuse`]).
     Codec,
     /// The checksum matches and the codec is known, but the bytes do not decode: they were damaged
     /// before they were written.

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A process's view of a [`SimDisk`]. After the process is killed, every change fails with
-/// `BrokenPipe`; reads, which change nothing, still work.
+/// `BrokenPipe`, except the asynchronous writes that [`SimProcess::kill`] permits. Reads, which
+/// change nothing, still work.
 #[derive(Clone, Debug)]
 pub struct SimProcess {
     disk: SimDisk,

@@ -194,7 +194,8 @@ impl Expected<'_, '_> {
         scratch: &mut Vec<u8>,
     ) -> Result<(), MissReason> {
         let slice = self.slices[usize::from(number)];
-        // The checksum covers the bytes on disk, so a decoder never gets damaged input.
+        // The checksum covers the bytes on disk, so a decoder never gets bytes that changed after
+        // they were written.
         let mut sum = SliceChecksum::new(self.key, self.read.place.generation, number);
         wide_crc::update(&mut sum, stored);
         if sum.finish() != slice.checksum {
