@@ -33,7 +33,7 @@ fn insert(index: &RunIndex, parent: Option<PageHash>, pages: &[PageHash]) -> Run
     index.insert(&run).unwrap()
 }
 
-/// Returns the result of a probe, and checks that its parts are consistent.
+/// Returns the number of pages that `walk` finds. Checks that its runs cover them without gaps.
 fn probe(index: &RunIndex, keys: &[PageHash]) -> usize {
     let steps = index.walk(SCOPE, &keys);
     let mut at = 0;

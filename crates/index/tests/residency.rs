@@ -215,7 +215,7 @@ proptest! {
         prop_assert_eq!(contents(&open(&left.crash(seed))), now);
     }
 
-    /// For every cut or changed byte of the files, the index recovers a state that existed before.
+    /// If the newest file is cut, or one of its bytes changes, the index recovers a past state.
     #[test]
     fn damage_drops_later_changes(
         events in prop::collection::vec(event(), 1..40),

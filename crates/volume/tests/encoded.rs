@@ -176,7 +176,7 @@ fn mixed_encodings_round_trip_in_every_io_mode() {
 }
 
 /// A slice has a different offset on disk than in the page if the slices before it are encoded. The
-/// raw slice begins at a multiple of 4 KiB on disk, because an encoded slice is padded.
+/// encoded slice takes 16 KiB here, so the raw slice begins at a multiple of 4 KiB on disk too.
 #[test]
 fn raw_slice_after_shorter_slices_is_read_to_its_own_offset() {
     for rig in rigs() {
@@ -296,7 +296,7 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
 }
 
 /// A page whose codec the reader does not know misses. The bytes of the missed page then no longer
-/// count towards `in_flight_bytes`, so the pages of the next run are read.
+/// count towards the limit of unverified bytes in memory, so the pages of the next run are read.
 #[test]
 fn unknown_codec_does_not_end_the_reads_behind_it() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

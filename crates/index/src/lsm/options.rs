@@ -80,8 +80,8 @@ const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
 const PREALLOCATED_BYTES: usize = 64 << 10;
 
 impl LsmOptions {
-    /// Returns options for a budget in bytes: a memtable of a sixteenth and a cache of an eighth of
-    /// the budget, both at most the defaults.
+    /// Returns options for a budget in bytes: a memtable of a sixteenth of the budget, at least
+    /// 64 KiB, and a cache of an eighth, at least 1 MiB, but both at most the defaults.
     #[must_use]
     pub fn within(budget: u64) -> Self {
         let default = Self::default();

@@ -10,13 +10,13 @@ use std::collections::BinaryHeap;
 /// Multi-round question answering, with the arithmetic of LMCache's benchmark of the same name
 /// (`benchmarks/multi_round_qa/multi-round-qa.py` in LMCache/LMCache).
 ///
-/// A prompt consists of the shared system prompt, the user's own history, and the questions and
-/// answers of earlier rounds. A user asks the next question `users / qps` seconds after the
-/// previous question, and leaves after `rounds` questions. A session thus lasts `(rounds - 1) *
-/// users / qps`, and a new user joins every `(rounds - 1) / qps` seconds, so that there are always
-/// `users` concurrent users. The ramp-up starts with users in the middle of their sessions: they
-/// have fewer rounds left, but no earlier questions and answers in their prompts. Each answer is
-/// complete before its user's next question.
+/// A prompt consists of the shared system prompt, the user's own history, the questions and answers
+/// of earlier rounds, and a new question. A user asks the next question `users / qps` seconds after
+/// the previous question, and leaves after `rounds` questions. A session thus lasts `(rounds - 1) *
+/// users / qps` seconds, and a new user joins every `(rounds - 1) / qps` seconds, so that there are
+/// about `users` concurrent users. The trace starts with users in the middle of their sessions:
+/// they have fewer rounds left, but no earlier questions and answers in their prompts. Each answer
+/// is complete before its user's next question.
 ///
 /// The benchmark has equal pauses. This generator multiplies each pause by a number drawn uniformly
 /// from `1 - jitter` to `1 + jitter`; without jitter it generates the benchmark's requests. A
