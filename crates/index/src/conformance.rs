@@ -1,6 +1,6 @@
 //! A suite of the guarantees of every [`PrefixIndex`]: `run_all(&|| Box::new(MyIndex::new()))`
 //! panics at the first guarantee that is broken. Needs the feature `conformance`. [`run_durable`]
-//! checks indexes that survive power loss.
+//! checks across power losses that no record is durable before the data that it names.
 //!
 //! [`contents`] makes any two indexes comparable: it is independent of the names of runs.
 
@@ -158,7 +158,8 @@ pub fn run_all(make: Make<'_>) {
     scenarios::sync_makes_data_durable_first(make);
 }
 
-/// Runs the suite for indexes that survive power loss.
+/// Runs the suite for indexes whose records become durable only after the data that they name: the
+/// backend `run`.
 pub fn run_durable(make: &dyn Fn() -> PersistentIndex) {
     durable::changes_during_data_sync_wait_for_next_sync(&make());
     durable::failed_data_sync_withholds_records(&make());

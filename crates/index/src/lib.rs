@@ -231,8 +231,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes all changes before the call durable. A run that is inserted after `sync_data` was
-    /// called may be durable only after the next sync; in `lsm` and `art` it may become durable at
-    /// any time.
+    /// called becomes durable with the next sync; in `lsm` and `art` it may become durable earlier.
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails

@@ -1,4 +1,4 @@
-//! Guarantees of an index that survives power loss.
+//! Guarantees of an index whose records become durable only after the data that they name.
 
 #![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
 
