@@ -155,8 +155,9 @@ impl Limit {
         })
     }
 
-    /// Tries all shapes and keeps the fastest for reading and for writing. Writes the file first,
-    /// because a read of blocks that were never written does not reach the device.
+    /// Tries all shapes, keeps the fastest for writing and the fastest for reading, and returns
+    /// them in this order. Writes the file first, because a read of blocks that were never written
+    /// does not reach the device.
     ///
     /// # Errors
     /// `Retry` if the file system fails.
