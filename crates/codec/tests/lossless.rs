@@ -101,8 +101,8 @@ fn windows_follow_changing_magnitudes() {
     assert!(length * 100 <= input.len() * 76, "{length} of {}", input.len());
 }
 
-/// Encodes three pages: one with zeros at its end, one with two very different magnitudes, and one
-/// with a single exponent.
+/// Encodes three slices of one block each: one with zeros at its end, one with two very different
+/// magnitudes, and one with a single exponent.
 #[test]
 fn codebooks_adapt_to_the_block() {
     let mut random = Random(9);

@@ -139,8 +139,8 @@ pub struct IndexStats {
     pub written_bytes: u64,
     /// Checkpoints written since the index was opened; in `lsm`, compactions of the whole database.
     pub checkpoints: u64,
-    /// Bytes of changes in memory that are not synced. The owner of the index syncs before they
-    /// are many, because the backend `run` refuses inserts above a limit (`Retry`).
+    /// Bytes of changes in memory that are not synced. The owner of the index must sync before they
+    /// reach a limit, above which the backend `run` refuses inserts (`Retry`).
     pub pending_bytes: u64,
     /// Files now on disk.
     pub files: u64,

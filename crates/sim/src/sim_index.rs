@@ -48,8 +48,8 @@ impl<'t> SimIndex<'t> {
         }
     }
 
-    /// Finds the leading blocks that are stored, protects exactly their runs, and fills `path` with
-    /// these runs. Returns the number of blocks.
+    /// Finds the leading blocks that are stored, and fills `path` with their runs. Until the next
+    /// call exactly these runs are protected from eviction. Returns the number of blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
         self.round += 1;
         path.clear();

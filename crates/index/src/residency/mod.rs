@@ -47,8 +47,9 @@ pub struct ResidencyStats {
     /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
     /// removed yet. The backend `lsm` estimates it.
     pub pages: u64,
-    /// Sets of holders that pages share. After a worker is cleared, sets that became equal or empty
-    /// count separately until [`Residency::maintain`]. Zero in backends that do not share sets.
+    /// Number of sets of holders, each shared by all pages with these holders. Until
+    /// [`Residency::maintain`] the number includes sets that became empty, or equal to another set,
+    /// when a worker was cleared. Zero in backends that do not share sets.
     pub sets: u64,
     /// Bytes of memory held.
     pub memory_bytes: u64,

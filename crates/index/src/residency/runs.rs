@@ -7,8 +7,9 @@
 //! match two pages of a chain that are equally far apart, the pages between them therefore match as
 //! well, except for holes. The page of a hole may be in another run.
 //!
-//! **Clears** change no pages at first: a cleared scope gets another number, and a cleared worker
-//! is removed from the sets. [`Runs::reclaim`] removes the pages later, a few runs at a time.
+//! **Clears** change no pages at first. A cleared scope loses its number, under which its pages are
+//! found, and gets another number with its next put. A cleared worker is removed from the sets.
+//! [`Runs::reclaim`] removes the pages later, a few runs at a time.
 
 use super::prefix::Prefixes;
 use super::sets::{EMPTY, SetId, Sets};
