@@ -48,14 +48,15 @@ WHEEL := build/wheels/ritornello-*.whl
 
 # Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for ten
 # minutes, and names the tests that it was running.
-# The environment's Python starts in a tenth of the time of one behind a version manager.
+# PATH begins with the environment's Python, because the `python3` of a version manager may take ten
+# times as long to start the script.
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
 # `test-all` runs all suites, or its shard of them; `test` leaves out what is long or needs servers.
-# Suites of the core run one at a time, because some take both cores at times; but most of their
-# tests wait. Beside them run suites of engines, which mostly keep one core busy: two at a time, long
-# ones first.
+# Suites of the core run one at a time, because some of them keep two cores busy at times. Most of
+# their tests wait and need no core, so suites of engines, which mostly keep one core busy, run
+# beside them: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
 LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake

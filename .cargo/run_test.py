@@ -49,7 +49,9 @@ class Output:
         sys.stdout.buffer.flush()
 
     def running(self) -> list[str]:
-        """Names of the tests that have not ended, as far as libtest told them."""
+        """Returns the test whose line libtest has begun to print or, without such a line, the tests
+        that libtest reported as running for a minute and whose result it has not printed.
+        """
         started = STARTED.match(self.partial)
         return [name.decode() for name in ([started[1]] if started else self.slow)]
 

@@ -14,8 +14,9 @@ Move = Callable[[int, list[memoryview], int], int]
 
 
 class DiskLimit:
-    """A file of `nbytes`. Each call moves all of it and returns the seconds; memory is page-aligned
-    and has `nbytes`.
+    """A file of `nbytes` bytes. `write`, `write_new` and `read` move all of them from or to
+    `memory`, and return the seconds that this took. `memory` must have `nbytes` bytes, and begin at
+    a page.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:

@@ -7,9 +7,10 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
 Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
 prints rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
 (seconds of processor time per GiB). A benchmark that uses several kinds of memory names the kind of
-each row as `memory`. This script adds `engine` to each row, and `to_own` and `to_disk` to rows of
-the store with a rate: the rate divided by the fastest rate of the engine's own storage, and of the
-disk's limit, for the same operation on objects of the same size in the same memory.
+each row as `memory`. This script adds `engine`, `to_own` and `to_disk` to each row. `to_own` is the
+row's rate divided by the fastest rate of the engine's own storage, `to_disk` its rate divided by
+the fastest rate of the disk's limit, for the same operation on objects of the same size in the same
+memory. Both are null for rows of other systems than the store, and for rows without a rate.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
 
 
 def with_ratios(rows: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
-    """Adds the ratios to the system `own` and to the disk."""
+    """Returns the rows with `to_own` and `to_disk`. `own`: how the names of the systems begin that
+    are the engine's own storage.
+    """
 
     def ratio(row: dict[str, Any], to: str) -> float | None:
         rates = [

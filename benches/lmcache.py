@@ -5,13 +5,13 @@
 Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
 every round, in an order that changes with the round. Every byte that an adapter loads is compared.
 A row: `system`, `memory`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round;
-null for a lookup), `p50_us` (the median round; of a lookup the median lookup), `cpu_s_gib` (seconds
-of processor time of all threads per GiB in the median round; null for a lookup). `ritornello, full`
-is a store that has written its whole capacity before, like a store in use: its puts overwrite
-evicted objects. `disk` is the limit in the same rounds: four threads move the same number of bytes
-in operations of 1 MiB. The threads overwrite and read one file, from and into LMCache's memory
-(`disk, in place`) and huge pages (`disk, huge pages`). From LMCache's memory they also write newly
-allocated space (`disk, new space`), as new stores and new files do.
+null for a lookup), `p50_us` (duration of the median round, or of the median lookup), `cpu_s_gib`
+(seconds of processor time of all threads per GiB in the median round; null for a lookup).
+`ritornello, full` is a store that has written its whole capacity before, like a store in use: its
+puts overwrite evicted objects. `disk` is the limit in the same rounds: four threads move the same
+number of bytes in operations of 1 MiB. The threads overwrite and read one file, from and into
+LMCache's memory (`disk, in place`) and huge pages (`disk, huge pages`). From LMCache's memory they
+also write newly allocated space (`disk, new space`), as new stores and new files do.
 """
 
 # ruff: noqa: E402
@@ -63,7 +63,7 @@ ALIGN = 4096
 # prompt, 128 MiB.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
-# Consecutive lookups, as in LMCache's benchmark.
+# Number of lookups of the same keys in a round, as in LMCache's benchmark.
 LOOKUPS = 10
 # Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30

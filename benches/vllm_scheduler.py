@@ -111,7 +111,9 @@ class Engine:
         return tokens
 
     def steps(self, hashes: list[bytes]) -> Iterator[Callable[[], None]]:
-        """Yields steps of requests that were admitted at different positions in a page."""
+        """Yields functions, each of which plans one step of `RUNNING` requests. The requests have
+        reached different positions in a page.
+        """
         running = []
         for place in range(RUNNING):
             asked = self.request(f"r{place}", list(hashes))

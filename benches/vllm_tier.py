@@ -155,9 +155,9 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step whose answers are "retry" also costs the scheduler time, and the number of such
-        # steps depends on the duration of a step. Charge two average steps: one for a retry and one
-        # for the answers.
+        # Steps whose answers are "retry" cost the scheduler's thread time as well. Here their
+        # number means nothing, because the steps of this loop compute nothing. Charge two average
+        # steps, as if one step got the answer "retry" and the next step got all answers.
         charged = spent if steps == 1 else spent / steps * 2
         return {
             "us_per_key": charged / len(keys) * 1e6,

@@ -30,7 +30,7 @@ from servers.loop_device import (
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
-# Size of all devices together per byte of `--total`, and additional size of each device.
+# Bytes of all devices together for each byte of `--total`, and additional MiB of each device.
 SPACE, DEVICE_MIB = 3.5, 256
 
 

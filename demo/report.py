@@ -11,9 +11,10 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt in the three processes. `cold`, `warm`: the number of its tokens by the source of
-    their KV, in the first and in the second process. `local`: the same, when the third process was
-    asked a second time; `same_split` and `identical` compare `warm` with this answer.
+    """One prompt in the three processes of `demo.__main__`. `cold`, `warm`, `local`: the number of
+    its tokens by the source of their KV, in the first process, in the second process, and in the
+    third process when it got the prompt for the second time. `same_split`: `warm` and `local` have
+    equally many computed tokens. `identical`: the answers of `warm` and of `local` are equal.
     """
 
     length: int

@@ -24,8 +24,8 @@ while (($#)); do
     esac
 done
 
-# At a time, one process builds uv's environment, and one process this engine's: `make test` and
-# `make demo` may run concurrently.
+# `make test` and `make demo` may run concurrently. With these locks only one process at a time
+# builds uv's environment, and only one process at a time builds the environment of this engine.
 mkdir -p "$envs"
 exec 8>"$envs/.uv.lock" 9>"$envs/.$engine.lock"
 flock 9

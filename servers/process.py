@@ -71,7 +71,9 @@ class Process(Started):
         raise ServerError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
-        """Ends the server with SIGTERM, so that writes finish, and after a timeout with SIGKILL."""
+        """Sends `sign` to the server, which with SIGTERM finishes its writes first, waits for its
+        end for at most `stop_seconds`, and kills all processes of its group that are left.
+        """
         process, self.process = self.process, None
         if process is None:
             return

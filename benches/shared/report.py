@@ -84,8 +84,9 @@ class Report:
     broken: list[str] = field(default_factory=list)
 
     def prefill_tokens_s(self, history: int) -> float:
-        """Returns the prefill speed of the engine alone, as its clients measured it at this length
-        of history; 0 before it was measured.
+        """Returns how many prompt tokens the engine alone computes per second until the first token
+        of an answer: the median of its answered questions after a history of this length; 0 if
+        there are none.
         """
         seen = self._records(self.reference(ALONE), history)
         computed = [(r.prompt_tokens - (r.cached_tokens or 0)) / r.ttft_s for r in _returning(seen)]
@@ -148,7 +149,10 @@ class Report:
     def _over(
         self, back: Sequence[Record], other: Run | None, history: int, run: Run
     ) -> Interval | None:
-        """Returns the ratio of TTFT to the TTFT of another set-up, users paired."""
+        """Returns the mean TTFT of `back`, the answered questions of `run` with a history, divided
+        by the mean TTFT of such questions in `other`. Counts only users with answers in both. None
+        if `other` has no such answers, or is `run`.
+        """
         theirs = _returning(self._records(other, history))
         if not theirs or other is run:
             return None
@@ -188,8 +192,8 @@ class Report:
             self.broken += [f"{title}: {told}" for told in _without_hits(run)]
 
     def compared(self) -> dict[str, list[int]]:
-        """Returns, by set-up, how many tokens were cached of prompts whose answers were compared
-        with the answers of the engine alone.
+        """Returns, by set-up, the number of cached tokens of each prompt whose answer was compared
+        with the answer of the engine alone.
         """
         alone = self.reference(ALONE)
         return {
@@ -238,8 +242,10 @@ class Report:
 def answer_differences(
     title: str, run: Run, alone: Mapping[tuple[int, int], tuple[int, ...]]
 ) -> list[str]:
-    """Returns answers that differ from the answers of the engine alone, to the same prompt with the
-    same number of cached tokens.
+    """Returns a message for each answer that differs from the answer of the engine alone to the
+    same prompt with the same number of cached tokens. If a set-up loads every hit, or its tiers
+    have no rate limit, and no answer to a prompt with cached tokens could be compared, a message
+    says so.
     """
     both = run.answers.keys() & alone.keys()
     told = [
@@ -256,7 +262,9 @@ def answer_differences(
 
 
 def paired(*runs: Sequence[Record]) -> list[Groups]:
-    """Returns TTFT by session, of the sessions that have answers in all runs."""
+    """Returns the TTFTs of each run by session, in the same order of sessions for all runs. Leaves
+    out sessions without an answer in one of the runs.
+    """
     of = [{session[0].session: session for session in sessions(run)} for run in runs]
     both = sorted(set.intersection(*(set(one) for one in of)))
     return [ttfts([record for name in both for record in one[name]]) for one in of]
@@ -271,8 +279,8 @@ def _first(records: Sequence[Record]) -> list[Record]:
 
 
 def _without_hits(run: Run) -> list[str]:
-    """Returns a message if the tier that a set-up tests had no hits, for set-ups that always load
-    or whose tiers have no rate limit.
+    """Returns a message if no hit came from the tier that a set-up tests (`EXPECTED`). Returns none
+    if the set-up never loads, or if its gate decides and the rate of its lowest tier is limited.
     """
     tier = EXPECTED.get(run.setup.name)
     free = run.setup.gate == "always" or run.setup.rate_x is None

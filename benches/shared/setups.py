@@ -25,9 +25,10 @@ HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale of the load, in tokens except for `host_mib`, which is for keys and values in
-    bfloat16. `load`: share of the time for which engines without tiers would be busy; it determines
-    the rate of questions, up to `most_qps`.
+    """Scale of the load. Lengths are in tokens. `block`: tokens of a KV block. `device`: tokens
+    that fit into an engine's KV memory. `host_mib`: MiB of an engine's host tier, if keys and
+    values are in bfloat16. `load`: share of the time for which engines without tiers would be busy;
+    it determines the questions per second, at most `most_qps`.
     """
 
     model: str
@@ -49,8 +50,8 @@ class Scale:
         return self.system + max(self.histories) + self.rounds * (self.question + self.answer)
 
     def working_set(self, history: int) -> int:
-        """Returns the tokens of all users of a history length at the end; the system prompt counts
-        once.
+        """Returns the number of tokens in the conversations of all users after the last round, if
+        each begins with `history` tokens. The system prompt, which all users share, counts once.
         """
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
@@ -149,8 +150,8 @@ def transfer_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, An
 
 
 def full_plan() -> list[Setup]:
-    """Returns all set-ups, the most informative first: the last set-ups are left out if time
-    runs out.
+    """Returns the set-ups of a run without `--offloading` and `--short`, the most informative
+    first: the last set-ups are left out if time runs out.
     """
     lower = [(name, ("{host}", LOWER[name])) for name in (HOST_DISK, HOST_S3)]
     auto = [Setup(name, tiers, rate) for rate in RATES for name, tiers in lower]
@@ -183,14 +184,15 @@ def offloading_plan() -> list[Setup]:
 
 
 def short_plan() -> list[Setup]:
-    """Returns set-ups with the gate open, so that every hit is loaded."""
+    """Returns the engine alone, and set-ups whose gate is "always", so that every hit is loaded."""
     lower = [Setup(name, ("{host}", LOWER[name]), None, "always") for name in (HOST_DISK, HOST_S3)]
     return [Setup(ALONE), *lower]
 
 
 def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
-    """Returns the set-ups that always and never load from the same tiers, if both are present. The
-    rate of the set-up that never loads does not matter.
+    """Returns the set-up that always loads at the rate of `setup`, and the set-up that never loads,
+    both with its tiers and its length of history; no set-up if `among` lacks one of them. The
+    set-up that never loads has no rate limit, because a limit would not affect it.
     """
     found = {
         other.gate: other
@@ -216,7 +218,9 @@ def bytes_per_token(config: Path, dtype: str) -> int:
 
 
 def host_mib(scale: Scale, dtype: str) -> int:
-    """Returns the MiB of a host tier with the scale's number of tokens in `dtype`."""
+    """Returns the MiB of a host tier that holds as many tokens in `dtype` as `scale.host_mib` MiB
+    hold in bfloat16.
+    """
     return scale.host_mib * WIDTHS[dtype] // WIDTHS["bfloat16"]
 
 
@@ -237,8 +241,8 @@ print(json.dumps(told))
 
 
 def refusals(configs: Sequence[tuple[bool, dict[str, Any]]], python: Path) -> list[str | None]:
-    """Returns the reason against each configuration, of `RitornelloTier` if its flag is set,
-    otherwise of the connector; None for an accepted configuration.
+    """Returns for each configuration why it is refused, by `RitornelloTier` if its flag is set,
+    otherwise by the connector; None if it is accepted.
     """
     done = subprocess.run(
         [str(python), "-c", ASK],

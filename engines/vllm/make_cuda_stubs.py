@@ -24,7 +24,8 @@ from pathlib import Path
 
 MARK = "ritornello_cuda_stub_"
 
-# The symbols of each library, for symbols whose version does not name the library.
+# A pattern of the names of each library's symbols. The pattern decides which library defines a
+# symbol if the version of the symbol does not name the library.
 SYMBOLS = {
     "cudart": r"^(cuda[A-Z]|__cuda)",
     "cublas": r"^cublas(?!Lt)",
@@ -46,7 +47,7 @@ SYMBOLS = {
 }
 SONAME = re.compile(rf"^lib({'|'.join(SYMBOLS)})\.so")
 
-# Functions whose callers use more than a status: an output, or a result of another kind.
+# Functions that set an output parameter, or whose result is a version instead of a status.
 BODIES = {
     "cudaGetDeviceCount": "int cudaGetDeviceCount(int *n) { if (n) *n = 0; return 100; }",
     "cudaGetDevice": "int cudaGetDevice(int *n) { if (n) *n = -1; return 100; }",

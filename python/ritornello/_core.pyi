@@ -521,8 +521,9 @@ class Cache:
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records the duration of a load that the gate decided in `found`. `stats` reports as
-        regret by how much loads exceeded the estimated time of computing.
+        """Records that a load took `seconds` which the gate decided in `found`. If this time and
+        the estimated time to compute the remaining tokens exceed the estimated time to compute the
+        whole prompt, `stats` counts the excess as regret.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first

@@ -16,9 +16,10 @@ REPEAT_MODES = ("random", "tile", "interleave")
 
 @dataclass(frozen=True)
 class LongContext:
-    """Round 0 sends every document once. Round 1 asks about every document `repeat_count` times,
-    with a new question each time; but of every `hit + miss` consecutive questions, the last `miss`
-    are about a new document each instead. Lengths are in tokens.
+    """Round 0 sends every document once. Round 1 asks `repeat_count` questions about every
+    document, each of them once. `hit_miss_ratio` is (hit, miss): of every `hit + miss` consecutive
+    questions of round 1, the last `miss` are about new documents instead, each about a different
+    document. Lengths are in tokens.
     """
 
     source: Source

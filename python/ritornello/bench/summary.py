@@ -68,7 +68,9 @@ def ttfts(records: Sequence[Record]) -> Groups:
 
 
 def cached_share(records: Sequence[Record]) -> float | None:
-    """Returns cached prompt tokens over prompt tokens, as reported with the answers."""
+    """Returns the share of prompt tokens that were cached, by the counts that the server sent with
+    its answers.
+    """
     counted = [r for r in records if not r.error and r.cached_tokens is not None]
     tokens = sum(r.prompt_tokens for r in counted)
     return sum(r.cached_tokens or 0 for r in counted) / tokens if tokens else None
