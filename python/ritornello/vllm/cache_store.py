@@ -102,8 +102,8 @@ class CacheStore(VllmStore):
             if not hit.load:
                 leases = []
             present = min(object_found.local for object_found in found)
-            # The cache reports each fetch once, with the first lookup after it, so only the objects
-            # that were fetched last report pages.
+            # The cache reports a fetch once, with the first lookup after its end. Objects whose
+            # fetches ended before an earlier lookup therefore report 0 here.
             fetched = max(object_found.fetched for object_found in found)
             return StoreHit(hit.load, present, leases, False, _tiers(hit, fetched), hit)
 
@@ -166,7 +166,7 @@ class CacheStore(VllmStore):
 
 
 def _lookup_key(object_ids: Sequence[ObjectId], keys: Sequence[bytes]) -> tuple[ObjectId, bytes]:
-    """Identifies a lookup of several objects."""
+    """Returns a name of a lookup: its first object, and the last key."""
     return object_ids[0], keys[-1] if keys else b""
 
 

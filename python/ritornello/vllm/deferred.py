@@ -145,9 +145,10 @@ class DeferredSaves:
 
 
 def stale_blocks(tables: Sequence[Table], invalid: Collection[int], null: int) -> set[int]:
-    """Returns the blocks that failed to load, and all blocks that were computed on top of them,
-    even by requests that no longer hold the failed block because it has left their sliding window.
-    `null`: the block that vLLM lists in place of a block that has left a window.
+    """Returns the blocks of `tables` that failed to load (`invalid`), and all blocks of `tables`
+    that were computed on top of such blocks, even by requests that no longer hold the failed block
+    because it has left their sliding window. `null`: the block that vLLM lists in place of a block
+    that has left a window.
     """
     stale: set[int] = set()
     bad, grows = set(invalid), True

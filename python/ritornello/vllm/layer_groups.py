@@ -37,7 +37,9 @@ class LayerGroups:
         self._unannounced.discard(name)
 
     def reach(self, name: str) -> int | None:
-        """Returns the group that must have arrived before a layer runs; None if it has arrived."""
+        """Returns the number of the group that must have arrived before a layer runs; None if this
+        step has waited for this group.
+        """
         self._due.discard(name)
         group = self._group_of.get(name, len(self._group_of))
         return group if group >= self._arrived else None

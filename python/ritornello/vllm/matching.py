@@ -152,7 +152,8 @@ class Matcher:
             needed = bundle.reach.pages_needed(tokens // bundle.page_tokens, bundle.page_tokens)
             hit = self._lease(window_leases, bundle, hashes, needed, prompt)
             if hit is not None and hit.pending:
-                # The fetches of all windows begin together.
+                # Continue with the other windows, so that the fetches of all windows begin in this
+                # call.
                 pending = True
             elif hit is None or hit.pages < len(needed):
                 self._release(window_leases)

@@ -14,13 +14,14 @@ from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
 
 MIB, GIB = 1 << 20, 1 << 30
-# Blocks are added to a chunk until it has CHUNK_BYTES, which keep a disk busy. A chunk of several
-# blocks has at most CHUNK_TOKENS, because a prompt that is shorter than a chunk is not stored.
+# The number of blocks in a chunk is doubled until the chunk has CHUNK_BYTES, which keep a disk
+# busy. A chunk of several blocks has at most CHUNK_TOKENS, because a prompt that is shorter than a
+# chunk is not stored.
 CHUNK_BYTES = 2 * MIB
 CHUNK_TOKENS = 256
-# The default size of vLLM's host memory: the share of the memory of the machine (or of the control
-# group) and of /dev/shm that all engines of one vLLM take together, and the maximum for one engine.
-# vLLM allocates and pins this memory at start.
+# Limits of the default size of vLLM's host memory. All engines of one vLLM together take at most
+# HOST_SHARE of the memory of the machine (or of the control group), and at most SHM_SHARE of
+# /dev/shm; one engine takes at most HOST_BYTES_MAX. vLLM allocates and pins this memory at start.
 HOST_SHARE, SHM_SHARE, HOST_BYTES_MAX = 0.25, 0.9, 64 * GIB
 # Host memory below this size is reported, because concurrent requests may not fit into it.
 HOST_BYTES_SMALL = GIB

@@ -3,9 +3,9 @@
 A step is timed from the moment when its workers could begin, to the moment when the scheduler takes
 its output. Workers run steps in order, so a step begins when it is scheduled or, if an earlier step
 is in progress (asynchronous scheduling schedules ahead), when the output of this earlier step
-arrives. The time includes everything that a step costs the engine between two outputs. With
-pipeline parallel stages, it is the time of the slowest stage, because stages run several steps at a
-time: the rate at which a long prompt is computed.
+arrives. The time includes everything that a step costs the engine between two outputs. Pipeline
+parallel stages run several steps at a time. The time is then the time of the slowest stage, which
+limits the rate at which a long prompt is computed.
 
 Only steps that are mostly prefill count: at least `TOKENS_MIN` tokens of prompts, which are at
 least `PREFILL_SHARE` of all tokens of the step. The first such step is skipped, because kernels are

@@ -63,8 +63,8 @@ class SavePlan:
             self._deferred.drop_request(request_id)
 
     def set_stored(self, state: RequestState, match: LeasedMatch | None) -> None:
-        """Sets the pages of a request that are stored. Pages that the engine has and the store
-        lacks are saved with the request's new pages.
+        """Sets `RequestState.saved` to the pages that `match` found stored. Pages that the engine
+        has and the store lacks are saved with the request's new pages.
         """
         state.saved = list(match.found.stored) if match else [0] * len(self._epoch.identity.groups)
         if state.options.retain:

@@ -66,7 +66,9 @@ class VllmStore(FailSafeStore):
         ttl: float,
         prompt: PromptLength,
     ) -> StoreHit | None:
-        """Returns the leading pages of which all objects are present."""
+        """Finds the leading pages of which all objects are stored, and leases them. None if the
+        call failed.
+        """
 
         def action(store: "Store") -> StoreHit:
             scopes = [self._scope_for(identity, object_id) for object_id in object_ids]

@@ -149,8 +149,8 @@ class PendingLoad:
 
 @dataclass(slots=True)
 class SaveResult:
-    """Outcome of a save. `pages`: leading pages of which all objects are stored. `reason`: why a
-    page was not stored; "" if all are. `again`: the save may be repeated.
+    """Outcome of a save. `pages`: leading pages of which all objects that this worker writes are
+    stored. `reason`: why a page was not stored; "" if all are. `again`: the save may be repeated.
     """
 
     pages: int

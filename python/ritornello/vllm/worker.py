@@ -31,8 +31,8 @@ from ritornello.vllm.store import VllmStore
 from ritornello.vllm.transfer import PendingLoad, PendingSave
 from ritornello.vllm.weights import watch
 
-# Deadline of a load. A load that takes longer is assumed to be slower than computing, and the
-# request continues without it.
+# Minimum deadline of a load; a long load may take up to 60 seconds (`Store.time_limit`). A load
+# that takes longer is assumed to be slower than computing, and the request continues without it.
 LOAD_SECONDS = 10.0
 # Maximum time a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
@@ -155,7 +155,7 @@ class WorkerSide:
         self._store.report_stats()
         if not metadata.saves:
             return
-        # Saves of a numbered step were computed in earlier steps.
+        # The pages that a numbered step saves were filled in earlier steps.
         step_failed = self.step_loads.failed and not metadata.step
         changed = self._weights_changed()
         if changed or step_failed or self._held is None:

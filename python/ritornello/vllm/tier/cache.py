@@ -24,9 +24,9 @@ REPORT_SECONDS = 1.0
 class Prompt(NamedTuple):
     """The chunks of one prompt and KV cache group. `keys`: from the first chunk if `scope` is
     chained. `computed`: leading tokens that the engine has. `tokens`: of all `keys`.
-    `chunk_tokens`: 0 if the gate is not to decide. `chunk_bytes`: of a chunk, and of the chunks of
-    other chained groups for the same tokens. `is_local`: the remote is not asked; only if `scope`
-    is not chained.
+    `chunk_tokens`: tokens of a chunk, or 0 if the gate is not to decide. `chunk_bytes`: bytes of a
+    chunk, and of the chunks of other chained groups for the same tokens. `is_local`: the lookup is
+    about this machine only; false if `scope` is chained.
     """
 
     scope: "Scope"
@@ -71,7 +71,7 @@ class TierCache(ChunkStore):
             if not prompt.chunk_tokens and gate != "never":
                 gate = "always"
             if prompt.is_local:
-                # A lookup of chunks that are all on this machine begins no fetch.
+                # Look up the chunks that are on this machine only, so that no fetch begins.
                 present = cache.exists(prompt.scope, keys)
                 keys = [key for key, is_present in zip(keys, present, strict=True) if is_present]
                 if not keys:

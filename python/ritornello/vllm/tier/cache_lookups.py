@@ -67,7 +67,7 @@ class CacheLookups:
         self._groups = groups
         self._row_bytes = row_bytes
         self._meter = meter
-        # Whether the last lookup took longer than `ANSWER_SECONDS`.
+        # Whether a lookup took longer than `ANSWER_SECONDS`, and no answer has arrived since.
         self._slow = False
         self._step = 0
 
@@ -179,7 +179,9 @@ class CacheLookups:
         number: int | None,
         context: Context,
     ) -> PromptLookup:
-        """Returns the lookup that answers for `key`: a new lookup if vLLM named further keys."""
+        """Returns the lookup that answers for `key`: a new lookup if there was none, if the scope
+        changed, or if vLLM has recorded further keys of the request.
+        """
         sequence = state.sequences[group.number]
         name: int | bytes = group.number
         keys = sequence.leading(context)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Seconds after which a wait is logged. Only a disk that does not answer can cause such a wait.
+# Seconds after which a wait without a limit is logged.
 SLOW_SECONDS = 30.0
 
 

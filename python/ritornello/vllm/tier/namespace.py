@@ -174,9 +174,10 @@ def is_unbounded(spec: Any) -> bool:
 
 
 def window_chunks(spec: Any, chunk_tokens: int) -> int:
-    """Returns the number of chunks at the end of a prefix that vLLM loads of a cache with a window;
-    1 for a state, which is in the last chunk. As vLLM does, counts the chunks that the window of
-    the last token can touch, and tokens before the window that a draft computes again.
+    """Returns how many chunks at the end of a prefix vLLM loads of a cache with a window; 1 for a
+    state, which is in the last chunk. As in vLLM, the chunks contain the window of the prefix's
+    last token, and the tokens that the next token sees, with the tokens before them that a draft
+    computes again (`extra_retained_tokens`).
     """
     window = window_tokens(spec)
     before = window - 1 + int(getattr(spec, "extra_retained_tokens", 0))

@@ -34,10 +34,10 @@ class Decision:
 class PromptLookup:
     """Lookups of one request in one group. `call` is in progress, or its answer is not used yet.
     `pending`: the last answer was pending, and the next lookup is due at `next_at`. `pending_in`:
-    the step in which the answer is pending for all chunks. `end`: the request may load the chunks
-    before this number; None until the first decision; 0 for a window whose last chunk is absent.
-    `incomplete`: the last lookup of a window found that it lacks chunks. `decision`: of the last
-    lookup, until a load takes it.
+    the last step in which the answer was pending; in this step it is pending for all chunks. `end`:
+    the request may load the chunks before this number; None until the first decision; 0 for a
+    window whose last chunk is absent. `incomplete`: a lookup of the window found that it lacks
+    chunks. `decision`: of the last lookup, until a load takes it.
     """
 
     keys: Sequence[bytes]
@@ -54,9 +54,10 @@ class PromptLookup:
 
 @dataclass(slots=True)
 class WindowSearch:
-    """The search of one request for a window, in one group. `first`: names the lookup of the first
-    window. `incomplete`: number of windows that lack chunks. `until`: when the search ends on the
-    remote. `pending`: windows whose answers are pending in `step`; `keys`: their chunks.
+    """The search of one request for a window, in one group. `first`: the last key of the window
+    that is looked up first. `incomplete`: number of windows that were found to lack chunks.
+    `until`: the time of `monotonic` after which further windows are looked up on this machine only.
+    `pending`: windows whose answers are pending in `step`; `keys`: their chunks.
     """
 
     first: bytes

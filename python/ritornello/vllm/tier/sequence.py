@@ -1,8 +1,8 @@
 """Which chunks are consecutive in a request.
 
-vLLM notes in a request's context, for each of its keys, the token at which that chunk ends. From
-these positions follow the next keys, so that one call looks up many keys, and the previous keys,
-which a put names.
+vLLM records in a request's context, for each of its keys, the number of tokens up to the end of
+that chunk. These positions tell which keys follow a key, so that one call looks up many keys, and
+which keys precede it, which a put needs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ def chunk_number(context: Context, key: bytes, group: Group) -> int | None:
 
 
 class KeySequence:
-    """The keys of one request and group by chunk number, up to the last key that vLLM has named."""
+    """The keys of one request and group by chunk number, as far as vLLM has recorded them."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -74,7 +74,7 @@ class KeySequence:
 
     def leading(self, context: Context) -> Sequence[bytes]:
         """Returns the keys from the first chunk up to the first unknown chunk; the same object
-        until vLLM names further keys.
+        until vLLM records further keys.
         """
         keys = self._keys_by_number(context)
         if not self._leading:

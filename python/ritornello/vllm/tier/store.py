@@ -22,9 +22,11 @@ logger = logging.getLogger("vllm.ritornello")
 
 # Maximum duration of a lease, which lasts from a lookup to the end of its load.
 LEASE_SECONDS = 60.0
-# Deadline of a load. A load that takes longer is assumed to be slower than computing.
+# Minimum deadline of a load; a long load may take up to 60 seconds (`Store.time_limit`). A load
+# that takes longer is assumed to be slower than computing.
 LOAD_SECONDS = 10.0
-# Deadline of a store. Until a store ends, vLLM pins its chunks in the host tier.
+# Minimum deadline of a store; a long store may take up to 60 seconds. Until a store ends, vLLM pins
+# its chunks in the host tier.
 STORE_SECONDS = 30.0
 
 
@@ -117,8 +119,8 @@ class TierStore(ChunkStore):
         return self._is_owner
 
     def end_step(self) -> None:
-        """Makes a client check its role again, because it becomes the owner when the owner dies. An
-        owner remains the owner until the store is reopened.
+        """Makes a client ask for its role again in the next step, because it may have become the
+        owner after the owner died. An owner remains the owner until the store is reopened.
         """
         if not self._is_owner:
             self._is_owner = None

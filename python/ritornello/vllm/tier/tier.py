@@ -270,7 +270,7 @@ class Tier:
 
     @staticmethod
     def _place(transfer: Transfer, key: bytes) -> int:
-        """Returns where the tokens of a chunk end in its request; 0 if this is unknown."""
+        """Returns how many tokens of the request precede a chunk's end; 0 if this is unknown."""
         return transfer.req_context.get_offload_key_position(key) or 0
 
     def take_finished(self) -> list[FinishedJob]:

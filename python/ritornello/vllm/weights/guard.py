@@ -94,8 +94,8 @@ class WeightGuard:
         self._idle_since_cover = False
 
     def cover_if_unused(self) -> None:
-        """Begins an epoch if the weights changed while the engine's caches were empty; no reset is
-        needed.
+        """Begins an epoch if the weights changed, and no page was computed or loaded since changes
+        were last covered: the caches hold no page of earlier weights, so no reset is needed.
         """
         if self._idle_since_cover and self.differs(self.read()):
             self.begin_epoch()

@@ -9,8 +9,9 @@ steps, and when the scheduler's process requests it, by a sample of the paramete
 Checks compare the parameters with a baseline. An announced change is counted immediately, but the
 next baseline is taken when the next step that computes begins. vLLM may load a model with a call
 for each tensor, and a baseline for each call would be slow. Until that baseline is taken, checks
-compare nothing. No check is needed in this time: a reset that covers the change leaves no older
-pages, and the first pages after the reset are computed by that step.
+compare nothing. No check is needed in this time: the counted change stops all loads and saves until
+a reset empties the caches, and the step that computes the first pages after the reset takes the
+baseline first, if no earlier step took it.
 
 vLLM calls `install` and `check` in the worker's process.
 """
