@@ -13,8 +13,8 @@ __all__ = [
 
 
 class RitornelloError(Exception):
-    """Base class. Raised itself if pages are missing and the call cannot report this by its return
-    value. The engine then computes the missing pages.
+    """Base class of all errors. An error of this class itself says that pages are missing, where
+    the return value of the call cannot say so. The engine then computes the missing pages.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"

@@ -14,11 +14,12 @@ from mooncake.store import MooncakeDistributedStore
 
 from ritornello.errors import FatalError, RetryError
 
-# `BUFFERS`: concurrent reads, one for each thread of the remote. A value longer than `BUFFER_BYTES`
-# is read in parts.
+# Number of read buffers, one for each thread with which the remote calls a backend, and the size of
+# a buffer. A value longer than `BUFFER_BYTES` is read in parts.
 BUFFERS = 8
 BUFFER_BYTES = 9 << 20
-# Seconds to reach the master. The store's own `setup` tries for 90 seconds.
+# Timeout in seconds of the connection that checks whether the master can be reached, before
+# `setup`, which would try for 90 seconds.
 CONNECT = 5
 # Status codes of the store: a name that does not exist, and a name whose write is in progress.
 NOT_FOUND = -704
@@ -40,7 +41,8 @@ class Mooncake:
         local_buffer: str = str(128 << 20),
     ) -> None:
         """`segment`: bytes of this process's memory that it contributes to the store."""
-        # An address with a scheme is an etcd server's: it names the current master.
+        # An address with a scheme is the address of an etcd server, which names the current master.
+        # Such an address is not checked.
         if "://" not in master:
             name, _, port = master.rpartition(":")
             try:

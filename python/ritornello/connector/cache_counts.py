@@ -11,8 +11,8 @@ PREFETCHES = ("completed", "not_worthwhile", "cancelled", "failed", "queue_full"
 
 
 class CacheCounts:
-    """The growth of a cache's counters between two calls of `growth`. `is_due` returns whether
-    `interval` seconds have passed since the last call. A single thread at a time may call it.
+    """Computes by how much a cache's counters grew between two calls of `growth`. `is_due` returns
+    whether `interval` seconds have passed since the last call of `growth`. Not thread-safe.
     """
 
     def __init__(self, interval: float) -> None:

@@ -33,8 +33,9 @@ RETRY_SECONDS_MAX = 5.0
 # If a store fails later than this after its opening, the pauses between attempts begin at
 # `RETRY_SECONDS` again.
 STABLE_SECONDS = 60.0
-# Pause after opening a store whose policy refuses the engine's keys: `REFUSED_PARTS` times as long
-# as the opening took, at most `REFUSED_SECONDS_MAX`, and no shorter than after a failure.
+# A store whose policy refuses the engine's keys is closed, and opened again after a pause:
+# `REFUSED_PARTS` times as long as its opening took, at most `REFUSED_SECONDS_MAX`, and not shorter
+# than the pause after another failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while this number is reached, no store is
@@ -160,8 +161,9 @@ class FailSafeStore:
         return self.call("policy", check, "")
 
     def expect_hash(self, algorithm: str) -> None:
-        """Starting at the next opening, a store whose policy refuses keys of `algorithm` is closed.
-        The store is opened again later, because the policy, or the store at the path, may change.
+        """Makes later openings check that the policy of the store accepts keys of `algorithm`. A
+        store that refuses them is closed, and opened again later, because the policy, or the store
+        at the path, may change.
         """
         self._hash = algorithm
 
@@ -188,7 +190,9 @@ class FailSafeStore:
             return default
 
     def record_failure(self, operation: str, error: BaseException) -> None:
-        """Counts a failure, and logs the first of its kind."""
+        """Counts a failure, and logs the first of its kind. Ignores a `ClosedError` while the store
+        is out of use: the failure that took the store out of use was counted.
+        """
         if getattr(error, "kind", "") == "closed" and self.broken:
             return
         self._count(operation)

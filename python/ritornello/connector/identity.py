@@ -136,8 +136,8 @@ def draft_option(fingerprint: bytes | None) -> dict[str, str]:
 
 
 def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
-    """Returns where the scales of quantized KV come from: "none" if KV has one of `dtypes`, to
-    which no scales are applied, otherwise "checkpoint".
+    """Returns where the scales of quantized KV come from: "none" if `cache_dtype` is "auto" or one
+    of `dtypes`, to which no scales are applied, otherwise "checkpoint".
     """
     return "none" if cache_dtype in ("auto", *dtypes) else "checkpoint"
 

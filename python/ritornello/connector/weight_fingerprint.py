@@ -78,7 +78,7 @@ def _add_file(digest: _Hash, path: Path) -> None:
 
 
 def _add_tensors(digest: _Hash, file: int, size: int) -> None:
-    """Hashes the header and the middle bytes of every tensor."""
+    """Hashes the header, and at most `SAMPLE` bytes in the middle of every tensor."""
     length = int.from_bytes(os.pread(file, 8, 0), "little")
     if length > min(size, MAX_HEADER):
         raise ValueError("not a safetensors file")

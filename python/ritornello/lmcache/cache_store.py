@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Lease in seconds if the caller of `find` wants none: `find` releases it before returning.
+# Duration of a lookup's leases if the caller of `find` wants none: `find` releases them before it
+# returns.
 SHORT_SECONDS = 1.0
 
 

@@ -16,15 +16,16 @@ from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_o
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
-# Minimum time between two reads, in seconds and as a multiple of the duration of a read. Objects
-# that other processes store in a new format are found by the first lookup after this time.
+# Minimum time between two reads of the store's scopes: `REFRESH_SECONDS`, or `REFRESH_FACTOR` times
+# the duration of the last read if that is longer. Objects that another process stores in a new
+# format are missed until the first lookup after this time.
 REFRESH_SECONDS = 1.0
 REFRESH_FACTOR = 50.0
 
 
 class FormatCatalog:
-    """The known formats. Thread-safe. `ask` returns the store's scopes, with their pages and
-    bytes.
+    """The known formats. Thread-safe. `ask` returns the store's scopes, each with its number of
+    pages and its bytes on disk.
     """
 
     def __init__(

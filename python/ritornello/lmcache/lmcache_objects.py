@@ -82,7 +82,9 @@ class ObjectStore:
         return finished
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
-        """Deletes objects in all their formats. Returns which of `count` were stored."""
+        """Deletes objects in all their formats. Returns, for each of the `count` objects of the
+        request, whether it was stored.
+        """
         self.formats.refresh()
         deleted = [False] * count
         for group in groups:

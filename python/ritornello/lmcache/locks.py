@@ -10,8 +10,9 @@ from typing import Any
 
 from ritornello.lmcache.naming import Family
 
-# Each call of `lock` removes the expired leases of this number of families. With one, calls that
-# each add a family would add as many as they sweep, and a backlog of families would never shrink.
+# Each call of `lock` removes the expired leases of this number of families. With 1, calls that each
+# add a family would remove at most as many families as they add, so that a large number of families
+# would never shrink.
 FAMILIES_SWEPT = 2
 
 
@@ -31,8 +32,8 @@ class Locks:
         self._seconds = seconds
         self._clock = clock
         self._lock = Lock()
-        # Leases by family, oldest first; one lease for each request between lookup and load. The
-        # family that is swept next comes first.
+        # The leases of each family, oldest first. A lease stays from the lookup of a request until
+        # its objects are unlocked. The first family is the next whose expired leases are removed.
         self._leases: OrderedDict[Family, deque[LeasedKeys]] = OrderedDict()
 
     def __len__(self) -> int:

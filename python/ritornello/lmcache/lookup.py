@@ -30,9 +30,9 @@ class ObjectLease(NamedTuple):
 
 class ObjectLookup:
     """A lookup of `count` objects, the members of `groups`. `expected`: the required format of
-    objects, by LMCache's object group; groups without an entry accept any layout. None: objects
-    without a layout, as `NativeClient` stores them. If `seconds` is not 0, objects that are found
-    are leased.
+    objects, by LMCache's object group; groups without an entry accept any layout. If `expected` is
+    None, only objects without a layout are found, as `NativeClient` stores them. If `seconds` is
+    not 0, objects that are found are leased.
 
     `advance` is repeated until it returns True. Then `found[i]` is whether object `i` is stored,
     and `leases` protect the found objects from eviction.
@@ -112,8 +112,9 @@ class ObjectLookup:
         for object_format in own or ([] if wanted is None else [wanted]):
             if object_format not in tried:
                 scope_of = partial(self._formats.scope, family, object_format, is_stored=False)
-                # For example, a serialized object may be short enough for the store, while the
-                # expected object is not.
+                # The core refuses a scope with too long pages: the objects that LMCache expects may
+                # exceed the maximum length even if their serialized forms, which are stored, do
+                # not.
                 scope = self._store.attempt("scope", scope_of, None)
                 if scope is not None:
                     yield scope

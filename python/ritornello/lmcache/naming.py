@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from ritornello._core import Scope
 
 ENGINE = "lmcache"
-# The core's name for layouts without a shape; a suffix after a slash identifies the layout.
+# The layout in scopes of pages whose shape the core does not know. LMCache's layout, if it is
+# known, follows after a slash.
 OPAQUE = "opaque"
 RANK_BYTES = 8
 HASH_BYTES_MAX = 64 - RANK_BYTES

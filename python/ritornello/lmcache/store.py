@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.lmcache")
 
-# Deadlines in seconds. A load that takes longer is assumed to be slower than computing.
+# Minimum deadlines in seconds; a long load may take up to 60 (`Store.time_limit`). A load that
+# takes longer is assumed to be slower than computing.
 GET_SECONDS = 30.0
 PUT_SECONDS = 60.0
 
@@ -41,8 +42,8 @@ class LMCacheStore(FailSafeStore):
         self.open()
 
     def is_owner(self) -> bool:
-        """Returns whether this process owns the store. An owner remains one while the store is
-        open.
+        """Returns whether this process owns the store. A process that owns the store is not asked
+        again: it stays the owner until the store is closed.
         """
 
         def action(store: "Store") -> bool:

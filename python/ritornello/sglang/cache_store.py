@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # leases of the oldest piece are released.
 LEASED_MAX = 256
 REPORT_SECONDS = 1.0
-# Stands for the page before a piece whose place in its prompt is unknown. The tiers of this machine
-# store such a piece without its place; a remote, which needs the place, does not store it.
+# Passed as the key before a piece if the keys of the pages before it are unknown. The tiers of this
+# machine store such a piece; a remote does not, because it names a page by all keys before it.
 UNKNOWN_PARENT = bytes(32)
 
 
@@ -124,8 +124,9 @@ class SGLangCacheStore(SGLangStore):
 
         def action(cache: "Cache") -> None:
             for request in requests:
-                # A lookup of pages that this machine has would be ready immediately, and counted
-                # beside the lookup of `find`. A pending lookup is not counted.
+                # Skip pages that are all on this machine: their lookup would be ready immediately,
+                # and would be counted in addition to the lookup by `find`. A pending lookup is not
+                # counted.
                 if not all(cache.exists(request.scope, request.keys)):
                     self._release_found([request.lookup(cache)])
 
@@ -196,7 +197,9 @@ class SGLangCacheStore(SGLangStore):
                     del self._waiting[last]
 
     def _keep_leases(self, piece: Piece, pages: int, lookup: PieceLookup) -> None:
-        """Keeps the leases of the piece's `pages` leading pages, which SGLang is told of."""
+        """Keeps the leases of `lookup` until SGLang has read the piece's `pages` leading pages,
+        which `find_prefixes` returns.
+        """
         keys, sides = piece.keys, [side for side in piece.sides if side.policy != GROUPS]
         leased = Leased(
             keys[pages - 1],
@@ -227,7 +230,8 @@ class SGLangCacheStore(SGLangStore):
             elif self._reading is not None and self._reading.last in keys:
                 return
             else:
-                # Without bytes in the main pool, the first read is a side pool's.
+                # If the main pool holds no bytes, the first read of a piece is from a side pool,
+                # and may lack the piece's first key. The last key identifies the piece.
                 leased = self._leased.values()
                 piece = next((each for each in leased if each.last in keys), None)
             if piece is not None and piece is not self._reading:
@@ -235,7 +239,9 @@ class SGLangCacheStore(SGLangStore):
                 self._reading = piece
 
     def _end_read(self, keys: Sequence[bytes]) -> None:
-        """Releases the leases of the piece whose last page was read."""
+        """Counts a read of the last page of the piece that is being read. After the last such read,
+        releases the leases of the piece, and tells the gate how long the reads took.
+        """
         with self._state_lock:
             piece = self._reading
             if piece is None or piece.last not in keys:

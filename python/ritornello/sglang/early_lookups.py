@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Maximum number of queued requests. SGLang's thread alone looks up further requests.
+# Maximum number of calls of `begin` and `end` that wait for the thread. Further calls do nothing:
+# then only SGLang's thread looks the request up, or its fetch is not cancelled.
 QUEUED_MAX = 256
 IDLE_SECONDS = 0.2
 # Maximum time that `close` waits for the thread, which may be compiling: SGLang compiles its hash

@@ -60,9 +60,9 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
 
 
 def dcp_size_of(config: "HiCacheStorageConfig") -> int:
-    """Returns the size of decode context parallelism, 1 outside an engine. SGLang 0.5.22 has no
-    such field: it refuses this storage at its start if the size exceeds 1, but not when the storage
-    is attached later.
+    """Returns the size of decode context parallelism, 1 outside an engine. The configuration of
+    SGLang 0.5.22 has no such field, so the engine is asked: this release refuses the storage at the
+    engine's start if the size exceeds 1, but not when the storage is attached later.
     """
     size = getattr(config, "dcp_size", None)
     if size is not None:
@@ -100,7 +100,9 @@ def _options(args: "ServerArgs", model: "ModelConfig") -> dict[str, str]:
 
 
 def _kv_heads(model: "ModelConfig") -> int:
-    """Returns the K/V heads of the whole model, 0 if layers differ."""
+    """Returns the K/V heads of the whole model, 0 if SGLang has no such number, as if layers
+    differ.
+    """
     try:
         return int(model.get_total_num_kv_heads())
     except (RuntimeError, ValueError, AttributeError):

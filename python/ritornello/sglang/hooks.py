@@ -13,7 +13,9 @@ logger = logging.getLogger("ritornello.sglang")
 
 
 def watch_prompts() -> None:
-    """Has SGLang pass the keys of whole prompts."""
+    """Makes SGLang pass the keys of all pages before a piece of a prompt. Logs the reason if this
+    is not possible.
+    """
     try:
         from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
         from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from ritornello.connector.meter import Counts, Meter
 
 GB = 1e9
-# Maximum number of entries that wait for SGLang's scheduler, which collects them at every step.
+# Maximum number of loads, and of saves, whose rates wait for SGLang's scheduler, which collects
+# them at every step. Rates of further transfers are dropped.
 RATES_MAX = 1024
 # Counters of the time of transfers.
 SECONDS = {"loaded": "load_seconds", "saved": "save_seconds"}

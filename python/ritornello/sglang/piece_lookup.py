@@ -53,8 +53,8 @@ class Piece(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Arguments of one lookup of the cache. `ttl`: the first pages found wait for the lookups of
-    all side pools.
+    """Arguments of one lookup of the cache. `ttl`: duration of the leases in seconds. The default
+    includes the time in which the first leased pages wait for the lookups of all other pools.
     """
 
     scope: "Scope"
@@ -128,10 +128,11 @@ class PieceLookup:
         self._release = release
         self._ended = ended
         self._waits = waits
-        # Whether the waiting ended, and the lookups with it.
+        # Whether pending lookups were cancelled, because `ended` was set or the deadline passed.
+        # Then no further lookup begins.
         self._cancelled = False
         self._deadline = monotonic() + WAIT_SECONDS
-        # For each side pool, whether this machine has the piece's pages.
+        # For each side pool, which of the piece's leading pages this machine has.
         self._present: list[list[bool]] = []
         self._serves_all = all(side.is_served for side in piece.sides)
 
@@ -147,7 +148,10 @@ class PieceLookup:
         return self._prefixes(leading)
 
     def _leading(self) -> int:
-        """Returns the number of leading pages that the main pool has."""
+        """Returns how many of the piece's leading pages can be loaded into the main pool. The
+        remote's pages are fetched first, if the keys before the piece are known and all side pools
+        are served.
+        """
         piece = self._piece
         if not piece.scopes:
             return len(piece.keys)
@@ -164,7 +168,8 @@ class PieceLookup:
             self.hit = hit
             return hit.load - before
         self._release_from(0)
-        # SGLang holds the pages before the piece, the tiers may lack them.
+        # The tiers may lack pages before the piece. SGLang has these pages, so the piece's pages on
+        # this machine can still be loaded.
         if self._gate != "never" and min(each.local for each in found) < before:
             return self._local()
         return 0
@@ -198,14 +203,14 @@ class PieceLookup:
 
     def _fetch_windows(self, leading: int) -> None:
         """Fetches and leases the windows of the longest prefix of at most `leading` pages that can
-        be restored. Gives up after `WINDOWS_SECONDS`.
+        be restored. Begins no further round of lookups after `WINDOWS_SECONDS`.
         """
         windows = [at for at, side in enumerate(self._piece.sides) if side.policy == TRAILING]
         if not windows or not leading:
             return
         until, first = monotonic() + WINDOWS_SECONDS, len(self.held)
-        # The windows of prefixes of at least `length` pages are looked up, for each pool the pages
-        # from `known` on.
+        # Each round looks up the windows of all prefixes of at least `length` pages. `known`: for
+        # each pool, the first page that was looked up so far.
         length, known = leading, dict.fromkeys(windows, leading)
         while True:
             requests = []

@@ -109,8 +109,9 @@ class Prefills:
 
 
 def prefill_of(runner: Any, batch: Any) -> tuple[int, int] | None:
-    """Returns the tokens before a prefill and the tokens in it, if the step of this rank measures
-    one prefill of the whole model.
+    """Returns the tokens before a prefill and the tokens in it; None unless exactly one request of
+    the step computes more than one token, this rank runs all layers of the target model, and no
+    layer waits for pages from host memory.
     """
     if batch.forward_mode.name not in MODES or runner.is_draft_worker:
         return None

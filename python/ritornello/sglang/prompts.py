@@ -1,4 +1,5 @@
-"""Tells the storage the keys of all pages before a piece of a prompt, and the end of prefetches.
+"""Tells the storage the keys of all pages before a piece of a prompt, and when prefetches are
+queued and ended.
 
 SGLang looks up and stores pieces of prompts: the pages after the pages in its memory. Its field
 `prefix_keys` names the pages before a piece. SGLang fills the field only with the option

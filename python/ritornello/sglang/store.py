@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Deadlines of one call of SGLang, which moves at most 128 pages of the main pool. A load that takes
-# longer is assumed to be slower than computing, and delays SGLang's other loads.
+# Minimum deadlines in seconds of one call of SGLang, which moves at most 128 pages of the main
+# pool; many bytes may take up to 60 seconds (`Store.time_limit`). A load that takes longer is
+# assumed to be slower than computing, and delays SGLang's other loads.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
