@@ -101,8 +101,8 @@ def test_plan_has_each_setup_once_best_first() -> None:
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
-    # Set-ups with a fixed gate run over a disk first, and over S3 after that: if time runs out, the
-    # results over a disk suffice for the gate's regret.
+    # All set-ups with a fixed gate over a disk precede the set-ups over S3. If time runs out, the
+    # gate's regret is then known for the disk.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, HOST_DISK, HOST_S3}
 

@@ -181,8 +181,8 @@ def test_pages_are_served_only_with_their_writers_key(
         assert counted == rejected, name
 
 
-# Key files that cannot be used. Each makes the file, and returns how to repair it and what the log
-# advises.
+# Faults of a key file. Each function leaves no usable key file at `path`, and returns a function
+# that repairs it, and a pattern of the advice in the log.
 
 
 def absent(path: Path) -> tuple[Callable[[], object], str]:
@@ -228,7 +228,7 @@ def test_unusable_key_file_costs_remote_hits_only(
     (line,) = [line for line in capfd.readouterr().err.splitlines() if str(unusable) in line]
     assert re.search(advice, line)
     assert secret_of("a")[:8] not in line
-    # A paused remote is tried again within a minute, after a restart immediately.
+    # The remote is paused for up to a minute. A restarted cache tries it immediately.
     repair()
     two.close()
     again = machine("two", unusable)

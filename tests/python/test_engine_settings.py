@@ -66,8 +66,8 @@ def test_shared_setting_reads_the_same_in_all_documents(key: str) -> None:
     meanings = {rows_of(document)[key][1] for document in PARSERS}
     assert len(defaults) == 1
     if key == "tiers":
-        # The meaning names the tiers that the engine has itself, so only its beginning and a link
-        # are the same everywhere.
+        # Each document names the tiers that its engine manages itself, so only the beginning of the
+        # meaning and a link are the same in all documents.
         assert all(meaning.startswith("instead of all keys above: ") for meaning in meanings)
         assert all("([tiers](#several-tiers))" in meaning for meaning in meanings)
     else:

@@ -84,8 +84,9 @@ def forbid() -> None:
 
     o_direct, opens = MACHINES[platform.machine()]
     errno, allow = 0x0005_0000, 0x7FFF_0000
-    # BPF: load a word; jump if equal, or if a bit is set, with the lines to skip if true and if
-    # false; return.
+    # Opcodes of BPF: load a word; jump if it equals the operand; jump if it has the bit of the
+    # operand; return. A line has the opcode, the number of lines to skip if the condition of a jump
+    # is true and if it is false, and the operand.
     load, equal, bit, answer = 0x20, 0x15, 0x45, 0x06
     program = [(load, 0, 0, 0), (equal, 0, 1, IO_URING_SETUP), (answer, 0, 0, errno | 1)]
     for number, position in opens.items():

@@ -33,7 +33,8 @@ class Model(NamedTuple):
     heads: int
     head_dim: int
     token_kib: str
-    # MiB of a chunk for each of `DEGREES`, and of a row for the last of them.
+    # MiB of one rank's chunk for each number of ranks in `DEGREES`, and MiB of a row for the last
+    # of these numbers.
     cells: tuple[str, ...]
 
     def chunk_bytes(self, degree: int) -> int:

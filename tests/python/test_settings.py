@@ -146,8 +146,8 @@ def test_write_budget_refuses_with_reason(where: Path) -> None:
 
 
 def test_probes_do_not_delay_close(where: Path) -> None:
-    """Probes do not block the interpreter either: other threads run while the store closes under
-    many probes.
+    """Four threads probe until the store is closed. The probes must keep neither the closing nor
+    the threads from ending.
     """
     for _ in range(5):
         store = open_small(where)

@@ -253,5 +253,6 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
     assert finished(late).reason == "not_found"
     done.add(late, "late")
     assert [(tag, outcome.pages) for tag, outcome in done.drain()] == [("late", 0)]
-    # LMCache drains for one task at a time, and later waits for the signals of other tasks.
+    # LMCache drains when it asks for the result of one task, and later waits for the signals of
+    # other tasks.
     assert select.select([done], [], [], 0)[0], "a drain takes no signal"

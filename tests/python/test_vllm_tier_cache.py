@@ -374,7 +374,7 @@ def find_and_load_states(rig: TierHarness) -> None:
     request = rig.begin("s", KEYS, STATES)
     assert rig.hits(request, KEYS) == 10
     assert scan(rig, request, STATES[:10], 1) == 8
-    # A step later vLLM looks up what it loads.
+    # In a later step vLLM looks up the chunks that it loads.
     rig.tier.end_step()
     loaded = [*KEYS[:8], STATES[7]]
     assert rig.hits(request, loaded) == 9
@@ -392,7 +392,7 @@ def test_state_at_end_of_found_prefix_is_loaded(saved_states: TierHarness) -> No
 def test_other_machine_finds_state_in_remote(machine: Machine, saved_states: TierHarness) -> None:
     other = machine("other", spaces=namespace(groups=(FULL, STATE)))
     find_and_load_states(other)
-    # Ten chunks, and the last of the two states.
+    # The other machine fetched ten chunks, and the last of the two states.
     assert stats(other)["prefetch"]["pages"] == 11
 
 
@@ -420,7 +420,7 @@ def test_late_windows_are_found_on_this_machine_only(
     assert other.hits(request, KEYS) == 10
     assert scan(other, request, STATES[:10], 1) == 0
     assert ended_prefetches(other, "completed") == 1
-    # Of the prefix, and of the window at its end.
+    # Fetches began for the prefix, and for the window at its end.
     assert stats(other)["prefetch"]["started"] == 2
     assert stats(other)["prefetch"]["pages"] == 10
 

@@ -55,8 +55,8 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # One byte for each number, which has two in L1: LMCache may encode objects for L2, which then
-    # holds fewer bytes.
+    # The least number of bytes that L2 has when all objects are stored: one byte for each number.
+    # In L1 a number has two bytes, but LMCache may encode objects for L2.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0

@@ -17,8 +17,8 @@ INHERITED = {
     "IntEnum": ("name", "value"),
     "NamedTuple": ("_replace",),
 }
-# Base classes outside the roots that count as known: our package uses no attributes of them except
-# `INHERITED`.
+# Base classes outside the roots that are treated as known, although their declarations are not
+# read: our package uses none of their attributes except `INHERITED`.
 PLAIN_BASES = frozenset(
     {"ABC", "BaseModel", "Enum", "Generic", "IntEnum", "NamedTuple", "Protocol", "Struct"}
     | {"int", "object", "str", "type"}
@@ -73,11 +73,11 @@ class Sources:
         return file.read_text()
 
     def _names(self, module: str) -> dict[str, ast.AST]:
-        """Returns what declares each name at the top level of a module."""
+        """Returns the statement that declares each name at the top level of a module."""
         found: dict[str, ast.AST] = {}
         for node in _statements(self.tree(module).body):
             for name in _declared_names(node):
-                # If several branches declare a name, the first declaration is for this platform.
+                # If several branches declare a name, the first declaration is used.
                 found.setdefault(name, node)
         return found
 
@@ -135,7 +135,7 @@ class Sources:
         return {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in bases}
 
     def _members(self, module: str, name: str) -> dict[str, Declared]:
-        """Returns what declares each attribute of a class and its instances."""
+        """Returns the statement that declares each attribute of a class and its instances."""
         found: dict[str, Declared] = {}
         for owner, node, _ in self.bases(module, name)[0]:
             assert isinstance(node, ast.ClassDef)

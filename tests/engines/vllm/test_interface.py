@@ -231,7 +231,7 @@ def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module:
                 *(f'"{method}"' for method in (*WITH_KV, *EXACT_ACCEPTANCE)),
             ],
         ),
-        # A step's pages are saved after the draft model has run.
+        # vLLM finalizes the connector, which saves the step's pages, after the draft model has run.
         (
             "vllm.v1.worker.gpu_model_runner",
             [

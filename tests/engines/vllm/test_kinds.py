@@ -51,7 +51,8 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
         return made
 
     window = {"sliding_window": 64, "extra_retained_tokens": 0, "attention_chunk_size": 64}
-    # The scheduler's side has one layer's kind in place of `UniformTypeKVCacheSpecs`.
+    # `UniformTypeKVCacheSpecs` is left out: for such a group vLLM gives the scheduler's side the
+    # kind of one of its layers.
     for name in {*SERVED, *OFFLOADED} - {"UniformTypeKVCacheSpecs"}:
         chunks = scheduler.get_sliding_window_size_in_chunks(bare(name, **window), 32)
         assert chunks == {"MambaSpec": 1}.get(name, None if "Full" in name or "MLAA" in name else 2)
