@@ -5,9 +5,9 @@
 Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back,
 and are compared. Systems take turns within a round, and a figure is the median of the rounds.
 `lookup`: time on the scheduler's thread for each key (`us_per_key`) and in all (`p50_us`), for
-requests of 256 stored keys. `wall_us`: time a request waits for all its answers, with engine steps
-that take no time. `submit_us`: CPU time of one job on the scheduler's thread; its wall time is
-longer if threads that move bytes use the cores. `disk` is the limit in the same rounds: four
+requests of 256 stored keys. `wall_us`: time until a request has all its answers, if its lookups are
+repeated without a pause. `submit_us`: CPU time of one job on the scheduler's thread; its wall time
+is longer if threads that move bytes use the cores. `disk` is the limit in the same rounds: four
 threads move the same number of bytes of one file in operations of 1 MiB, from and into the host
 tier's memory.
 

@@ -2,8 +2,9 @@
 
 1. a cold process with Ritornello on an empty store: everything is prefilled, and saved;
 2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not empty;
-3. a new process without Ritornello: the price of prefilling; then the same questions again, now
-   served from vLLM's own prefix cache. The answers of the second process must equal these answers.
+3. a new process without Ritornello: every prompt is prefilled, for comparison; then the same
+   questions again, now served from vLLM's own prefix cache. The answers of the second process must
+   equal these answers.
 
 Exit code 0 where every claim held, 1 where one did not, 2 where the engine did not run.
 """

@@ -2,8 +2,9 @@
 know sizes.
 
 The formats are read from the store's scopes, so that they survive restarts and include what other
-processes stored. Reading the formats is expensive, so it happens only after a miss, and at limited
-intervals.
+processes stored. Reading the formats is expensive. After a miss and before a deletion they are
+therefore read at limited intervals only. They are also read whenever LMCache asks for usage or
+keys.
 """
 
 from collections.abc import Callable

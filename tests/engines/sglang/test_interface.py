@@ -40,8 +40,8 @@ POOLS = "sglang.srt.mem_cache.pool_host"
 CONTROLLER = "sglang.srt.managers.cache_controller"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
-# Classes with SGLang's options, one for each namespace. `ServerArgs` has the options of all
-# classes; `get_model()` returns the options of the class for `model`.
+# Classes that declare SGLang's options, by namespace: an object of `get_model()` has the options of
+# the class `Model`, and so on. `ServerArgs` has the options of all these classes.
 FIELDS = {
     name: (f"sglang.srt.arg_groups.fields.{name}", name.capitalize())
     for name in ("device", "memory", "model", "observability", "parallel", "serving", "spec")
