@@ -436,9 +436,9 @@ class Cache:
         /nvme0/kv /nvme1/kv 400GiB"), "s3://bucket/prefix", each followed by options: `write=`
         ("write_through", "selective(2)", "write_back", "none") and `rate=` (bytes per second of
         this process, as in "100MiB"). `prefetch`: maximum time that a lookup stays pending while
-        pages are fetched from a remote: "best_effort", "wait_complete", "timeout", or
-        "timeout(1, 0.25)", the minimum seconds and the seconds per 1,024 tokens. `write_queue`:
-        maximum bytes that wait to be written to each tier (512 MiB).
+        pages are fetched from a remote: "best_effort", "wait_complete", "timeout", or "timeout(1,
+        0.25)", the minimum seconds and the seconds per 1,024 tokens. `write_queue`: maximum bytes
+        that wait to be written to each tier (default: 512 MiB).
         """
     def lookup(
         self,
@@ -521,9 +521,9 @@ class Cache:
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records that a load took `seconds` which the gate decided in `found`. If this time and
-        the estimated time to compute the remaining tokens exceed the estimated time to compute the
-        whole prompt, `stats` counts the excess as regret.
+        """Records the duration of a load: the load that the gate decided in the lookup `found`. If
+        this time and the estimated time to compute the remaining tokens exceed the estimated time
+        to compute the whole prompt, `stats` counts the excess as regret.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first

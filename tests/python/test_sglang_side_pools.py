@@ -54,7 +54,7 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps slow machines from ending a search for windows."""
+    """Raises the time limit of a search for windows, which slow machines would exceed."""
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
 
 

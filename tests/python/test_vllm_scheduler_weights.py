@@ -1,5 +1,5 @@
-"""The scheduler's side neither claims nor saves while the weights differ from the weights of its
-epoch.
+"""While the weights differ from the weights of its epoch, the scheduler's side reports no hits to
+vLLM and starts no saves.
 """
 
 import pytest

@@ -37,7 +37,7 @@ def remote() -> Iterator[type[Held]]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps slow machines from ending a search for windows."""
+    """Raises the time limit of a search for windows, which slow machines would exceed."""
     monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 600.0)
 
 

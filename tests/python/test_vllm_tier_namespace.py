@@ -198,7 +198,7 @@ def test_spec_text_has_all_fields() -> None:
 def test_full_attention_chains() -> None:
     assert is_unbounded(FullAttentionSpec())
     assert is_unbounded(SinkFullAttentionSpec(sink_len=4))
-    # The kind of layers with a window if vLLM's hybrid cache manager is off.
+    # Without its hybrid cache manager, vLLM gives layers with a window this specification.
     assert is_unbounded(FullAttentionSpec(sliding_window=128))
     assert not is_unbounded(SlidingWindowSpec(128))
     assert not is_unbounded(ChunkedLocalAttentionSpec(128))

@@ -14,7 +14,8 @@ from typing import Any
 import ritornello as rt
 
 PROBES = 5_000
-# Unmeasured probes, in which caches fill and the interpreter specialises its bytecode.
+# Number of probes before the measurement: they fill caches, and the interpreter specialises its
+# bytecode.
 WARM_UP = 500
 
 

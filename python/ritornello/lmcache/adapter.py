@@ -96,8 +96,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         self._own_listeners: list[L2AdapterListener] = []
         self._objects.store.on_open = self._reopened
         publish(self, RitornelloL2Adapter.counts, ", ".join(settings.directories))
-        # Ask for a capacity that is still unknown again, because a store that was reopened before
-        # `on_open` was set did not call `_reopened`.
+        # If the capacity is still unknown, ask again: a store that was reopened before `on_open`
+        # was set did not call `_reopened`.
         self._max_capacity_bytes = capacity or self._objects.store.capacity()
 
     def get_store_event_fd(self) -> int:

@@ -1,5 +1,5 @@
-"""The formats in which objects of a family are stored. Lookups need them, because a lookup does not
-know sizes.
+"""The formats in which objects of a family (model, object group and salt) are stored. A lookup
+needs them, because LMCache does not give it the sizes of the objects.
 
 The formats are read from the store's scopes, so that they survive restarts and include what other
 processes stored. Reading the formats is expensive. After a miss and before a deletion they are

@@ -30,7 +30,9 @@ SEPARATOR = "@"
 
 
 class Family(NamedTuple):
-    """The part of an object's name that its scope contains. The key has KV rank and chunk hash."""
+    """The part of an object's name that is in its scope: model, object group and salt. The other
+    parts, KV rank and chunk hash, are in its key.
+    """
 
     model: str
     group: int

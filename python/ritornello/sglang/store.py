@@ -170,5 +170,7 @@ class SGLangStore(FailSafeStore):
     def _put_options(
         self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None
     ) -> tuple[Sequence[bytes], dict[str, Any]]:
-        """Returns the keys and options of `submit_put`, which tell the pages before the piece."""
+        """Returns the keys and options with which `submit_put` stores a piece. They include the
+        keys of pages `before` the piece that the store uses.
+        """
         return keys, {"parent": before[-1] if before else None}

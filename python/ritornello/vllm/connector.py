@@ -38,16 +38,19 @@ class RitornelloConnector(Delegation, KVConnectorBase_V1, SupportsHMA):
         role: KVConnectorRole,
         kv_cache_config: "KVCacheConfig",
     ) -> None:
-        # Inside MultiConnector both data paths decide by the other connectors whether they serve.
+        # Inside MultiConnector, a data path needs the engine's configuration: whether it may serve
+        # depends on the other connectors.
         engine = engine_config.of_outermost(self, KVConnectorBase_V1)
-        # Before vLLM's constructor, which may call what is passed to the data path.
+        # Set `data_path` before vLLM's constructor runs, because the constructor may call methods
+        # that are passed on to `data_path`.
         self.data_path: KVConnectorBase_V1 = data_path.data_path()(
             vllm_config, role, kv_cache_config, connector=self, engine=engine
         )
         super().__init__(vllm_config, role, kv_cache_config)
 
 
-# vLLM resolves the statistics of MultiConnector's children by class name.
+# Register the class name: with it vLLM finds the class that reads the statistics of a connector
+# inside MultiConnector.
 with suppress(ValueError):  # registered already
     KVConnectorFactory.register_connector(
         "RitornelloConnector", "ritornello.vllm", "RitornelloConnector"

@@ -12,16 +12,18 @@ logger = logging.getLogger("vllm.ritornello")
 
 
 class Epoch:
-    """The current epoch of one engine. `identity` is replaced when an epoch begins; only its
-    model's epoch changes. `guard`: knows whether the weights changed; None if they are not watched.
+    """The current epoch of one engine. `identity` is replaced when an epoch begins; the new
+    identity differs only in the epoch of its model. `guard`: knows whether the weights changed;
+    None if they are not watched.
     """
 
     def __init__(self, identity: Identity, guard: WeightGuard | None) -> None:
         self.identity = identity
         self.guard = guard
         self._identity_sent = False
-        # Each flag stops hits and saves: an unsupported worker stops them permanently, a reset
-        # while blocks were in use until a reset that finds all blocks free.
+        # Hits and saves stop while one of these flags is set. The first stays set. A reset of
+        # vLLM's cache while blocks are in use sets the second, and a later reset that finds all
+        # blocks free clears it.
         self._worker_unsupported = False
         self._reset_unclean = False
 
@@ -44,8 +46,9 @@ class Epoch:
         return changed or self._worker_unsupported or self._reset_unclean
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
-        """Returns, for the workers, the identity and the counts of weight changes when its epoch
-        began; None if the workers have the identity.
+        """Returns what workers must know of the current epoch: the identity, and the counts of
+        weight changes when the epoch began. Returns None and no counts if an earlier call returned
+        this identity.
         """
         if self._identity_sent:
             return None, b""

@@ -153,7 +153,7 @@ def test_machines_serve_each_others_side_pools(machine: Machine) -> None:
 def test_missing_page_of_other_machine_bounds_prefix(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Slow machines must not end the search for windows.
+    # Raise the time limit of the search for windows, which slow machines would exceed.
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
     host, window = mha("page_first"), mha("page_first", layers=(0, 2))
     one, two = (machine(name, host, ("swa", window)) for name in ("one", "two"))
