@@ -27,6 +27,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,9 +54,9 @@ JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 
 
-def ours(folder: Path, host: Host) -> Any:
+def ours(folder: Path, host: Host, rounds: int = 1) -> Any:
     """Returns a `RitornelloTier`, which finds the engine's configuration on this function's stack
-    frame.
+    frame. Its store holds the chunks of all rounds: a full store may evict new chunks first.
     """
     from ritornello.vllm import RitornelloTier
 
@@ -68,7 +69,7 @@ def ours(folder: Path, host: Host) -> Any:
         host.view,
         "RitornelloTier",
         path=str(folder / "ritornello"),
-        capacity="2GiB",
+        capacity=f"{(rounds + 1) * host.rows.nbytes // MIB * 5 // 4 + 512}MiB",
     )
     assert tier._tier is not None, (vllm_config, kv_cache_config)
     assert tier._tier._rows is not None
@@ -288,7 +289,10 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     asked = arguments()
-    known: dict[str, Callable[[Path, Host], Any]] = {"ritornello": ours, "fs": fs}
+    known: dict[str, Callable[[Path, Host], Any]] = {
+        "ritornello": partial(ours, rounds=asked.rounds),
+        "fs": fs,
+    }
     makers = {name: known[name] for name in asked.systems.split(",")}
     folder = asked.dir / f"vllm-tier-{os.getpid()}"
     folder.mkdir(parents=True)
