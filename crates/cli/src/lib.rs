@@ -32,8 +32,8 @@ use std::path::PathBuf;
     after_help = "\
 Exit codes:
   0  the command found no problem
-  1  the command succeeded and found a problem
-  2  the command line is invalid, or the store cannot be opened
+  1  the command found a problem, or the store cannot be opened because its disk fails
+  2  the command line is invalid, or the store cannot be opened for another reason
   3  the command failed
 
 Examples:

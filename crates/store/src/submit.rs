@@ -33,7 +33,8 @@ impl Store {
 
     /// Like `submit_put`. If the put does not store all pages, it calls `left` before the ticket is
     /// done. `left` gets the position of the first page that was not stored, and copies of this
-    /// page and of the pages after it, up to the first page that staging has no space for.
+    /// page and of the pages after it, up to the first page that staging has no space for. A put that
+    /// ends because the store closes, or by a panic, does not call `left`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -78,7 +79,8 @@ impl Store {
 
     /// Like `submit_put_copy`. If the put does not store all copied pages, it calls `left` before
     /// the ticket is done. `left` gets the position of the first page that was not stored, and the
-    /// copies of this page and of all pages after it.
+    /// copies of this page and of all pages after it. A put that ends because the store closes, or by
+    /// a panic, does not call `left`.
     ///
     /// # Errors
     /// Like `submit_put`.

@@ -210,7 +210,8 @@ pub fn pack(pairs: __m256i) -> __m256i {
     _mm256_or_si256(pairs, _mm256_and_si256(last, _mm256_set1_epi8(-64)))
 }
 
-/// Unpacks the result of [`pack`]; all bytes after the first 24 must be zero.
+/// Unpacks the first 24 bytes of a result of [`pack`]. The last eight bytes of `packed` have no
+/// effect.
 #[target_feature(enable = "avx2")]
 pub fn unpack(packed: __m256i) -> __m256i {
     let top = _mm256_and_si256(packed, _mm256_set1_epi8(-64));

@@ -102,8 +102,8 @@ impl RunIndex {
     /// verification are dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` if a file has an unknown format version; `Fatal` if a file cannot be read or
-    /// written.
+    /// `Invalid` if a file has an unknown format version; `Retry` if the file system has no room to
+    /// rewrite the index; `Fatal` if a file cannot be read or written for another reason.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }

@@ -314,8 +314,8 @@ impl Space {
         }
     }
 
-    /// Marks `extents` as in use, at open. On an error no extent is marked, and the caller drops
-    /// the run that claims the extents.
+    /// Marks free extents as in use: extents of stored runs, and space that must not be allocated
+    /// yet. On an error no extent is marked.
     ///
     /// # Errors
     /// The extent that is not free or not inside a segment, and why.
