@@ -16,8 +16,8 @@ HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 OFFLOADING, OFFLOADING_DISK = "offloading", "offloading + disk"
 DISK = "disk {folder}/disk {capacity}"
 LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
-# The tier from which each set-up must have hits. A set-up with only a host tier is not listed: the
-# tier may be too small for hits.
+# The tier from which a set-up must have hits, unless it never loads, or its gate decides at a
+# limited rate. A set-up with only a host tier is not listed: the tier may be too small for hits.
 EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
 # The set-up with host memory only, with which a set-up is compared.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}

@@ -50,7 +50,7 @@ Examples:
 RUST_LOG=info prints more on standard error."
 )]
 struct Cli {
-    /// Print one JSON object on standard output instead of tables
+    /// Print JSON on standard output instead of text: one object (serve: one for each event)
     #[arg(long, global = true)]
     json: bool,
     /// The command.

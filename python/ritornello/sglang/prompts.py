@@ -3,7 +3,8 @@ queued and ended.
 
 SGLang looks up and stores pieces of prompts: the pages after the pages in its memory. Its field
 `prefix_keys` names the pages before a piece. SGLang fills the field only with the option
-`hicache_storage_pass_prefix_keys`, and for lookups it then leaves out the last node of its tree.
+`hicache_storage_pass_prefix_keys`, and for lookups it then leaves out the keys of the last tree
+node that the prompt matches.
 The wrapped lookups of `UnifiedRadixCache` pass all keys to a storage that uses them. They also turn
 the option on, because SGLang then passes all keys with puts.
 

@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | `slots` | the slot table: page → run and number, 8 bytes per page |
+//! | `slots` | the slot table: from a page's hash to its run and its position in the run, 8 bytes per page |
 //! | `record` | the record of one run |
 //! | `runs` | the table of records, and their tree |
 //! | `tables` | slots and records together, and lookups in them |
@@ -90,8 +90,10 @@ pub struct Recovered {
     /// Bytes at the end of a journal file, from a torn or damaged frame onwards, that were not
     /// replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
-    /// Whether a checkpoint was damaged, or a journal was damaged before its end. A torn frame at
-    /// the end of the journal is not damage.
+    /// Whether durable records may be lost: no checkpoint could be used, the used checkpoint
+    /// reflects records that the journal lacks, or the journal is damaged or lacks a file before
+    /// its end. One damaged checkpoint is no damage if the other one restores everything, and
+    /// neither is a torn frame at the end of the journal.
     pub damaged: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,

@@ -7,9 +7,9 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Passes calls to another backend. While the key file cannot be used, every call reads the file
-/// again and fails with `Fatal`: nothing is written without a seal, and nothing is read without
-/// verification.
+/// Passes calls to another backend. Until the key file has been read once, every call tries to read
+/// it, and fails with `Fatal` if the file cannot be used: nothing is written without a seal, and
+/// nothing is read without verification.
 pub(super) struct KeyedBackend {
     inner: Arc<dyn Backend>,
     keys: Arc<KeyRing>,

@@ -9,8 +9,10 @@
 //! the first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
 //! if possible; the volumes take bytes in proportion to their speeds. A page longer than 16 MiB
-//! that is alone in its run is cut into equal pieces on all volumes, at most 16. A share of all
-//! space stays free, so that runs have a choice of holes (free extents).
+//! that is alone in its run is cut into equal pieces of at most 16 MiB, on at most 16 volumes. It is
+//! placed like a shorter page if fewer than two volumes are usable, if it would have more than 32
+//! pieces, or if no hole (free extent) holds a piece. A share of all space stays free, so that runs
+//! have a choice of holes.
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file
@@ -124,9 +126,11 @@ pub struct SpaceStats {
     pub runs: u64,
     /// Extents of these runs.
     pub extents: u64,
-    /// Allocations refused to keep the reserve.
+    /// Allocations refused for lack of space, including those that would have used the reserve
+    /// without permission.
     pub refused_reserve: u64,
-    /// Allocations refused because free space was too fragmented.
+    /// Allocations refused although enough space is free or can be created: the holes do not fit,
+    /// because they are too small or because a segment must be created first.
     pub refused_shape: u64,
 }
 
