@@ -23,8 +23,7 @@ type Numbers = [u8; 2 * GROUP];
 
 /// Encodes a block: head, plane of one byte per number (lower seven bits of the mantissa, sign),
 /// codes, escapes, and the raw numbers after the last full group. `None` if that would be longer
-/// than the block or `out`, or if no window covers more than 3/4 of the sampled
-/// exponents.
+/// than the block or `out`, or if no window covers more than 3/4 of the sampled exponents.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let first = choose(groups)?;
