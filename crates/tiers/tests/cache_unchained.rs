@@ -5,17 +5,18 @@
 mod common;
 
 use common::*;
-use ritornello_format::Scope;
+use ritornello_format::{Error, Result, Scope};
 use ritornello_store::{Outcome, PutOptions};
 use ritornello_tiers::Tier;
 use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, Readiness, Settings};
-use ritornello_tiers::remote::Backend;
+use ritornello_tiers::remote::{Backend, MemoryBackend};
 use ritornello_volume::page_memory::{BorrowedPages, OwnedPagesMut, PageTarget};
 use ritornello_volume::transfer::Control;
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 use tempfile::tempdir;
 
@@ -249,4 +250,64 @@ fn evicted_page_does_not_stop_the_write_of_others() {
     cache.flush().unwrap();
     let stats = tier(&cache, "remote");
     assert_eq!((stats.written_pages, stats.lost_pages, stats.dropped_pages), (8, 2, 0));
+}
+
+/// A remote that refuses the objects of some pages.
+#[derive(Debug, Default)]
+struct RefusingRemote {
+    inner: MemoryBackend,
+    refused: Vec<Vec<u8>>,
+    sets: AtomicUsize,
+}
+
+impl RefusingRemote {
+    fn new(refused: Vec<Vec<u8>>) -> Arc<Self> {
+        Arc::new(Self { refused, ..Self::default() })
+    }
+
+    fn cache(self: &Arc<Self>, dir: &tempfile::TempDir) -> Cache {
+        let remote = Arc::clone(self) as Arc<dyn Backend>;
+        open_over(&[&disk(dir, 64), "memory:"], &Settings::default(), remote)
+    }
+}
+
+impl Backend for RefusingRemote {
+    fn get(&self, name: &str, range: Option<Range<u64>>) -> Result<Option<Vec<u8>>> {
+        self.inner.get(name, range)
+    }
+    fn exists(&self, name: &str) -> Result<bool> {
+        self.inner.exists(name)
+    }
+    fn set(&self, name: &str, value: &[u8]) -> Result<()> {
+        self.sets.fetch_add(1, Relaxed);
+        let is_in = |key: &Vec<u8>| value.windows(key.len()).any(|bytes| bytes == key);
+        match self.refused.iter().any(is_in) {
+            true => Err(Error::retry("503")),
+            false => self.inner.set(name, value),
+        }
+    }
+}
+
+#[test]
+fn failed_object_does_not_stop_the_write_of_others() {
+    let (dir, refused) = (tempdir().unwrap(), [3, 4, 11]);
+    let remote = RefusingRemote::new(some(refused));
+    let cache = remote.cache(&dir);
+    store(&cache, &some(0..20), None);
+    cache.flush().unwrap();
+    let stats = tier(&cache, "remote");
+    assert_eq!((stats.written_pages, stats.lost_pages, stats.dropped_pages), (17, 0, 3));
+}
+
+#[test]
+fn remote_that_refuses_all_objects_ends_the_write() {
+    let dir = tempdir().unwrap();
+    let remote = RefusingRemote::new(some(0..100));
+    let cache = remote.cache(&dir);
+    store(&cache, &some(0..100), None);
+    cache.flush().unwrap();
+    let stats = tier(&cache, "remote");
+    assert_eq!((stats.written_pages, stats.dropped_pages), (0, 100));
+    let sets = remote.sets.load(Relaxed);
+    assert!(sets <= 4 * 3, "{sets} attempts for 100 objects");
 }

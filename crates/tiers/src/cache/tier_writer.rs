@@ -27,6 +27,9 @@ const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum timeout of one write to a tier ([`time_limit`]), and timeout of one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Objects of an unchained scope that fail one after another before the remaining pages of a job are
+/// dropped: the remote then fails as a whole.
+const FAILED_OBJECTS_MAX: usize = 4;
 /// Maximum bytes copied to a local tier in one step.
 const COPY_BYTES: u64 = 8 << 20;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
@@ -184,10 +187,15 @@ impl TierWriter {
         }
         self.tiers.loads.wait(YIELD_TO_LOADS);
         let (mut at, mut whole) = (job.range.start, true);
-        while at < job.range.end {
-            let done = self.run_part(&WriteJob { range: at..job.range.end, ..job.clone() });
-            whole &= done.whole;
-            at = done.end;
+        match self.tiers.remote.as_ref().filter(|_| self.to == Tier::Remote) {
+            Some(remote) if !job.pages.scope.chained => whole = self.write_objects(remote, job),
+            _ => {
+                while at < job.range.end {
+                    let done = self.run_part(&WriteJob { range: at..job.range.end, ..job.clone() });
+                    whole &= done.whole;
+                    at = done.end;
+                }
+            }
         }
         self.tiers.trim_table();
         whole
@@ -337,20 +345,18 @@ impl TierWriter {
         (at - range.start, lost)
     }
 
-    /// Writes a job to the remote. Returns the same numbers as `write_local`. In a chained scope,
-    /// pages before the range that the remote lacks are written too: without them no lookup reaches
+    /// Writes a job of a chained scope to the remote. Returns the same numbers as `write_local`.
+    /// Pages before the range that the remote lacks are written too: without them no lookup reaches
     /// the range.
     fn write_remote(&self, remote: &RemoteHandle, job: &WriteJob) -> (usize, usize) {
         let (pages, range) = (&job.pages, job.range.clone());
-        let counts = self.tiers.counts(Tier::Remote);
-        let chained = pages.scope.chained;
-        if chained && pages.parent.is_some() {
+        if pages.parent.is_some() {
             // An object holds a group of pages counted from the start of the prompt, and the
             // position of these pages in the prompt is unknown.
             return (0, 0);
         }
         let step = step_pages(pages.page_bytes);
-        let (mut at, mut lost, mut buffer) = (if chained { 0 } else { range.start }, 0, Vec::new());
+        let (mut at, mut lost, mut buffer) = (0, 0, Vec::new());
         while at < range.end && !self.queue.is_closing() {
             let missing = pages.lend(range.end, |prompt| {
                 remote.tier.missing(prompt, at, deadline_in(WRITE_TIMEOUT))
@@ -361,35 +367,98 @@ impl TierWriter {
             if at == end {
                 break;
             }
-            let bytes = pages.bytes(end - at);
-            let timeout = time_limit(bytes, WRITE_TIMEOUT, None);
-            buffer.resize(bytes as usize, 0);
-            let copied = self.gather(job, at..end, &mut buffer, &control_within(timeout));
+            let (copied, objects) = self.send(remote, job, at..end, &mut buffer);
             if at + copied < end {
                 lost = range.end - range.start.max(at + copied);
             }
-            if !remote.rate.wait_in_steps(pages.bytes(copied), &control_within(timeout)) {
-                break;
-            }
-            let page = |page: usize| {
-                let from = (page - at) * pages.page_bytes as usize;
-                &buffer[from..from + pages.page_bytes as usize]
-            };
-            let before = remote.tier.stats().pages_written;
-            let present = pages
-                .lend(at + copied, |prompt| {
-                    remote.tier.put(prompt, at..at + copied, page, deadline_in(timeout))
-                })
-                .unwrap_or(0);
-            let written = remote.tier.stats().pages_written - before;
-            counts.written.add(written);
-            counts.written_bytes.add(pages.bytes(written as usize));
-            at += present;
+            let present = objects.iter().take_while(|(_, present)| *present);
+            at += present.map(|(span, _)| span.len()).sum::<usize>();
             if at < end {
                 break;
             }
         }
         (at.max(range.start) - range.start, lost)
+    }
+
+    /// Writes a job of an unchained scope to the remote. Each page is a separate object, so a page
+    /// that no other tier has, or whose object fails, does not keep later pages from the remote.
+    /// Gives up after [`FAILED_OBJECTS_MAX`] failures in a row. Returns whether all pages of the
+    /// job are now on the remote.
+    fn write_objects(&self, remote: &RemoteHandle, job: &WriteJob) -> bool {
+        let (pages, range) = (&job.pages, job.range.clone());
+        let step = step_pages(pages.page_bytes);
+        let (mut at, mut written, mut lost) = (range.start, 0, 0);
+        let (mut failures, mut buffer) = (0, Vec::new());
+        while at < range.end && failures < FAILED_OBJECTS_MAX && !self.queue.is_closing() {
+            let missing = pages.lend(range.end, |prompt| {
+                remote.tier.missing(prompt, at, deadline_in(WRITE_TIMEOUT))
+            });
+            let Ok(missing) = missing else { break };
+            let end = missing.end.min(missing.start + step);
+            let (copied, objects) = match missing.is_empty() {
+                true => (0, Vec::new()),
+                false => self.send(remote, job, missing.start..end, &mut buffer),
+            };
+            if objects.len() < copied {
+                break;
+            }
+            let present = (at..missing.start).map(|page| (page..page + 1, true));
+            for (page, is_present) in present.chain(objects) {
+                failures = if is_present { 0 } else { failures + 1 };
+                if is_present {
+                    written += 1;
+                    if let Some(write_back) = self.write_back.as_ref().filter(|_| job.evict_source)
+                    {
+                        write_back.evict_source(pages, page);
+                    }
+                }
+            }
+            at = missing.start + copied;
+            if copied == 0 && at < end {
+                lost += 1;
+                at += 1;
+            }
+        }
+        let counts = self.tiers.counts(Tier::Remote);
+        counts.lost.add(lost as u64);
+        // Pages of a cancelled job are not counted as dropped, as in `run_part`.
+        if self.queue.is_job_current() {
+            counts.dropped.add((range.len() - written - lost) as u64);
+        }
+        written == range.len()
+    }
+
+    /// Copies the leading pages of `range` that other tiers have, and writes their objects to the
+    /// remote. Returns the number of pages copied, and the pages of each object with whether the
+    /// remote now has it; no objects if the remote accepts none of them.
+    fn send(
+        &self,
+        remote: &RemoteHandle,
+        job: &WriteJob,
+        range: Range<usize>,
+        buffer: &mut Vec<u8>,
+    ) -> (usize, Vec<(Range<usize>, bool)>) {
+        let (pages, counts) = (&job.pages, self.tiers.counts(Tier::Remote));
+        let bytes = pages.bytes(range.len());
+        let timeout = time_limit(bytes, WRITE_TIMEOUT, None);
+        buffer.resize(bytes as usize, 0);
+        let copied = self.gather(job, range.clone(), buffer, &control_within(timeout));
+        if copied == 0 || !remote.rate.wait_in_steps(pages.bytes(copied), &control_within(timeout))
+        {
+            return (copied, Vec::new());
+        }
+        let page = |page: usize| {
+            let from = (page - range.start) * pages.page_bytes as usize;
+            &buffer[from..from + pages.page_bytes as usize]
+        };
+        let (before, end) = (remote.tier.stats().pages_written, range.start + copied);
+        let objects = pages.lend(end, |prompt| {
+            remote.tier.put_objects(prompt, range.start..end, page, deadline_in(timeout))
+        });
+        let written = remote.tier.stats().pages_written - before;
+        counts.written.add(written);
+        counts.written_bytes.add(pages.bytes(written as usize));
+        (copied, objects.unwrap_or_default())
     }
 }
 

@@ -189,6 +189,23 @@ impl RemoteTier {
         page: impl Fn(usize) -> &'a [u8],
         deadline: Instant,
     ) -> Result<usize> {
+        let objects = self.put_objects(prompt, have, page, deadline)?;
+        let leading = objects.iter().take_while(|(_, present)| *present);
+        Ok(leading.map(|(span, _)| span.len()).sum())
+    }
+
+    /// Like [`put`](Self::put), but returns for each whole object of `have`, in order, its pages
+    /// and whether the remote now has it.
+    ///
+    /// # Errors
+    /// Like `put`.
+    pub(crate) fn put_objects<'a>(
+        &self,
+        prompt: &Prompt<'_>,
+        have: Range<usize>,
+        page: impl Fn(usize) -> &'a [u8],
+        deadline: Instant,
+    ) -> Result<Vec<(Range<usize>, bool)>> {
         check_keys(prompt.keys)?;
         let end = have.end.min(prompt.keys.len());
         let spans: Vec<_> =
@@ -198,27 +215,29 @@ impl RemoteTier {
         let exists =
             self.finder.readable(&names, deadline).unwrap_or_else(|_| vec![false; names.len()]);
         let mut missing = Vec::new();
-        for ((span, name), exists) in spans.iter().zip(names).zip(exists) {
-            if exists {
-                self.counts.present.fetch_add(span.len() as u64, Relaxed);
+        for (at, (name, exists)) in names.into_iter().zip(&exists).enumerate() {
+            if *exists {
+                self.counts.present.fetch_add(spans[at].len() as u64, Relaxed);
             } else {
-                missing.push((span.clone(), name));
+                missing.push((at, name));
             }
         }
+        let mut objects: Vec<_> = spans.into_iter().zip(exists).collect();
         let concurrent = packing::concurrent_objects(prompt.page_bytes);
-        let mut pending: VecDeque<(Range<usize>, String, _)> = VecDeque::with_capacity(concurrent);
+        let mut pending: VecDeque<(usize, String, _)> = VecDeque::with_capacity(concurrent);
         let mut left = missing.into_iter();
-        let mut first_missing = end;
+        let mut has_failed = false;
         loop {
             let next = left.next();
             if pending.len() == concurrent || next.is_none() {
-                let Some((span, name, answer)) = pending.pop_front() else { break };
-                if !self.written(&span, &name, answer) {
-                    first_missing = first_missing.min(span.start);
-                }
+                let Some((at, name, answer)) = pending.pop_front() else { break };
+                let (span, present) = &mut objects[at];
+                *present = self.written(span, &name, answer);
+                has_failed |= !*present;
             }
-            let Some((span, name)) = next else { continue };
-            if prompt.chained && span.start > first_missing {
+            let Some((at, name)) = next else { continue };
+            let span = objects[at].0.clone();
+            if prompt.chained && has_failed {
                 self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
                 continue;
             }
@@ -230,9 +249,9 @@ impl RemoteTier {
             let (to, packed) = (name.clone(), Arc::new(packed));
             let answer =
                 self.executor.start(deadline, move |remote| remote.set_shared(&to, &packed));
-            pending.push_back((span, name, answer));
+            pending.push_back((at, name, answer));
         }
-        Ok(spans.iter().take_while(|span| span.start < first_missing).map(Range::len).sum())
+        Ok(objects)
     }
 
     /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
