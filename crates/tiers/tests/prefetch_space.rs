@@ -7,8 +7,9 @@ mod common;
 use common::*;
 use ritornello_format::Scope;
 use ritornello_store::PutOptions;
-use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness};
+use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness, Settings};
 use ritornello_tiers::gate::LoadMode;
+use ritornello_tiers::remote::Backend;
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -84,6 +85,43 @@ fn only_one_of_two_large_prompts_is_prefetched() {
     assert_eq!(both, [[0, 0], [350, 350]]);
     let prefetch = cache.stats().unwrap().prefetch;
     assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (2, 2, 0));
+}
+
+#[test]
+fn unchained_lookups_with_equal_last_keys_share_the_space() {
+    let (one, two, remote) = (tempdir().unwrap(), tempdir().unwrap(), FaultyRemote::default());
+    let (remote, scope) = (Arc::new(remote), Arc::new(Scope::opaque("apart", PAGE as u64, false)));
+    let over = |list: &[&str]| {
+        let settings = Settings { prefetch: PrefetchPolicy::WaitComplete, ..Settings::default() };
+        open_over(list, &settings, Arc::clone(&remote) as Arc<dyn Backend>)
+    };
+    // The pages of one lookup take 14 MB, of 24 MiB for prefetched pages. The last key is the same.
+    let last = keys(3, 0, 1);
+    let lists = [1, 2].map(|number| [keys(number, 0, 700), last.clone()].concat());
+    {
+        let cache = over(&[&host(&one, 64), "memory:"]);
+        for list in &lists {
+            let pages: Vec<Vec<u8>> = list.iter().map(|key| page(key)).collect();
+            let source = BorrowedPages::new(&refs(&pages));
+            let (options, control) = (PutOptions::default(), Control::default());
+            let scope = Arc::clone(&scope);
+            let put = cache.submit_put_copy(scope, boxed(list), 0, &source, options, control);
+            assert_eq!(put.unwrap().wait(Some(TTL)).unwrap().pages, list.len());
+            cache.flush().unwrap();
+        }
+    }
+    let cache = over(&[&host(&two, 32), "memory:"]);
+    let options = LookupOptions::default();
+    remote.set_fault(BackendFault::Hangs);
+    for list in &lists {
+        cache.lookup(&scope, &refs(list), TTL, &options).unwrap();
+    }
+    remote.set_fault(BackendFault::None);
+    let mut found = lists.each_ref().map(|list| answer(&cache, &scope, list, &options).local);
+    found.sort_unstable();
+    assert!(found[0] <= 1 && found[1] == 701, "{found:?}");
+    let prefetch = cache.stats().unwrap().prefetch;
+    assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (1, 1, 0));
 }
 
 /// Runs `action` after a prompt was prefetched, then puts four times the capacity of the first

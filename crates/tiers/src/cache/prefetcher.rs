@@ -153,21 +153,30 @@ impl Prefetcher {
         known.extract_if(|_, job| job.is_stale()).map(|(_, job)| job).collect()
     }
 
-    /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `prompt`.
-    fn usage_beside(&self, prompt: &PromptPages) -> (u64, u64) {
-        let (mut others, mut own) = (HashMap::<&[u8], u64>::new(), 0);
+    /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `job`'s
+    /// prompt. In chained scopes the last key identifies a prompt in all scopes that hold parts of
+    /// its pages, and each reservation covers all of them. In unchained scopes each list of keys
+    /// counts as another prompt, so a page of two lists counts twice.
+    fn usage_beside(&self, job: &Prefetch) -> (u64, u64) {
+        let (mut others, mut separate, mut own) = (HashMap::<&[u8], u64>::new(), 0_u64, 0);
+        let chained = job.pages.scope.chained;
         let known = self.known.lock();
-        for job in known.values() {
-            match job.pages.keys.last() {
-                key if key == prompt.keys.last() => own += job.remaining_bytes(),
-                Some(key) => {
+        for other in known.values() {
+            let last = other.pages.keys.last();
+            let is_own = match chained && other.pages.scope.chained {
+                true => last == job.pages.keys.last(),
+                false => std::ptr::eq(&raw const **other, job),
+            };
+            match last {
+                _ if is_own => own += other.remaining_bytes(),
+                Some(key) if other.pages.scope.chained => {
                     let most = others.entry(key).or_default();
-                    *most = job.reserved_bytes().max(*most);
+                    *most = other.reserved_bytes().max(*most);
                 }
-                None => {}
+                _ => separate = separate.saturating_add(other.reserved_bytes()),
             }
         }
-        (others.into_values().fold(0, u64::saturating_add), own)
+        (others.into_values().fold(separate, u64::saturating_add), own)
     }
 
     fn run(&self, remote: &RemoteHandle, job: &Prefetch) {
@@ -234,7 +243,7 @@ impl Prefetcher {
         }
         let mut found = job.local.clone();
         found.push(TierSpan { tier: Tier::Remote, pages: known - local });
-        let (others, own) = self.usage_beside(&job.pages);
+        let (others, own) = self.usage_beside(job);
         let mut queued = self.tiers.pending_load_bytes();
         // The gate counts this prompt's bytes in all scopes as bytes to load, so they must not
         // count as queued as well.
