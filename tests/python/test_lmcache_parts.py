@@ -229,12 +229,18 @@ def test_only_stored_formats_are_known() -> None:
     assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
 
 
-def test_serialized_bytes_fit_any_layout() -> None:
-    assert fits("bfloat16[2,8]@KV_2LTD", "bfloat16[2,8]")
-    assert not fits("float16[2,8]@KV_2LTD", "bfloat16[2,8]")
-    assert fits("uint8[99]@BINARY", "bfloat16[2,8]")
-    assert not fits("uint8[9,11]@KV_2LTD", "bfloat16[2,8]")
-    assert not fits("uint8[99]+uint8[99]@KV_2LTD", "bfloat16[2,8]")
+@pytest.mark.parametrize(
+    ("stored", "is_usable"),
+    [
+        ("bfloat16[2,8]@KV_2LTD", True),
+        ("float16[2,8]@KV_2LTD", False),
+        ("uint8[99]@BINARY", True),
+        ("uint8[9,11]@KV_2LTD", False),
+        ("uint8[99]+uint8[99]@KV_2LTD", False),
+    ],
+)
+def test_serialized_bytes_fit_any_layout(stored: str, is_usable: bool) -> None:
+    assert fits(ObjectFormat(99, stored), ObjectFormat(32, "bfloat16[2,8]")) is is_usable
 
 
 # Locks.

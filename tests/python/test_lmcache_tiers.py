@@ -163,10 +163,29 @@ def test_remote_is_asked_once_for_own_format(used: ObjectFormat) -> None:
 
 
 def test_own_format_is_looked_up_first() -> None:
-    objects = FakeObjects(0, FORMAT, SERIALIZED)
-    objects.formats.record_use(FAMILY._replace(salt="other"), FORMAT)
+    other = ObjectFormat(PAGE // 4, f"uint8[{PAGE // 4}]@KV_2LTD")
+    objects = FakeObjects(0, SERIALIZED, other)
+    objects.formats.record_use(FAMILY._replace(salt="other"), SERIALIZED)
     assert lookup_in(objects, KEYS).advance()
-    assert objects.store.asked == [(FORMAT.layout, 5), (SERIALIZED.layout, 1)]
+    assert objects.store.asked == [(SERIALIZED.layout, 5), (other.layout, 1)]
+
+
+@pytest.mark.parametrize(("used", "earlier"), [(FORMAT, SERIALIZED), (SERIALIZED, FORMAT)])
+def test_objects_from_before_a_change_of_serde_are_not_found(
+    used: ObjectFormat, earlier: ObjectFormat
+) -> None:
+    objects = FakeObjects(0, earlier)
+    objects.formats.record_use(FAMILY, used)
+    lookup = lookup_in(objects, KEYS)
+    assert lookup.advance()
+    assert objects.store.asked == [(used.layout, 5)], "on the remote"
+    other = Family("org/other-model", 0, "")
+    objects = FakeObjects(0)
+    objects.formats.scope(other, earlier, is_stored=True)
+    objects.formats.record_use(FAMILY, used)
+    groups: Any = [Group(other, range(5), KEYS)]
+    assert ObjectLookup(objects, groups, 5, 60.0, EXPECTED).advance()
+    assert earlier.layout not in [layout for layout, _ in objects.store.asked]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ class FormatCatalog:
         self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
         # By model and object group: the salt of an object does not change its format.
         self._used: dict[tuple[str, int], frozenset[ObjectFormat]] = {}
+        # Whether objects that this process has put or read were serialized.
+        self._serialized: frozenset[bool] = frozenset()
         self._due = clock()
 
     def of(self, family: Family) -> "dict[ObjectFormat, Scope]":
@@ -59,6 +61,13 @@ class FormatCatalog:
         if object_format not in self.used(family):
             with self._lock:
                 self._used[family.model, family.group] = self.used(family) | {object_format}
+                self._serialized |= {object_format.is_serialized}
+
+    def is_loadable(self, object_format: ObjectFormat) -> bool:
+        """Returns whether this process may load objects of a format: LMCache serializes all objects
+        of an adapter or none. True before the first put or read of an object.
+        """
+        return not self._serialized or object_format.is_serialized in self._serialized
 
     def scope(self, family: Family, object_format: ObjectFormat, *, is_stored: bool) -> "Scope":
         """Returns the scope of a format. With `is_stored`, adds the format to the known formats."""

@@ -6,7 +6,6 @@ up one by one: LMCache's own memory may hold the beginning of a row, groups with
 objects before the window, and blended prompts find chunks at other positions.
 """
 
-import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,8 +15,6 @@ from ritornello.lmcache.naming import Family, Group, ObjectFormat
 
 if TYPE_CHECKING:
     from ritornello._core import Scope
-
-SERIALIZED = re.compile(r"uint8\[\d+\]")
 
 
 class ObjectLease(NamedTuple):
@@ -110,7 +107,7 @@ class ObjectLookup:
         if not self._store.has_remote:
             return
         for object_format in own or ([] if wanted is None else [wanted]):
-            if object_format not in tried:
+            if object_format not in tried and self._formats.is_loadable(object_format):
                 scope_of = partial(self._formats.scope, family, object_format, is_stored=False)
                 # The core refuses a scope with too long pages: the objects that LMCache expects may
                 # exceed the maximum length even if their serialized forms, which are stored, do
@@ -125,7 +122,8 @@ class ObjectLookup:
         """
         if bool(stored.layout) != (self._expected is not None):
             return False
-        return wanted is None or fits(stored.layout, wanted.layout)
+        # Objects from before a change of LMCache's serde have the same keys.
+        return self._formats.is_loadable(stored) and (wanted is None or fits(stored, wanted))
 
     def _lookup_in_scope(
         self, scope: "Scope", group: Group, present: list[bool]
@@ -154,9 +152,9 @@ class ObjectLookup:
 
 
 @lru_cache(maxsize=256)
-def fits(stored: str, wanted: str) -> bool:
-    """Returns whether an object of one layout can be used as another. Serialized bytes (a row of
-    uint8) do not show their layout, so they fit.
+def fits(stored: ObjectFormat, wanted: ObjectFormat) -> bool:
+    """Returns whether an object of one format can be used as another. Serialized objects do not
+    show their layout, so they fit.
     """
-    layout = stored.partition("@")[0]
-    return layout == wanted.partition("@")[0] or SERIALIZED.fullmatch(layout) is not None
+    layout, expected = (each.layout.partition("@")[0] for each in (stored, wanted))
+    return layout == expected or stored.is_serialized

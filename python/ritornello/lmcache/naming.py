@@ -6,6 +6,7 @@ in one `ObjectFormat` (bytes, dtypes, shapes), and an object is never read into 
 different format. The key contains rank and hash.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,8 @@ STRONG_HASH_BYTES = 32
 RANK_PREFIXES_MAX = 4096
 # Separates the fields of a key in the native interface, which is one string.
 SEPARATOR = "@"
+# The shape of serialized objects: a row of bytes.
+SERIALIZED = re.compile(r"uint8\[\d+\]")
 
 
 class Family(NamedTuple):
@@ -46,6 +49,11 @@ class ObjectFormat(NamedTuple):
 
     nbytes: int
     layout: str = ""
+
+    @property
+    def is_serialized(self) -> bool:
+        """Whether objects of this format are the output of one of LMCache's serdes."""
+        return SERIALIZED.fullmatch(self.layout.partition("@")[0]) is not None
 
 
 class ObjectName(NamedTuple):
