@@ -57,6 +57,23 @@ def test_tiers_replace_path() -> None:
 
 
 @pytest.mark.parametrize(
+    ("remote", "kept"),
+    [
+        ("s3://bucket/prefix", "s3://bucket/prefix write=none"),
+        ("s3://bucket write=write_back rate=1MiB", "s3://bucket rate=1MiB write=none"),
+        ("s3://bucket?write=x", "s3://bucket?write=x write=none"),
+        ("s3://bucket write=selective(2)", "s3://bucket write=selective(2)"),
+        ("", ""),
+    ],
+)
+def test_remote_of_pages_without_keys_is_not_written_through(remote: str, kept: str) -> None:
+    disk = "disk /nvme/kv 200GiB write=write_through"
+    settings = Settings.parse({"tiers": [disk, *filter(None, [remote])]})
+    assert settings.without_write_through().tiers == (disk, *filter(None, [kept]))
+    assert Settings.parse({"path": "/kv"}).without_write_through() == Settings("/kv")
+
+
+@pytest.mark.parametrize(
     ("extra", "advice"),
     [
         (None, 'needs "path"'),

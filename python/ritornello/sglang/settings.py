@@ -1,6 +1,7 @@
 """Settings in `--hicache-storage-backend-extra-config`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ritornello.connector.engine_tiers import EngineTiers
@@ -31,3 +32,18 @@ class Settings(StoreSettings):
         settings = cls(**checked(given, FLAG))
         ENGINE_TIERS.check(settings.tiers)
         return settings
+
+    def without_write_through(self) -> "Settings":
+        """Returns settings with which no page is written to the remote when it is put. For an
+        SGLang that puts pages without the keys before them: a remote takes no such page of the main
+        pool, and a page of a side pool is useless without the main pool's pages. Lookups name all
+        keys, so a remote that takes pages by their hits keeps its policy.
+        """
+        if not self.has_remote:
+            return self
+        *above, remote = self.tiers
+        words = remote.split()
+        if any(word.startswith("write=selective") for word in words):
+            return self
+        kept = [word for word in words if not word.startswith("write=")]
+        return replace(self, tiers=(*above, " ".join((*kept, "write=none"))))

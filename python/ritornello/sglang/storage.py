@@ -79,6 +79,12 @@ class RitornelloStorage(HiCacheStorage):
             )
         self._config = storage_config
         self._in_place = bool(extra.get("interface_v1"))
+        if settings.has_remote and not self._in_place:
+            settings = settings.without_write_through()
+            logger.warning(
+                'ritornello: pages are not written to the remote, because with "interface_v1": 0 '
+                "SGLang stores pages without the keys before them; set it to 1"
+            )
         self._split = 1
         if storage_config.should_split_heads and storage_config.tp_lcm_size:
             self._split = storage_config.tp_lcm_size // storage_config.tp_size

@@ -36,10 +36,10 @@ def machine(attach: Attach, tmp_path: Path) -> Machine:
     """Attaches a pool to the tiers of a machine: a separate disk and the shared directory."""
     (tmp_path / "far").mkdir()
 
-    def machine(name: str, host: Any, *sides: Any, gate: str = "always") -> Any:
+    def machine(name: str, host: Any, *sides: Any, gate: str = "always", v1: bool = True) -> Any:
         tiers = [f"disk {tmp_path}/{name} 640MiB", f"file://{tmp_path}/far"]
         said = {"tiers": tiers, "gate": gate, "prefetch": "wait_complete"}
-        return attach(host, *sides, tiers=said)
+        return attach(host, *sides, v1=v1, tiers=said)
 
     return machine
 
@@ -83,6 +83,19 @@ def test_pages_without_place_are_not_shared(machine: Machine) -> None:
     assert all(one.batch_set_v1(keys, slots(host, FROM), None))
     flush(one)
     assert (found(one, keys), found(two, keys)) == (5, 0)
+
+
+def test_side_pools_are_not_shared_without_main_pool(machine: Machine, tmp_path: Path) -> None:
+    """Without `interface_v1` SGLang does not name the pages before the pages of the main pool."""
+    host, states = mha("page_first"), mamba()
+    keys = hashes("copies")
+    one = machine("one", host, ("mamba", states), v1=False)
+    assert one.batch_set(keys, [host.get_data_page(page * host.page_size) for page in FROM])
+    (stored,) = one.batch_set_v2([side(PoolName.MAMBA, keys[-1:], states, FROM[-1:])]).values()
+    assert all(stored)
+    flush(one)
+    assert restorable(one, keys, asked(PoolName.MAMBA, 1)) == [5]
+    assert list((tmp_path / "far").rglob("*.1")) == []
 
 
 def side(name: PoolName, keys: list[str], host: Any, pages: list[int]) -> PoolTransfer:
