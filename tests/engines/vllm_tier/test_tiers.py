@@ -98,3 +98,25 @@ def test_gate_knows_the_speed_of_prefill(told: dict[str, dict[str, Any]]) -> Non
         assert counts["ritornello_gate_decisions"] >= 1, sorted(counts)
         assert counts["ritornello_prefetches"] >= 1
         assert counts.get("ritornello_failed_chunks", 0) == 0
+
+
+@pytest.mark.long
+def test_aborts_and_preemptions_during_fetches_leave_nothing(model: Path, tmp_path: Path) -> None:
+    program = Path(__file__).with_name("held_remote_engine.py")
+    with Obedient(program, model, tmp_path) as engine:
+        said = engine("run")
+        engine.end()
+    aborted, preempted, computed = said["aborted"], said["preempted"], said["computed"]
+    nothing = {"jobs": 0, "requests": 0, "blocks": 0}
+    tokens = [answer["tokens"] for answer in computed]
+    assert aborted["meanwhile"] == {"tokens": tokens[1], "cached": 0}
+    assert aborted["left"] == nothing
+    full = [(length - 1) // BLOCK * BLOCK for length in (500, 300, 400, 400, 400)]
+    assert said["again"] == [{"tokens": tokens[0], "cached": full[0]}]
+    # The composition of steps decides the last bits of what they compute, so tokens are compared of
+    # prompts that run alone.
+    assert preempted["waits"], "the remote answered before the preemption"
+    assert sorted(preempted["lengths"].values()) == [24, 60, 60, 60]
+    assert preempted["left"] == nothing
+    assert [answer["tokens"] for answer in said["last"]] == tokens
+    assert [answer["cached"] for answer in said["last"]] == full

@@ -1,0 +1,160 @@
+"""One vLLM with `RitornelloTier` over a disk and a remote that this process holds back. A request
+is aborted, and another is preempted, while chunks are fetched. Arguments: the model, and the folder
+of the disk. Replies once, with what `main` collects.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "vllm"), str(HERE.parents[2])]
+sys.path.append(str(HERE.parents[1] / "python"))
+
+from harness import BLOCKS, prompt, reply, set_environment  # noqa: E402
+from held_remote import Held  # noqa: E402
+from tier_harness import TierEngine  # noqa: E402
+
+# The `LONG` prompts fill vLLM's cache, so that it preempts one of them when their answers grow.
+FETCHED, OTHER = prompt(41, 500), prompt(42, 300)
+LONG, LONG_ANSWER = [prompt(43 + number, 400) for number in range(3)], 60
+# Maximum time that a lookup waits for the remote: longer than the steps until the preemption.
+PREFETCH = "timeout(5, 0)"
+WAIT_SECONDS = 120.0
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    until = monotonic() + WAIT_SECONDS
+    while not reached():
+        assert monotonic() < until, what
+        sleep(0.001)
+
+
+class HeldEngine(TierEngine):
+    """Its prompts' chunks are on the remote only, after `keep_on_remote`."""
+
+    def __init__(self, model: str, folder: str) -> None:
+        self.disk = f"{folder}/disk"
+        tier = {
+            "type": "RitornelloTier",
+            "module_path": "ritornello.vllm",
+            "tiers": [f"disk {self.disk} 256MiB", "held_remote:Held"],
+            "prefetch": PREFETCH,
+            "gate": "always",
+        }
+        super().__init__(Path(model), [tier])
+
+    @property
+    def cache(self) -> Any:
+        return self.tier._store._store
+
+    def keep_on_remote(self) -> None:
+        self.forget_all()
+        self.cache.flush()
+        for scope, _, _ in self.cache.scopes():
+            self.cache.delete(scope, self.cache.keys(scope, limit=10_000)[0])
+
+    def add(self, name: str, asked: list[int], answer: int = 24) -> None:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(max_tokens=answer, temperature=0, ignore_eos=True)
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": asked}, sampling)
+
+    def step_until(self, reached: Callable[[], bool], what: str) -> dict[str, list[int]]:
+        """Returns the answers that ended."""
+        answers: dict[str, list[int]] = {}
+
+        def step() -> bool:
+            for output in self.llm.llm_engine.step():
+                if output.finished:
+                    answers[output.request_id] = list(output.outputs[0].token_ids)
+            return reached()
+
+        wait_until(step, what)
+        return answers
+
+    def finish(self) -> dict[str, list[int]]:
+        llm = self.llm.llm_engine
+        return self.step_until(lambda: not llm.has_unfinished_requests(), "requests end")
+
+    def known(self, *names: str) -> list[Any]:
+        """Returns what the tier knows of requests. vLLM appends a suffix to their names."""
+        return [state for name, state in self.tier._requests.items() if name.startswith(names)]
+
+    def waits_for_remote(self, name: str) -> bool:
+        return any(asked.pending for state in self.known(name) for asked in state.prompts.values())
+
+    def left(self) -> dict[str, int]:
+        """Returns what requests that ended have left."""
+        import ritornello as rt
+
+        wait_until(lambda: not self.cache.stats()["prefetch"]["running"], "prefetches end")
+        self._unpin()
+        with rt.Store.open(self.disk) as store:
+            wait_until(lambda: not store.stats()["leases"], "leases are released")
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return {
+            "jobs": len(self.tier._jobs),
+            "requests": len(self.known("gone", "fetched", "long")),
+            # One block is vLLM's null block.
+            "blocks": BLOCKS - 1 - pool.get_num_free_blocks(),
+        }
+
+
+def abort(engine: HeldEngine) -> dict[str, Any]:
+    """Aborts a request whose chunks are being fetched, and asks another prompt meanwhile."""
+    engine.keep_on_remote()
+    asked = Held.asked
+    Held.released.clear()
+    engine.add("gone", FETCHED)
+    engine.step_until(
+        lambda: Held.asked > asked and engine.waits_for_remote("gone"), "chunks are fetched"
+    )
+    engine.llm.llm_engine.abort_request(["gone"])
+    meanwhile = engine.answer(OTHER)
+    Held.released.set()
+    return {"meanwhile": meanwhile, "left": engine.left()}
+
+
+def preempt(engine: HeldEngine) -> dict[str, Any]:
+    """Preempts a request while the chunks of another are being fetched."""
+    engine.keep_on_remote()
+    before = engine.count("vllm:num_preemptions")
+    for number, asked in enumerate(LONG):
+        engine.add(f"long-{number}", asked, LONG_ANSWER)
+    scheduler = engine.scheduler
+    answers = engine.step_until(lambda: len(scheduler.running) == len(LONG), "all prompts run")
+    Held.released.clear()
+    engine.add("fetched", FETCHED)
+    answers |= engine.step_until(
+        lambda: engine.count("vllm:num_preemptions") > before, "a request is preempted"
+    )
+    waits = engine.waits_for_remote("fetched")
+    Held.released.set()
+    answers |= engine.finish()
+    lengths = {name: len(tokens) for name, tokens in answers.items()}
+    return {"waits": waits, "lengths": lengths, "left": engine.left()}
+
+
+def main() -> None:
+    set_environment(OMP_NUM_THREADS="2")
+    engine = HeldEngine(*sys.argv[1:])
+
+    def alone() -> list[dict[str, Any]]:
+        return [engine.answer(asked) for asked in (FETCHED, OTHER, *LONG)]
+
+    said: dict[str, Any] = {"computed": alone()}
+    said["aborted"] = abort(engine)
+    engine.keep_on_remote()
+    said["again"] = [engine.answer(FETCHED)]
+    said["preempted"] = preempt(engine)
+    engine.keep_on_remote()
+    said["last"] = alone()
+    engine.stop()
+    reply(said)
+
+
+if __name__ == "__main__":
+    main()
