@@ -303,6 +303,26 @@ def test_pools_that_are_not_served_begin_no_lookup(machine: Machine, early: Any)
     assert started(one) == 1
 
 
+def test_early_lookups_survive_without_thread(
+    machine: Machine, early: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one = machine("one")
+    begun, never = early(one), early(one)
+    with monkeypatch.context() as limited:
+        limited.setattr(Thread, "start", fail)
+        begun.begin(operation(KEYS))
+        never.begin(operation(KEYS))
+    never.close()
+    begun.begin(operation(KEYS))
+    until = time.monotonic() + WAIT
+    while not started(one):
+        assert time.monotonic() < until, "the next operation starts the thread"
+        time.sleep(0.002)
+
+
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)

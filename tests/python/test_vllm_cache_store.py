@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support import keys_of, pages_of
 from vllm_shapes import cache_group, identity
 
+from ritornello.errors import RetryError
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.meter import StepMeter
@@ -98,3 +100,31 @@ def test_wanted_pages_are_prefetched(elsewhere: CacheStore) -> None:
     assert (hit.pages, list(hit.tiers)) == (len(KEYS), [("remote", len(KEYS))])
     assert prefetches(elsewhere) == 1
     assert match(elsewhere, loads=False).pages == 0
+
+
+class FailingCache:
+    """A cache whose second lookup fails."""
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.released: list[Any] = []
+
+    def lookup(self, *args: Any, **named: Any) -> Any:
+        self.lookups += 1
+        if self.lookups == 2:
+            raise RetryError("made by the test")
+        return SimpleNamespace(state="ready", load=5, local=5, leases=[("disk", self.lookups)])
+
+    def release(self, lease: Any) -> None:
+        self.released.append(lease)
+
+
+def test_failed_lookup_keeps_no_leases(
+    elsewhere: CacheStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = FailingCache()
+    monkeypatch.setattr(elsewhere, "_store", cache)
+    prompt = PromptLength(0, 100, True)
+    assert elsewhere.lookup(IDENTITY, [OBJECT, OBJECT], KEYS, WAIT, prompt) is None
+    assert cache.released == [("disk", 1)]
+    monkeypatch.undo()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from support import SMALL, open_small
 from tier_support import MODEL, ROW, TOKENS, Request, TierHarness, namespace, offload_keys
 
 from ritornello.connector.meter import Meter
+from ritornello.vllm.tier.call_thread import CallThread
 from ritornello.vllm.tier.requests import LookupAnswer
 from ritornello.vllm.tier.sequence import Group, KeySequence, consecutive_runs
 from ritornello.vllm.tier.settings import TierSettings
@@ -512,3 +514,18 @@ def test_row_larger_than_store_is_named(where: Path, capfd: pytest.CaptureFixtur
 def test_row_size_is_limited_by_page_size() -> None:
     assert ROW % 4096 == 0
     assert os.sysconf("SC_PAGE_SIZE") <= ROW
+
+
+def test_call_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure would reach the method that takes finished jobs, and lose their results."""
+
+    def fail(thread: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = CallThread("calls")
+    with monkeypatch.context() as limited:
+        limited.setattr(Thread, "start", fail)
+        assert calls.submit(lambda: 1) is None
+    call = calls.submit(lambda: 2)
+    assert call is not None and call.wait(60) and call.value == 2
+    calls.stop()

@@ -268,7 +268,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         """
         super().register_listener(listener)
         self._own_listeners.append(listener)
-        Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True).start()
+        seed = Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True)
+        # If no thread can be started, LMCache does not evict the keys, and the store does.
+        self._objects.store.attempt("seed", seed.start, None)
 
     def report_status(self) -> dict[str, Any]:
         store = self._objects.store

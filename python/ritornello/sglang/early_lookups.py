@@ -80,8 +80,13 @@ class EarlyLookups:
         except Full:
             return
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
-            self._thread.start()
+            thread = Thread(target=self._run, name="ritornello-lookup", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as reason:  # the next operation tries again
+                logger.debug("ritornello: no thread for early lookups (%s)", reason)
+                return
+            self._thread = thread
 
     def _run(self) -> None:
         while not self._closed.is_set():

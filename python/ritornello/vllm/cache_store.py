@@ -84,12 +84,19 @@ class CacheStore(VllmStore):
             )
             found: list[Lookup] = []
             unfinished = None
-            for object_id in order:
-                found.append(find(cache, object_id))
-                if found[-1].state != "ready":
-                    unfinished = object_id
-                    if pending is not None:
-                        break
+            try:
+                for object_id in order:
+                    found.append(find(cache, object_id))
+                    if found[-1].state != "ready":
+                        unfinished = object_id
+                        if pending is not None:
+                            break
+            except BaseException:
+                for each in found:
+                    leased_before += each.leases
+                for lease in leased_before:
+                    cache.release(lease)
+                raise
             hit = min(found, key=lambda object_found: object_found.load)
             leases = [lease for object_found in found for lease in object_found.leases]
             if unfinished is not None:

@@ -40,13 +40,16 @@ class CallThread:
         self._calls: queue.Queue[Call | None] | None = None
 
     def submit(self, action: Callable[[], Any]) -> Call | None:
-        """Queues a call. Returns None if `QUEUED_CALLS_MAX` calls are queued: the call is then
-        dropped.
+        """Queues a call. Returns None, and drops the call, if `QUEUED_CALLS_MAX` calls are queued,
+        or if the thread cannot be started; the next call then tries again.
         """
         if self._calls is None:
             calls: queue.Queue[Call | None] = queue.Queue(QUEUED_CALLS_MAX)
-            threading.Thread(target=_run, args=(calls,), name=self._name, daemon=True).start()
-            # If the thread could not start, the next call tries again.
+            thread = threading.Thread(target=_run, args=(calls,), name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return None
             self._calls = calls
         call = Call(action)
         try:
