@@ -26,7 +26,7 @@ const THREADS_MAX: usize = 64;
 const THREADS_MAX_AT_FIRST: usize = 32;
 /// Time without a completion on a volume after which further threads are started.
 const SILENT_AFTER: Duration = Duration::from_millis(250);
-/// Interval at which the queues are checked while all threads are busy.
+/// Interval at which the queues are checked while jobs wait for a thread.
 const CHECK: Duration = Duration::from_millis(250);
 /// Time without a ticket after which a thread ends, if there are more than [`THREADS`].
 const IDLE: Duration = Duration::from_secs(5);
@@ -73,7 +73,7 @@ struct Queues {
     threads: usize,
     gets_running: usize,
     puts_running: usize,
-    /// Whether a thread checks the queues for jobs that wait although all threads are busy.
+    /// Whether a thread runs [`watch`], because jobs wait for a thread that may take them.
     is_watched: bool,
     closing: bool,
 }

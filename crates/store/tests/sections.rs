@@ -31,7 +31,7 @@ fn scope(name: &str) -> Scope {
 
 const LAYER: u64 = 8 << 10;
 
-/// Returns numbers that are distributed as in real KV caches.
+/// Returns random numbers with eight neighbouring exponents, which every codec can shorten.
 fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = page(scope, key);
     for number in bytes.chunks_exact_mut(2) {

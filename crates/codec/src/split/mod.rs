@@ -26,8 +26,8 @@ use ritornello_format::Result;
 /// Numbers per block; the last block may be shorter. A block has 128 KiB, so that it stays in the
 /// second-level cache from the choice of its codebook to its encoding.
 const BLOCK: usize = 1 << 16;
-/// Numbers per group. The codes of a group are packed together; the last group of a block may be
-/// shorter.
+/// Numbers per group. The codes of a group are packed together. With codebook codes the last group
+/// of a block may be shorter; with window codes the numbers after the last whole group stay raw.
 const GROUP: usize = 64;
 /// Kind of a block that is stored raw.
 const STORED: u8 = 0;

@@ -49,7 +49,8 @@ impl RunOptions {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }
 
-    /// Maximum bytes of records, hashes and slots.
+    /// Returns the maximum bytes of the tables: the runs with the hashes of their pages, the slots,
+    /// and the list of touched runs.
     pub(super) fn tables_max(&self) -> u64 {
         ((self.memory_bytes_max - 2 * self.pending_max()) / 4 * 3).max(1)
     }

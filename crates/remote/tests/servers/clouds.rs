@@ -1,4 +1,6 @@
-//! The scenarios of `servers.rs` over emulators of Google Cloud Storage and Azure Blob Storage.
+//! The backend checks and the restart of `servers.rs` over emulators of Google Cloud Storage and
+//! Azure Blob Storage. Remotes of these two and of S3 are found by address or by environment
+//! variables.
 
 use super::common::proxy::{Proxy, TOKEN};
 use super::common::server::{
