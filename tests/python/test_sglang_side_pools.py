@@ -54,7 +54,9 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time limit of a search for windows, which slow machines would exceed."""
+    """Raises the time in which a lookup begins to look up further attention windows, because slow
+    machines would exceed it.
+    """
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
 
 

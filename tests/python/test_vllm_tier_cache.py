@@ -37,7 +37,9 @@ def remote() -> Iterator[type[Held]]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time limit of a search for windows, which slow machines would exceed."""
+    """Raises the time in which a lookup asks the remote for further attention windows, because slow
+    machines would exceed it.
+    """
     monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 600.0)
 
 
@@ -164,7 +166,9 @@ def test_unused_promise_ends_with_step(other: TierHarness) -> None:
 
 
 def slow_load_fast_prefill(rig: TierHarness) -> None:
-    """Makes computing a thousand times as fast as loading."""
+    """Tells the gate that the engine computes a thousand chunks in a microsecond, far faster than
+    loads are.
+    """
     for _ in range(20):
         rig.tier.record_prefill(0, 1000 * TOKENS, 1e-6)
 

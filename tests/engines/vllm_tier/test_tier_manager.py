@@ -123,8 +123,8 @@ def test_partial_load_names_loaded_keys(tier: RitornelloTier) -> None:
 
 
 def test_refused_store_is_not_failure(tmp_path: Path, host: Host) -> None:
-    """A job whose chunks the store refuses ends with success, because vLLM offers a tier fewer
-    chunks after a failure.
+    """A job whose chunks the store refuses ends with success, because vLLM's back-pressure, if
+    configured, may offer a tier fewer chunks after failures.
     """
     tier = made(tmp_path, host, write_budget=0)
     request, keys = sequence("c", 4)

@@ -70,7 +70,7 @@ struct Gauges {
     poisoned: AtomicBool,
     /// The current [`RunOptions::metadata_bytes_max`].
     budget: AtomicU64,
-    /// Bytes of journal records in memory.
+    /// Bytes of journal records that wait to be written.
     pending: AtomicU64,
     journals: AtomicU64,
     /// Bytes of the current journal file.

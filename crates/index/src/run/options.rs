@@ -11,8 +11,9 @@ pub struct RunOptions {
     /// refused with `Retry`. [`RunOptions::metadata_bytes_for`] computes a value. An open that
     /// rewrites the index may exceed the limit by one checkpoint until it returns.
     pub metadata_bytes_max: u64,
-    /// Maximum bytes of journal records in memory. Inserts beyond the limit are refused with
-    /// `Retry`; removals, whose records are small, are always accepted.
+    /// Maximum bytes of journal records that wait to be written, without the records that a sync is
+    /// writing; never more than a sixteenth of [`RunOptions::memory_bytes_max`]. Inserts beyond the
+    /// limit are refused with `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
     /// Maximum bytes of resident memory. Inserts that would exceed the limit are refused with
     /// `Retry`; reads and removals still work, and removals make room. Up to one eighth of it is
@@ -49,8 +50,8 @@ impl RunOptions {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }
 
-    /// Returns the maximum bytes of the tables: the runs with the hashes of their pages, the slots,
-    /// and the list of touched runs.
+    /// Returns the maximum bytes of the tables: the slots, the runs with their page hashes, extents
+    /// and retentions, and the list of touched runs.
     pub(super) fn tables_max(&self) -> u64 {
         ((self.memory_bytes_max - 2 * self.pending_max()) / 4 * 3).max(1)
     }

@@ -1,10 +1,12 @@
 //! Transfers from and to mapped segments: copies, checksummed while their bytes are in the
 //! processor's cache.
 //!
-//! A page is copied in pieces of [`PIECE`] bytes, and each piece is added to the page's checksum
-//! before the next is copied. The checksum then reads from the first-level cache, at several times
-//! the speed of memory, so that verification costs little. A read checksums the copy, because other
-//! processes may change the mapped bytes at any time.
+//! A page is copied in pieces of [`PIECE`] bytes, and each piece is both checksummed and copied
+//! before the next. A write checksums a piece of the source and then copies it. A read copies a
+//! piece and then checksums the copy, because other processes may change the mapped bytes at any
+//! time. The second step reads from the first-level cache, at several times the speed of memory, so
+//! that checksums cost little. Exception: a read copies encoded slices whole, and then checksums
+//! and decodes this copy.
 
 mod copy_threads;
 mod read;
@@ -21,7 +23,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes that are copied and then checksummed at a time: they fit the first-level cache.
+/// Bytes that are copied and checksummed at a time: they fit the first-level cache.
 const PIECE: usize = 16 << 10;
 
 /// The mapped extents of a run that a transfer needs.

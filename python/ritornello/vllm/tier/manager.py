@@ -274,7 +274,8 @@ class RitornelloTier(SecondaryTierManager):
 
     def _result(self, finished: FinishedJob) -> JobResult:
         """Returns vLLM's result. Chunks that the store refused (`REFUSAL_REASONS`) are not reported
-        as a failure, because vLLM stores less after failures.
+        as a failure, because vLLM's back-pressure, if it is configured, may store less after
+        failures.
         """
         job = finished.job
         moved = [key for key, ok in zip(job.keys, finished.ok, strict=True) if ok]
