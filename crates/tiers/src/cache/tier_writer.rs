@@ -10,7 +10,7 @@ use super::tier_set::{RemoteHandle, TierSet};
 use super::write_back::WriteBack;
 use super::write_queue::{Next, WriteJob, WriteQueue};
 use crate::Residence;
-use crate::remote::step_pages;
+use crate::remote::{FAILED_OBJECTS_MAX, step_pages};
 use ritornello_format::residency::Tier;
 use ritornello_store::{PutOptions, time_limit};
 use ritornello_volume::page_memory::BorrowedPages;
@@ -27,9 +27,6 @@ const YIELD_TO_LOADS: Duration = Duration::from_secs(1);
 const PUT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Minimum timeout of one write to a tier ([`time_limit`]), and timeout of one query of a remote.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Objects of an unchained scope that fail one after another before the remaining pages of a job are
-/// dropped: the remote then fails as a whole.
-const FAILED_OBJECTS_MAX: usize = 4;
 /// Maximum bytes copied to a local tier in one step.
 const COPY_BYTES: u64 = 8 << 20;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
@@ -382,8 +379,8 @@ impl TierWriter {
 
     /// Writes a job of an unchained scope to the remote. Each page is a separate object, so a page
     /// that no other tier has, or whose object fails, does not keep later pages from the remote.
-    /// Gives up after [`FAILED_OBJECTS_MAX`] failures in a row. Returns whether all pages of the
-    /// job are now on the remote.
+    /// Gives up after [`FAILED_OBJECTS_MAX`] failures in a row, like a put of the remote tier.
+    /// Returns whether all pages of the job are now on the remote.
     fn write_objects(&self, remote: &RemoteHandle, job: &WriteJob) -> bool {
         let (pages, range) = (&job.pages, job.range.clone());
         let step = step_pages(pages.page_bytes);

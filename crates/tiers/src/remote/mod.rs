@@ -51,4 +51,5 @@ pub use options::RemoteOptions;
 pub use packing::{Form, Prompt};
 pub(crate) use packing::{group_pages, step_pages};
 pub use rejected::RejectedObjects;
+pub(crate) use remote_tier::FAILED_OBJECTS_MAX;
 pub use remote_tier::{RemoteStats, RemoteTier};

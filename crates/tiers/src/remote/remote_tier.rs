@@ -16,6 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
+/// Objects of an unchained scope that fail to be written one after another before a put writes no
+/// further object: the remote then fails as a whole.
+pub(crate) const FAILED_OBJECTS_MAX: usize = 4;
+
 /// Statistics of a remote.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteStats {
@@ -176,8 +180,8 @@ impl RemoteTier {
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
     /// object is skipped. Objects that are not written until `deadline` are dropped and counted. In
     /// a chained scope, later objects whose write has not begun are dropped too, because no lookup
-    /// would reach them. Returns the number of pages of `have` that the remote now has, up to the
-    /// first missing object.
+    /// would reach them; in an unchained scope, those after four failures in a row. Returns the
+    /// number of pages of `have` that the remote now has, up to the first missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key, or pages of different lengths; `Retry` while the key file
@@ -226,18 +230,19 @@ impl RemoteTier {
         let concurrent = packing::concurrent_objects(prompt.page_bytes);
         let mut pending: VecDeque<(usize, String, _)> = VecDeque::with_capacity(concurrent);
         let mut left = missing.into_iter();
-        let mut has_failed = false;
+        let (mut failures, most) = (0, if prompt.chained { 1 } else { FAILED_OBJECTS_MAX });
         loop {
             let next = left.next();
             if pending.len() == concurrent || next.is_none() {
                 let Some((at, name, answer)) = pending.pop_front() else { break };
                 let (span, present) = &mut objects[at];
                 *present = self.written(span, &name, answer);
-                has_failed |= !*present;
+                // A later success does not undo the end of the put.
+                failures = if *present && failures < most { 0 } else { failures + 1 };
             }
             let Some((at, name)) = next else { continue };
             let span = objects[at].0.clone();
-            if prompt.chained && has_failed {
+            if failures >= most {
                 self.counts.dropped.fetch_add(span.len() as u64, Relaxed);
                 continue;
             }
