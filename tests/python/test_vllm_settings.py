@@ -1,9 +1,14 @@
 """Settings in vLLM's configuration, and options of one request."""
 
+from logging import getLogger
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import keys_of, pages_of
 
+import ritornello as rt
+from ritornello.connector.opening import open_store
 from ritornello.vllm.settings import DEFAULT_OPTIONS, YEAR, RequestOptions, Settings
 
 
@@ -37,6 +42,24 @@ def test_tiers_replace_path() -> None:
     assert not Settings.parse({"tiers": tiers[:2]}).has_remote
     assert "hunter2" not in repr(Settings.parse({"tiers": [*tiers[:2], "m:C?password=hunter2"]}))
     assert not Settings.parse({"path": "/kv"}).has_remote
+
+
+def test_read_only_engine_does_not_write_the_remote(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    local = f"disk {tmp_path}/kv 64MiB"
+    tiers = [local, f"file://{tmp_path}/far write=selective(1)"]
+    keys, scope = keys_of("found", 4), rt.Scope.opaque("read only", 4096, chained=True)
+    for read_only, written in ((True, 0), (False, len(keys))):
+        settings = Settings.parse({"tiers": tiers, "read_only": read_only})
+        assert settings.tiers == tuple(tiers)
+        with open_store(settings, getLogger(__name__)) as store:
+            cache: Any = store
+            cache.submit_put(scope, keys, pages_of(keys, 4096)).wait(60)
+            for lease in cache.lookup(scope, keys, gate="always").leases:
+                cache.release(lease)
+            cache.flush()
+            assert cache.stats()["tiers"][1]["written_pages"] == written
+    assert Settings.parse({"tiers": [local], "read_only": True}).opened_tiers == (local,)
 
 
 @pytest.mark.parametrize(

@@ -68,3 +68,9 @@ def directories_of(tier: str) -> tuple[str, ...]:
 def without_options(tier: str) -> str:
     """Returns `tier` without the options of an address, which may be secrets."""
     return " ".join(word.partition("?")[0] for word in tier.split())
+
+
+def never_written(tier: str) -> str:
+    """Returns `tier` with the write policy "none" instead of its own."""
+    kept = [word for word in tier.split() if not word.startswith("write=")]
+    return " ".join((*kept, "write=none"))

@@ -25,7 +25,7 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
     from ritornello._core import Cache, InvalidError, Store
 
     if settings.tiers:
-        return cast("Store", Cache.open(settings.tiers, prefetch=settings.prefetch))
+        return cast("Store", Cache.open(settings.opened_tiers, prefetch=settings.prefetch))
     options = settings.options()
     if settings.capacity is not None:
         return Store.open(settings.path, settings.capacity, **options)

@@ -53,6 +53,11 @@ class StoreSettings:
         return (self.path,) if isinstance(self.path, str) else tuple(self.path)
 
     @property
+    def opened_tiers(self) -> tuple[str, ...]:
+        """`tiers`, as they are opened."""
+        return self.tiers
+
+    @property
     def shown_tiers(self) -> tuple[str, ...]:
         """`tiers` without the options of addresses, which may be secrets."""
         return tuple(map(without_options, self.tiers))

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ritornello.connector.engine_tiers import EngineTiers
+from ritornello.connector.engine_tiers import EngineTiers, never_written
 from ritornello.connector.settings import StoreSettings, checked
 
 FLAG = "--hicache-storage-backend-extra-config"
@@ -42,8 +42,6 @@ class Settings(StoreSettings):
         if not self.has_remote:
             return self
         *above, remote = self.tiers
-        words = remote.split()
-        if any(word.startswith("write=selective") for word in words):
+        if any(word.startswith("write=selective") for word in remote.split()):
             return self
-        kept = [word for word in words if not word.startswith("write=")]
-        return replace(self, tiers=(*above, " ".join((*kept, "write=none"))))
+        return replace(self, tiers=(*above, never_written(remote)))

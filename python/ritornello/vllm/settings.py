@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ritornello.connector.engine_tiers import EngineTiers
+from ritornello.connector.engine_tiers import EngineTiers, never_written
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.connector.settings import StoreSettings, checked
@@ -28,6 +28,16 @@ class Settings(StoreSettings):
     """`read_only`: load pages, never save any."""
 
     read_only: bool = False
+
+    @property
+    def opened_tiers(self) -> tuple[str, ...]:
+        """The tiers. With `read_only` the remote is not written, even if its own policy writes the
+        pages that lookups find.
+        """
+        if not (self.read_only and self.has_remote):
+            return self.tiers
+        *above, remote = self.tiers
+        return (*above, never_written(remote))
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any]) -> "Settings":
