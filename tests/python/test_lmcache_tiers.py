@@ -180,12 +180,11 @@ def test_objects_from_before_a_change_of_serde_are_not_found(
     assert lookup.advance()
     assert objects.store.asked == [(used.layout, 5)], "on the remote"
     other = Family("org/other-model", 0, "")
-    objects = FakeObjects(0)
-    objects.formats.scope(other, earlier, is_stored=True)
-    objects.formats.record_use(FAMILY, used)
-    groups: Any = [Group(other, range(5), KEYS)]
-    assert ObjectLookup(objects, groups, 5, 60.0, EXPECTED).advance()
-    assert earlier.layout not in [layout for layout, _ in objects.store.asked]
+    others: Any = FakeObjects(0)
+    others.formats.scope(other, earlier, is_stored=True)
+    others.formats.record_use(FAMILY, used)
+    assert ObjectLookup(others, [Group(other, range(5), KEYS)], 5, 60.0, EXPECTED).advance()
+    assert earlier.layout not in [layout for layout, _ in others.store.asked]
 
 
 @pytest.mark.parametrize(
