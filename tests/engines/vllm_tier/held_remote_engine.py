@@ -19,10 +19,12 @@ from tier_harness import TierEngine  # noqa: E402
 
 # The `LONG` prompts fill vLLM's cache, so that it preempts one of them when their answers grow.
 FETCHED, OTHER = prompt(41, 500), prompt(42, 300)
-LONG, LONG_ANSWER = [prompt(43 + number, 400) for number in range(3)], 60
+LONG, LONG_ANSWER = [prompt(43 + number, 386) for number in range(3)], 60
 # Maximum time that a lookup waits for the remote: longer than the steps until the preemption.
 PREFETCH = "timeout(5, 0)"
-WAIT_SECONDS = 120.0
+# The core keeps the outcome of a prompt's last fetch for this time, and does not fetch it again.
+OUTCOME_SECONDS = 5.0
+WAIT_SECONDS = 60.0
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:
@@ -55,6 +57,7 @@ class HeldEngine(TierEngine):
         self.cache.flush()
         for scope, _, _ in self.cache.scopes():
             self.cache.delete(scope, self.cache.keys(scope, limit=10_000)[0])
+        sleep(OUTCOME_SECONDS)
 
     def add(self, name: str, asked: list[int], answer: int = 24) -> None:
         from vllm import SamplingParams
@@ -84,7 +87,8 @@ class HeldEngine(TierEngine):
         return [state for name, state in self.tier._requests.items() if name.startswith(names)]
 
     def waits_for_remote(self, name: str) -> bool:
-        return any(asked.pending for state in self.known(name) for asked in state.prompts.values())
+        lookups = [asked for state in self.known(name) for asked in state.prompts.values()]
+        return any(asked.pending or asked.call is not None for asked in lookups)
 
     def left(self) -> dict[str, int]:
         """Returns what requests that ended have left."""
@@ -121,13 +125,16 @@ def abort(engine: HeldEngine) -> dict[str, Any]:
 def preempt(engine: HeldEngine) -> dict[str, Any]:
     """Preempts a request while the chunks of another are being fetched."""
     engine.keep_on_remote()
-    before = engine.count("vllm:num_preemptions")
     for number, asked in enumerate(LONG):
         engine.add(f"long-{number}", asked, LONG_ANSWER)
     scheduler = engine.scheduler
     answers = engine.step_until(lambda: len(scheduler.running) == len(LONG), "all prompts run")
     Held.released.clear()
     engine.add("fetched", FETCHED)
+    answers |= engine.step_until(
+        lambda: engine.waits_for_remote("fetched"), "the other prompt waits"
+    )
+    before = engine.count("vllm:num_preemptions")
     answers |= engine.step_until(
         lambda: engine.count("vllm:num_preemptions") > before, "a request is preempted"
     )
