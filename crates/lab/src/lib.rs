@@ -12,6 +12,5 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-mod plot;
 mod random;
 pub mod soak;

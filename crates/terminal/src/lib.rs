@@ -1,7 +1,7 @@
 //! # ritornello-terminal
 //!
 //! The parts that all commands of `ritornello` share: opening stores and remotes with advice for a
-//! failure, progress, tables and JSON, temporary directories, and exit codes.
+//! failure, progress, tables, JSON and charts, temporary directories, and exit codes.
 //!
 //! **Promises.** Standard output carries the result only; progress and warnings go to standard
 //! error. A temporary directory is removed when its command ends, also by Ctrl-C, but not by
@@ -13,6 +13,7 @@
 
 pub mod exit;
 pub mod open;
+pub mod plot;
 pub mod print;
 pub mod progress;
 pub mod scratch;

@@ -1,7 +1,7 @@
 //! Charts of the LSM-tree's shape, its cost, and its effect on latencies.
 
 use super::report::{ADAPTIVE, Row, Sample, Stage};
-use crate::plot::{Join, Line, Panel};
+use ritornello_terminal::plot::{Join, Line, Panel};
 
 /// Variants whose numbers of sorted runs are drawn: the controller, and two fixed settings.
 const SHAPES: [&str; 3] = [ADAPTIVE, "12/1", "12/11"];

@@ -1,7 +1,7 @@
 //! Charts of the rows, over the number of pages.
 
 use super::report::{Row, Sync};
-use crate::plot::{Join, Line, Panel, Scale};
+use ritornello_terminal::plot::{Join, Line, Panel, Scale};
 
 type Figure = fn(&Row) -> Option<f64>;
 

@@ -1,10 +1,10 @@
 //! Line charts over a common axis: SVG, with a panel for each figure.
 
+use crate::exit::Failure;
 use plotters::chart::ChartContext;
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{Ranged, ValueFormatter};
 use plotters::prelude::*;
-use ritornello_terminal::exit::Failure;
 use std::error::Error;
 use std::path::Path;
 
@@ -43,6 +43,8 @@ pub struct Line {
 pub enum Join {
     /// Straight lines, with the points marked.
     Points,
+    /// Straight lines without marks, for many points.
+    Straight,
     /// Steps: a value holds until the next value.
     Steps,
 }
@@ -103,7 +105,7 @@ fn plot(panels: &[Panel], abreast: usize) -> Result<String, Box<dyn Error>> {
             draw(place, panel, &names)?;
         }
         for (at, name) in names.iter().enumerate() {
-            let x = 60 + NAME * at as i32;
+            let x = 30 + NAME * at as i32;
             legend.draw(&Circle::new((x, 14), 5, colour(at).filled()))?;
             legend.draw(&Text::new((*name).to_owned(), (x + 12, 6), FONT))?;
         }
@@ -160,7 +162,7 @@ where
     for line in &panel.lines {
         let at = names.iter().position(|name| *name == line.name).unwrap_or(0);
         let points = match line.join {
-            Join::Points => line.points.clone(),
+            Join::Points | Join::Straight => line.points.clone(),
             Join::Steps => corners(&line.points),
         };
         axes.plotting_area().draw(&PathElement::new(points, colour(at).stroke_width(2)))?;
