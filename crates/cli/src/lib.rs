@@ -81,7 +81,7 @@ enum Command {
     Bench(BenchArgs),
     /// Load a small store for a long time, kill and restart it, and check every byte
     Soak(SoakArgs),
-    /// Replay request traces through eviction policies: hit rates, writes, the bound
+    /// Replay request traces through eviction policies, or model prefill behind loaded pages
     Simulate(SimulateArgs),
     /// Inspect, verify or clean up a remote
     Remote(RemoteArgs),

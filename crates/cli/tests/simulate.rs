@@ -151,3 +151,68 @@ fn invalid_arguments_are_explained() {
         assert!(answer.err.contains(says), "{words:?}: {}", answer.err);
     }
 }
+
+#[test]
+fn pipeline_prints_model_figures_of_given_machine() {
+    let dir = scratch();
+    let chart = dir.path().join("bubbles.svg");
+    let words = ["simulate", "pipeline", "--tokens", "32768", "--hit-rate", "50%,90%"];
+    let machine = ["--tflops", "550", "--half-rate-tokens", "500", "--link-gbs", "55"];
+    let disk = ["--disk-gbs", "25", "--copies-gbs", "25"];
+    let words = [&words[..], &machine, &disk].concat();
+    let answer = ritornello(&[&words[..], &["--chart", text(&chart)]].concat());
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    for word in ["362.6 (154.6)", "212.8 (4.8)", "1364.0 ms (model)", "none", "model: TTFT"] {
+        assert!(answer.out.contains(word), "{word}: {}", answer.out);
+    }
+    let svg = std::fs::read_to_string(&chart).unwrap();
+    for word in ["model: bubble in ms, 32,768 tokens", "HBM-DRAM", "disk, layered"] {
+        assert!(svg.contains(word), "{word}");
+    }
+    let json = ritornello(&[&words[..], &["--json"]].concat()).json();
+    assert_eq!((&json["kind"], json["rows"].as_array().unwrap().len()), (&"model".into(), 8));
+    let [host, copies] = [&json["media"][0], &json["media"][1]];
+    assert_eq!(host["medium"], "hbm-dram");
+    assert!(host["model_crossover_hit_rate"].as_f64().unwrap() > 0.9);
+    assert!(copies["model_crossover_hit_rate"].is_null());
+    for part in [&json["rows"][0], host] {
+        let keys = part.as_object().unwrap().keys();
+        let given = ["tokens", "medium", "hit_rate"];
+        let unnamed = keys.filter(|key| !given.contains(&key.as_str()));
+        assert!(unnamed.clone().all(|key| key.starts_with("model_")), "{part}");
+    }
+}
+
+#[test]
+fn pipeline_compares_each_published_row() {
+    let answer = ritornello(&["simulate", "pipeline", "--published"]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let json = ritornello(&["simulate", "pipeline", "--published", "--json"]).json();
+    let rows = json["published"].as_array().unwrap();
+    assert_eq!(rows.len(), 11);
+    for row in rows {
+        assert!(answer.out.contains(row["figure"].as_str().unwrap()), "{row}: {}", answer.out);
+        assert!(row["reproduced"].is_boolean() && row["model"].is_number(), "{row}");
+    }
+}
+
+#[test]
+fn pipeline_explains_invalid_arguments_in_one_line() {
+    for (words, says) in [
+        (&["--disk-gbs", "0"][..], "a number from 0.001"),
+        (&["--tflops", "fast"], "a number from"),
+        (&["--link-gbs", "NaN"], "a number from"),
+        (&["--half-rate-tokens", "9000"], "to 8192"),
+        (&["--hit-rate", "100%"], "below 100%"),
+        (&["--tokens", "1"], "1 is not in 2.."),
+        (&["--shape", "gpt"], "gpt"),
+        (&["--chart", "bubbles.png"], ".svg"),
+        (&["--published", "--tokens", "8192"], "--published"),
+        (&["--policy", "lru"], "--policy"),
+    ] {
+        let answer = ritornello(&[&["simulate", "pipeline"], words].concat());
+        assert_eq!(answer.code, 2, "{words:?}: {}", answer.out);
+        let line = answer.err.lines().next().unwrap();
+        assert!(line.starts_with("error: ") && line.contains(says), "{words:?}: {}", answer.err);
+    }
+}

@@ -20,6 +20,7 @@ fn every_help_has_examples() {
         &["convert-index"],
         &["destroy"],
         &["simulate"],
+        &["simulate", "pipeline"],
         &["soak"],
         &["top"],
         &["remote"],

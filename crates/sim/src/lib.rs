@@ -7,7 +7,7 @@
 //! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs the
 //! trace against any `dyn Eviction` with the calls that the store makes, [`belady`] against an
 //! optimal policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
-//! [`chart`] draws rows.
+//! [`chart`] draws rows. [`pipeline`] is unrelated to traces: a model of prefill beside transfers.
 //!
 //! **Promises.** The same trace, policy and capacity always give the same results. Writes are
 //! counted, not estimated: the bytes include the padded pages and headers that the store would
@@ -21,6 +21,7 @@
 mod belady;
 mod chart;
 pub mod generate;
+pub mod pipeline;
 mod read;
 mod replay;
 mod report;

@@ -1,6 +1,8 @@
 //! Arguments of `ritornello simulate`.
 
-use clap::{Args, ValueEnum};
+use super::pipeline::PipelineArgs;
+use super::shares::{capacity, share};
+use clap::{Args, Subcommand, ValueEnum};
 use ritornello_format::parse_bytes;
 use ritornello_sim::{SimPolicy, TracePart};
 use ritornello_terminal::value::picture;
@@ -8,7 +10,8 @@ use std::path::PathBuf;
 
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 A trace has one JSON object per line, gzip or plain: timestamp (ms), input_length, output_length
 (tokens), hash_ids (a number for each block of the prompt). Requests are replayed in the order of the
 lines; decreasing times are counted and ignored. A block is identified by its id and all ids before
@@ -27,8 +30,15 @@ Examples:
   ritornello simulate TRACE --capacity 5%,10% --policy lru,belady --warm-up 0% --chart rates.svg
   ritornello simulate TRACE --half second --json | jq '.rows[] | [.policy, .hit_rate]'
   ritornello simulate --generate multi-round-qa --history-tokens 20000 --seed 7
-  ritornello simulate --generate ten-stage --stage-tokens 5000000")]
+  ritornello simulate --generate ten-stage --stage-tokens 5000000
+  ritornello simulate pipeline --disk-gbs 6.5 --link-gbs 24 --tflops 120",
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct SimulateArgs {
+    /// A model instead of a trace.
+    #[command(subcommand)]
+    pub model: Option<Model>,
     /// Traces to replay
     #[arg(value_name = "TRACE", required_unless_present = "generate")]
     pub traces: Vec<PathBuf>,
@@ -69,6 +79,13 @@ pub struct SimulateArgs {
     /// Numbers of the workload `ten-stage`.
     #[command(flatten)]
     pub ten_stage: TenStageArgs,
+}
+
+/// Models by name.
+#[derive(Debug, Subcommand)]
+pub enum Model {
+    /// Model prefill behind pages that are loaded: TTFT, bubble, crossover hit rate, cost
+    Pipeline(PipelineArgs),
 }
 
 /// Arguments of `--generate multi-round-qa`.
@@ -152,29 +169,6 @@ impl From<HalfName> for TracePart {
     }
 }
 
-fn capacity(text: &str) -> Result<f64, String> {
-    let given = number(text)?;
-    if given > 0.0 && given <= 1.0 {
-        return Ok(given);
-    }
-    Err("a capacity is above 0 % and at most 100 % of the footprint: 5% or 0.05".to_owned())
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let given = number(text)?;
-    if (0.0..1.0).contains(&given) { Ok(given) } else { Err("from 0% to below 100%".to_owned()) }
-}
-
-/// Parses `5%` or `0.05`.
-fn number(text: &str) -> Result<f64, String> {
-    let (digits, scale) = match text.trim().strip_suffix('%') {
-        Some(digits) => (digits.trim_end(), 100.0),
-        None => (text.trim(), 1.0),
-    };
-    let given: f64 = digits.parse().map_err(|_| "a share is written 5% or 0.05".to_owned())?;
-    Ok(given / scale)
-}
-
 fn policy(text: &str) -> Result<SimPolicy, String> {
     SimPolicy::parse(text.trim()).map_err(|error| error.to_string())
 }
@@ -182,22 +176,4 @@ fn policy(text: &str) -> Result<SimPolicy, String> {
 fn size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
     if (1..=1 << 30).contains(&bytes) { Ok(bytes) } else { Err("from 1 B to 1 GiB".to_owned()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_parse_from_text() {
-        assert_eq!(
-            [capacity("5%"), capacity(" 0.05"), capacity("5 %")],
-            [Ok(0.05), Ok(0.05), Ok(0.05)]
-        );
-        assert_eq!([capacity("100%"), share("0%")], [Ok(1.0), Ok(0.0)]);
-        for bad in ["0", "0%", "101%", "30", "-5%", "NaN", "", "%", "5%%"] {
-            assert!(capacity(bad).is_err(), "{bad}");
-        }
-        assert!(share("100%").is_err() && share("-1%").is_err());
-    }
 }

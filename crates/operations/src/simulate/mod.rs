@@ -1,9 +1,11 @@
 //! `ritornello simulate`.
 
 pub mod args;
+pub mod pipeline;
 mod report;
+mod shares;
 
-use args::{SimulateArgs, Workload};
+use args::{Model, SimulateArgs, Workload};
 use report::Summary;
 use ritornello_format::{Error, Result};
 use ritornello_sim::generate::{MultiRoundQa, TenStage};
@@ -28,11 +30,14 @@ struct Answer {
     rows: Vec<Row>,
 }
 
-/// Replays traces through eviction policies.
+/// Replays traces through eviction policies, or computes a model.
 ///
 /// # Errors
 /// `Unusable` for an unreadable trace or invalid numbers; `Failed` if the chart cannot be written.
 pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status, Failure> {
+    if let Some(Model::Pipeline(args)) = &args.model {
+        return pipeline::run(context, args);
+    }
     let mut answer = Answer { traces: Vec::new(), rows: Vec::new() };
     type Given = std::result::Result<(Trace, u64), Failure>;
     let traces = args.traces.iter().map(|path| -> Given {
