@@ -1,4 +1,4 @@
-//! Malformed frames cause no panic and no access outside of the slices. If a frame is accepted, all
+//! Malformed frames cause no panic and no write outside of the output. If a frame is accepted, all
 //! kernels decode it to the same bytes.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]

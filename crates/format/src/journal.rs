@@ -161,8 +161,8 @@ impl JournalHeader {
     /// Decodes what [`JournalHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
-    /// unknown features.
+    /// `Miss` if the header is damaged or has another magic number; `Invalid` if it is intact, and
+    /// of another version or with unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "journal", bytes)?;
         Ok(Self { number, first })
@@ -186,7 +186,7 @@ impl JournalHeader {
 /// | 4 | number of extents `e` |
 /// | 2 | number of pages `p`, at least 1 |
 /// | 12 e | extents: segment `u32`, start `u32`, units `u32` |
-/// | 16 p | page hashes; all zero where a page was removed from the middle |
+/// | 16 p | page hashes; all zero where a page was removed alone |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunImage<'a> {
     /// The run's number (low 32 bits) and reuse count (high 32 bits).
@@ -303,8 +303,8 @@ pub enum JournalRecord<'a> {
     /// Kind 2: runs were truncated, each to a number of pages; zero removes the run. Body: count
     /// `u32`, then run `u64` and pages kept `u16` of each.
     Cut(Vec<(u64, u16)>),
-    /// Kind 3: single pages were removed from the middle of runs. Body as in kind 2, with the
-    /// page's number instead of the pages kept.
+    /// Kind 3: single pages were removed from runs, which keep other pages. Body as in kind 2, with
+    /// the page's number instead of the pages kept.
     Punch(Vec<(u64, u16)>),
     /// Kind 4: the parent of a run became known. Body: run `u64`, parent run `u64`, page of the
     /// parent `u16`.

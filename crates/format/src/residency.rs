@@ -119,8 +119,8 @@ impl ResidencyHeader {
     /// Decodes what [`ResidencyHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
-    /// unknown features.
+    /// `Miss` if the header is damaged or has another magic number; `Invalid` if it is intact, and
+    /// of another version or with unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [number, first] = read_header(Self::MAGIC, "residency log", bytes)?;
         Ok(Self { number, first })

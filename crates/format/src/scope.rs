@@ -161,8 +161,8 @@ impl Scope {
     /// Bytes per page: as given, or derived from the shape if the layout is known.
     ///
     /// # Errors
-    /// `Invalid` if the length is neither given nor derived, if the two differ, or if it is zero or
-    /// exceeds [`PAGE_BYTES_MAX`].
+    /// `Invalid` if the layout is not opaque and the shape is empty, if the length is neither given
+    /// nor derived, if the two differ, or if it is zero or exceeds [`PAGE_BYTES_MAX`].
     pub fn resolved_page_bytes(&self) -> Result<u64> {
         let derived = self.derived_page_bytes()?;
         let bytes = match (self.page_bytes, derived) {

@@ -14,7 +14,8 @@ const FEATURES: u32 = 0;
 /// of file. The caller has verified the bytes that hold both numbers.
 ///
 /// # Errors
-/// `Invalid`, with both versions and the remedy.
+/// `Invalid`, with the remedy, if the version is another one, whose number the message names, or a
+/// feature is unknown.
 pub(crate) fn check_version(what: &str, version: u32, features: u32) -> Result<()> {
     if version != FORMAT_VERSION {
         let remedy = if version > FORMAT_VERSION {

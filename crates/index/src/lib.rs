@@ -109,7 +109,7 @@ pub struct RunView {
     pub chained: bool,
     /// The parent run and page to which the run is attached, if known.
     pub parent: Option<(RunId, u32)>,
-    /// Hashes of the run's pages; [`PageHash::NONE`] where a page was removed from the middle.
+    /// Hashes of the run's pages; [`PageHash::NONE`] where a page was removed alone.
     pub pages: Vec<PageHash>,
     /// Location of the run.
     pub place: Place,
@@ -235,7 +235,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
-    /// too. Errors of `sync_data`: then no record that depends on it is written.
+    /// too. Errors of `sync_data`: then no record that depends on it is written. `Retry` if the
+    /// file system has no room: a later sync of `run` writes the records.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Reduces the size of the files, if necessary. Does I/O and takes long, but does not delay

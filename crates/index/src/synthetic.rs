@@ -66,7 +66,7 @@ impl Shape {
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever
-    /// more than 1 MiB of changes waits.
+    /// more than 1 MiB of changes waits, and at the end.
     pub fn fill(&self, index: &dyn PrefixIndex) -> Result<u64> {
         let scope = self.scope();
         let mut runs = 0;

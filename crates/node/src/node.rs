@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
-/// Maximum time that opening waits for an owner that is starting, stopping or recovering.
+/// Maximum time that opening waits for an owner that is starting, stopping or recovering, or for
+/// another thread of this process that opens or closes the store.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A handle on an open store. The store is closed when its last handle in this process is closed
@@ -42,7 +43,10 @@ pub struct Node {
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
 /// store cannot be created with these options; the message says what to change. `Retry` if an owner
-/// does not listen within a minute, or has no protocol version in common with this build.
+/// does not listen within a minute, or has no protocol version in common with this build, if
+/// another thread of this process opens or closes the store for a minute, or if the directory is
+/// replaced meanwhile. `Fatal` if both copies of the manifest are damaged. Errors of the owner's
+/// recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }

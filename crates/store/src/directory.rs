@@ -1,7 +1,7 @@
 //! The directory of a store: its files besides segments and index, and how they are replaced.
 //!
 //! ```text
-//! MANIFEST        the store's description     replaced completely at every open and clean close
+//! MANIFEST        the store's description     replaced as a whole, for example at open
 //! MANIFEST.copy   a copy of MANIFEST          replaced before MANIFEST
 //! SCOPES          the scope registry          appended, replaced when mostly obsolete
 //! RESERVATIONS    space clients write to      appended, replaced at open or when mostly obsolete
@@ -79,7 +79,7 @@ impl Directory {
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if both
-    /// copies are damaged.
+    /// copies are damaged; file-system errors, with advice.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
         let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
             let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;
@@ -165,7 +165,8 @@ impl Directory {
     /// `options` and the stored manifest, which prevails.
     ///
     /// # Errors
-    /// `Invalid` if the format version differs, or the options do not suffice to create a store.
+    /// Errors of [`Self::manifest`]; `Invalid` if the stored index is unknown, or the options do
+    /// not suffice to create a store.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }
@@ -470,7 +471,7 @@ impl Directory {
         self.read_in(&self.path, name).map_err(|error| self.refused(error).with("file", name))
     }
 
-    /// Reads a file of `dir` completely; `None` if it does not exist.
+    /// Reads a file of `dir`, at most its first GiB; `None` if it does not exist.
     pub(crate) fn read_in(&self, dir: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
         let file = match self.medium.open(&dir.join(name), Access::default()) {
             Ok(file) => file,

@@ -146,8 +146,8 @@ impl Directory {
                  name the directory to `ritornello paths add`"
                     .to_owned(),
             ),
-            // The marker is damaged, or an earlier build made the store: the run headers in the
-            // segments name the store.
+            // The marker is damaged, or is missing and not needed: the run headers in the segments
+            // name the store.
             _ => match self.store_of_segments(&dir) {
                 Ok(Some(store)) if store == expected.store => VolumeState::Unmarked(dir),
                 Ok(Some(_)) => {

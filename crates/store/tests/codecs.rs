@@ -1,5 +1,5 @@
-//! Encoded pages, end to end: gets return the pages put, pages take less space, and every process
-//! reads every codec.
+//! Encoded pages, end to end: gets return the pages put, pages take less space, and a later owner
+//! and a client read pages of every lossless codec.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -44,7 +44,7 @@ fn content(scope: &Scope, key: &[u8], odd: usize) -> Vec<u8> {
         return bytes;
     }
     for number in bytes.chunks_exact_mut(2) {
-        // The magnitudes are 2^-8 to 2 in bfloat16, and 0.4 to 2 in float16.
+        // The magnitudes are below 2, and at least 2^-7 in bfloat16 and 1 in float16.
         let exponent = 120 + (number[1] & 7);
         number[1] = (number[1] & 0x80) | (exponent >> 1);
         number[0] = (number[0] & 0x7f) | (exponent << 7);
@@ -192,7 +192,7 @@ fn all_codecs_are_read_after_restart() {
     expect(&open.store, &scope, &keys[5..19], 5);
     let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert_eq!((report.pages, report.findings.len()), (24, 0), "{report:?}");
-    // A client process reads and encodes pages without the owner.
+    // The store of a client reads and encodes pages itself.
     let catalog = Arc::new(open.core.catalog_for(ClientId(3), "client"));
     let staging = Staging::new(8 << 20).unwrap();
     let client = Store::new(catalog, open.core.segments(), staging);
@@ -299,7 +299,8 @@ fn cancelled_put_in_parts_can_be_resumed() {
     open.close();
 }
 
-/// In `durable` mode one flush makes all parts of a put durable before the put is acknowledged.
+/// In `durable` mode the parts of a put share sync rounds, and are durable before the put is
+/// acknowledged.
 #[test]
 fn durable_put_in_parts_is_flushed_once() {
     let disk = SimDisk::new(256 << 20);

@@ -1,5 +1,5 @@
-//! Objects whose header claims false lengths: the claim affects neither the length of a fetch nor
-//! an allocation.
+//! Objects whose header or listing claims a false length: no fetch is as long as the claim, and the
+//! object is rejected.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use ritornello_format::{PAGE_BYTES_MAX, Result, RunHeader, ScopeId, UNIT};

@@ -1,4 +1,5 @@
-"""The client for LMCache's `native_plugin`: one eventfd for all completions, results for each key.
+"""The client for LMCache's `native_plugin`: one eventfd for all completions, and a result for each
+key, except of a put, which succeeds or fails as a whole.
 
 LMCache wraps the client in its own bridge, which keeps locks and usage in the memory of one process
 and shows neither dtypes nor shapes: objects of equal size count as equal in format. `namespace`
@@ -20,7 +21,7 @@ from ritornello.lmcache.naming import ObjectFormat, ObjectName, group_names, par
 from ritornello.lmcache.settings import Settings
 from ritornello.staging_choice import wants_staging
 
-# Number of the submission, success, reason of a failure, and success by key.
+# Number of the submission, success, reason of a failure, and success by key (None for a put).
 Completion: TypeAlias = tuple[int, bool, str, list[bool] | None]
 
 

@@ -30,16 +30,18 @@ if TYPE_CHECKING:
 LEASED_MAX = 256
 REPORT_SECONDS = 1.0
 # Passed as the key before a piece if the keys of the pages before it are unknown. The tiers of this
-# machine store such a piece; a remote does not, because it names a page by all keys before it.
+# machine store such a piece; a remote does not, because it packs pages into objects by their
+# position in the prompt.
 UNKNOWN_PARENT = bytes(32)
 
 
 @dataclass(slots=True)
 class Leased:
     """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
-    `reads`: how many gets of this page are still to come, one for each scope of the main pool and
-    of the side pools. The last of them ends the leases. `hit`: the lookup with the gate's decision
-    about the piece; None if the gate did not decide. `began`: when the first read began.
+    `reads`: how many gets of the page `last` are still to come, one for each scope of the main pool
+    and of the side pools whose policy is not `GROUPS`. The last of them ends the leases. `hit`: the
+    lookup with the gate's decision about the piece; None if the gate did not decide. `began`: when
+    the first read began.
     """
 
     last: bytes
@@ -183,7 +185,7 @@ class SGLangCacheStore(SGLangStore):
 
     @contextmanager
     def _cancellable(self, keys: Sequence[bytes]) -> Iterator[Event]:
-        """Yields an event that `cancel_lookup` of the piece, or closing, sets."""
+        """Yields an event that `cancel_lookup` of the piece, `forget`, or closing sets."""
         ended, last = Event(), keys[-1]
         with self._state_lock:
             self._waiting[last] = ended
@@ -197,8 +199,9 @@ class SGLangCacheStore(SGLangStore):
                     del self._waiting[last]
 
     def _keep_leases(self, piece: Piece, pages: int, lookup: PieceLookup) -> None:
-        """Keeps the leases of `lookup` until SGLang has read the piece's `pages` leading pages,
-        which `find_prefixes` returns.
+        """Keeps the leases of `lookup` for SGLang's reads of the piece's `pages` leading pages,
+        which `find_prefixes` returns. Releases leases older than `LEASE_SECONDS`, and the oldest
+        beyond `LEASED_MAX` pieces.
         """
         keys, sides = piece.keys, [side for side in piece.sides if side.policy != GROUPS]
         leased = Leased(

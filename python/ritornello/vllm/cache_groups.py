@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 # KV heads are split into ranges of at least `OBJECT_BYTES` (over all layers of the model), and into
-# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone. For smaller objects the
-# work for each object would exceed the time of reading it.
+# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone; heads that have fewer
+# bytes in all are one range. For smaller objects the work for each object would exceed the time of
+# reading it.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
 # Loads deliver layers in groups of consecutive layers. An object has at least this number of bytes

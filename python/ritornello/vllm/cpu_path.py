@@ -74,7 +74,8 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 class CpuPath(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
     (`support.unsupported_reason`), both the scheduler's and the worker's side are None. Every hook
-    then reports that there is nothing to do, and the handshake returns the reason.
+    then reports that there is nothing to do, and the handshake returns the reason, except inside
+    MultiConnector, where it returns None.
 
     `connector`: the connector that vLLM calls. `engine`: the engine's configuration if another
     connector constructs `connector`, else None.

@@ -29,8 +29,8 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Optional methods of a connector. A vLLM without one of them never calls our override, and no error
-# shows this.
+# Optional methods of a connector. A vLLM without one of them never calls our override, and without
+# this list no error would show it.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",
@@ -58,8 +58,8 @@ PARAMETERS = ("vllm_config", "role", "kv_cache_config")
 
 
 def interface_difference(base: Any) -> str:
-    """Returns how vLLM's connector base class differs from the tested class; "" if they are
-    equal.
+    """Returns how vLLM's connector base class differs from the tested class in its abstract
+    methods, hooks and constructor parameters; "" if it does not.
     """
     return (
         abstract_difference(base, ABSTRACT)
@@ -84,9 +84,10 @@ def public_members(bases: Sequence[type]) -> dict[str, Any]:
 
 def delegation(bases: Sequence[type], path: Callable[[], Any]) -> type:
     """Returns a class that passes every public name of `bases`, vLLM's classes that declare the
-    interface, to the data path: methods and properties to `self.data_path`, class methods to the
-    class that `path` returns. Names that only a newer vLLM declares are included, because vLLM's
-    offloading connector, from which the data path of GPU engines derives, may override them.
+    interface, except `NOT_DELEGATED`, to the data path: methods and properties to `self.data_path`,
+    class methods to the class that `path` returns. Names that only a newer vLLM declares are
+    included, because vLLM's offloading connector, from which the data path of GPU engines derives,
+    may override them.
     """
     members: dict[str, Any] = {}
     for name, declared in public_members(bases).items():

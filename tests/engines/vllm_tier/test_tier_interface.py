@@ -1,7 +1,7 @@
 """The interface of secondary tiers of every tested vLLM, read from its sources without importing
 them. `test_interface.py` of the connector covers all uses of objects that have a type. These tests
 cover the tier's other uses: attributes of objects without a type, and lines of vLLM's code on which
-the tier relies.
+the tier relies. The last test runs code of the installed vLLM.
 """
 
 import ast

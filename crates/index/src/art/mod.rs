@@ -4,7 +4,7 @@
 //! **Off by default.** The cargo feature `art` compiles it, and `ritornello bench index --backends
 //! art` opens it, for comparison. A store cannot have it as its index.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `key` | keys and their order |
 //! | `record` | values, and their checksums |

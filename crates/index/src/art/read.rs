@@ -24,7 +24,8 @@ impl ArtIndex {
         Ok(record)
     }
 
-    /// The hashes of the chunk that holds page `page`. Empty if they fail their checksum.
+    /// The hashes of the chunk that holds page `page`. Empty if the chunk is missing or fails its
+    /// checksum.
     pub(super) fn chunk(&self, scope: ScopeSlot, run: RunId, page: usize) -> Result<Vec<PageHash>> {
         let key = key::chunk(scope, run, page);
         let Some(value) = self.tree.get(&key)? else { return Ok(Vec::new()) };
@@ -34,7 +35,7 @@ impl ArtIndex {
         }))
     }
 
-    /// The hashes of a run, chunk by chunk; `None` if a chunk is missing.
+    /// The hashes of a run, chunk by chunk; `None` if a chunk is missing or damaged.
     pub(super) fn pages(&self, run: RunId, record: &Record) -> Result<Option<Vec<PageHash>>> {
         let mut pages = Vec::with_capacity(usize::from(record.pages));
         if usize::from(record.pages) <= CHUNK {
@@ -133,7 +134,8 @@ impl ArtIndex {
         Ok((common > 0).then_some((run, page, common)))
     }
 
-    /// The pages of a run starting at page `from`, by a range read.
+    /// The pages of a run starting at page `from`, by a range read; `None` if a chunk is damaged,
+    /// or the run has no page `from`.
     fn scanned(&self, scope: ScopeSlot, run: RunId, from: usize) -> Result<Option<Vec<PageHash>>> {
         let mut pages = Vec::new();
         for entry in self.tree.scan(&key::chunks(scope, run)) {
@@ -145,8 +147,8 @@ impl ArtIndex {
     }
 
     /// Matches the keys run by run, calls `visit` with each match and its position in the keys, and
-    /// returns the number of keys matched. With `skip`, reads the record alone if a run matches as
-    /// a whole. Otherwise reads the hashes of every run, by range reads.
+    /// returns the number of keys matched. With `skip`, reads only the record of a chained run that
+    /// matches as a whole. Without `skip`, reads the hashes of every run, by range reads.
     pub(super) fn along(
         &self,
         scope: ScopeSlot,

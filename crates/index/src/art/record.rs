@@ -19,7 +19,7 @@ pub(super) struct Record {
     pub(super) scope: ScopeSlot,
     pub(super) chained: bool,
     pub(super) pages: u16,
-    /// Number of pages that exist. Less than `pages` if pages were removed from the middle.
+    /// Number of pages that exist. Less than `pages` if the run has holes.
     pub(super) live: u16,
     /// Hash of the run's last page. In a chained scope, if the prompt has the same hash at this
     /// position, the prompt contains the whole run, and a probe compares no other page of it.

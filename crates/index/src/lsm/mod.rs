@@ -1,6 +1,6 @@
 //! The `lsm` backend: RocksDB, for indexes larger than memory.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `keys` | column families, keys and their order |
 //! | `record` | the stored records |

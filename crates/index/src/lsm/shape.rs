@@ -3,9 +3,9 @@
 //!
 //! | | RocksDB's own word |
 //! |---|---|
-//! | when a level has `K` runs, the next run causes a merge | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1 |
+//! | when a level has `K` runs, the next run causes a merge | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1; for K = 1, `max_merge_width` is unlimited |
 //! | the merge includes the next older run if it has at most `T / K` times the total size of the newer runs | `size_ratio` = 100 (T / K - 1) |
-//! | `L` levels | `max_read_amp` = K L |
+//! | `L` levels | `max_read_amp` = K L, at least K + 1 |
 //! | `K L` runs do not slow writers down | `level0_slowdown_writes_trigger`, `level0_stop_writes_trigger` |
 
 use crate::tuning::{Setting, TreeSize};

@@ -233,7 +233,7 @@ fn cut_one(
     Ok(Some(removed))
 }
 
-/// Deletes a page from both families.
+/// Deletes a page from the families `path` and `page`.
 fn drop_page(
     change: &mut Change<'_>,
     scope: ScopeSlot,

@@ -110,7 +110,8 @@ impl RunIndex {
     ///
     /// # Errors
     /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if the file system had no
-    /// room, or the error of `sync_data`: the existing checkpoints and journals then stay valid.
+    /// room, or the error of `sync_data`: the newer checkpoint and all journal files then stay
+    /// valid; the older checkpoint may be overwritten.
     pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;

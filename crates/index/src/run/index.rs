@@ -391,8 +391,8 @@ impl RunIndex {
     }
 
     /// Returns how to remove a page of a run: `true` cuts the run at the returned page number,
-    /// `false` removes this page alone from the middle. If an unchained run has no other page left,
-    /// the run is cut at page 0.
+    /// `false` removes this page alone. If an unchained run has no other page left, the run is cut
+    /// at page 0.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;

@@ -1,6 +1,6 @@
 //! The `run` backend: memory-resident, with a journal and two checkpoints.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | `slots` | the slot table: from a page's hash to its run and its position in the run, 8 bytes per page |
 //! | `record` | the record of one run |

@@ -107,8 +107,8 @@ pub(crate) struct Hot {
     /// run is published.
     pub(super) pages: Pages,
     pub(crate) scope: ScopeSlot,
-    /// Number of pages, including pages removed from the middle. Zero if the record is free, or if
-    /// its run is not published yet, so that lookups find none of its pages.
+    /// Number of pages, including holes. Zero if the record is free, or if its run is not published
+    /// yet, so that lookups find none of its pages.
     pub(super) length: u16,
     pub(crate) chained: bool,
     /// Whether the run is in the list of runs touched since the last sync.
@@ -159,7 +159,7 @@ pub(crate) struct Cold {
     pub(crate) next: Number,
     pub(super) previous: Number,
     pub(crate) parent_page: u16,
-    /// Number of pages that exist. Less than [`Hot::length`] if pages were removed from the middle.
+    /// Number of pages that exist. Less than [`Hot::length`] if the run has holes.
     pub(super) live: u16,
 }
 

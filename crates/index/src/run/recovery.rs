@@ -129,7 +129,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
             file
         }
         _ => {
-            // A kill or power loss interrupted the creation of this file: create it again.
+            // The index is new, or its only journal file has no records, or a kill or power loss
+            // interrupted the creation of the last file: create this file.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
             let (file, entry) = journal::create(medium.as_ref(), dir, header)?;

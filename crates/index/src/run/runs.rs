@@ -380,8 +380,8 @@ impl Runs {
         self.heap_bytes = self.heap_bytes + after - before;
     }
 
-    /// Removes page `page` from the middle of a run that keeps at least one other page. Returns the
-    /// page's hash and extents; `None` if the page was already removed or is the only page left.
+    /// Removes page `page` alone from a run that keeps at least one other page. Returns the page's
+    /// hash and extents; `None` if the page was already removed or is the only page left.
     pub(crate) fn punch(&mut self, run: Number, page: u16) -> Option<(PageHash, Vec<Extent>)> {
         let hash = *self.hot(run).pages().get(usize::from(page))?;
         if hash == PageHash::NONE || self.cold(run).live <= 1 {

@@ -198,7 +198,8 @@ impl Slots {
         self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
     }
 
-    /// Bytes that slots for these pages would add by growing full shards.
+    /// Estimates the bytes that slots for these pages would add by growing full shards: 9 bytes for
+    /// each new position. A full shard counts once for each of the pages in it.
     pub(crate) fn growth(&self, pages: &[PageHash]) -> usize {
         let full = |hash: &&PageHash| self.shards[Self::shard(**hash)].is_full();
         let shards = pages.iter().filter(full).map(|hash| &self.shards[Self::shard(*hash)]);

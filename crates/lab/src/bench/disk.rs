@@ -70,7 +70,8 @@ fn each_file(
 /// temporary directory if the current one is in memory.
 ///
 /// # Errors
-/// `Unusable` if the path is not a directory, or has less than `needed` bytes free.
+/// `Unusable` if the path is not a directory, or has less than `needed` bytes free; file-system
+/// errors.
 pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.to_owned(),

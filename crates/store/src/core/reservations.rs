@@ -57,7 +57,9 @@ pub(crate) struct PlannedRun {
 }
 
 /// A reservation that was open when its client disconnected or its owner ended. Its extents are
-/// withheld until the client's process is proven dead, or a client with its name aborts it.
+/// withheld until the client's process is proven dead, or a client with its name, or the owner's
+/// process, aborts it. [`ReservationLog`] keeps every client's reservation that has not ended in
+/// this form.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
     pub(crate) client: String,
@@ -87,8 +89,8 @@ impl Reservations {
         self.clients.insert(client, name.to_owned());
     }
 
-    /// Removes a client. The client's reservations are withheld until the process is proven dead or
-    /// a client with its name aborts them.
+    /// Removes a client. The client's reservations are withheld until the process is proven dead,
+    /// or a client with its name, or the owner's process, aborts them.
     pub(super) fn disconnect(&mut self, client: ClientId) {
         let name = self.clients.remove(&client).unwrap_or_default();
         for (id, reservation) in self.open.extract_if(|_, open| open.client == client) {
@@ -292,8 +294,8 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// Logs the end of a reservation. An error is ignored, because a missing record only withholds
-    /// the space for longer.
+    /// Logs the end of a reservation. An error is only logged, because a missing record only
+    /// withholds the space for longer.
     pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;

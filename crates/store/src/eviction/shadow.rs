@@ -6,8 +6,8 @@ use super::{EvictionContext, Resident, Used};
 use ritornello_index::RunId;
 
 pub(super) const CANDIDATES_MAX: usize = 8;
-/// Number of recent sequences whose ends are remembered, so that sequences that continue them are
-/// recognised.
+/// Maximum number of recent sequences whose ends are remembered, so that sequences that continue
+/// them are recognised.
 const ENDS: usize = 1024;
 
 /// The pages before a sequence.
@@ -23,10 +23,11 @@ pub(super) struct Prefix {
 #[derive(Debug)]
 pub(super) struct Sample {
     shift: u32,
-    /// The sampled pages of the current sequence, the pages before them, and the sequence's last
-    /// key.
+    /// The sampled pages of the current sequence.
     keys: Vec<u64>,
+    /// The pages before the current sequence.
     prefix: Prefix,
+    /// The last key of the current sequence; of an empty sequence, the page that it follows.
     end: Option<u64>,
     /// Last keys of recent sequences, by key modulo [`ENDS`], each with the prefix of a sequence
     /// that follows it.

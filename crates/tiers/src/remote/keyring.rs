@@ -103,7 +103,8 @@ impl KeyRing {
     /// Parses the text of a key file.
     ///
     /// # Errors
-    /// `Invalid`, with the number of the line. The line is not quoted: it may hold a key.
+    /// `Invalid`, with the number of the line, unless the text has no key at all. The line is not
+    /// quoted: it may hold a key.
     pub fn parse(text: &str) -> Result<Self> {
         let mut keys: Vec<Key> = Vec::new();
         for (at, line) in text.lines().enumerate() {

@@ -12,7 +12,7 @@ pub(super) fn are_available(path: &Path) -> bool {
 }
 
 /// Why files at `path` get no huge pages, and the command that changes that; `None` if huge pages
-/// are available.
+/// are available, or the mount of `path` is not found.
 pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();

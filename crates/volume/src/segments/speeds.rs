@@ -87,8 +87,8 @@ impl Speeds {
     }
 
     /// Records that the lanes of the busiest volume computed for `busiest` in all, in a transfer of
-    /// `elapsed`. If the lanes of a volume cannot keep up with it, the next transfer has one more
-    /// lane for each volume.
+    /// `elapsed`. If the lanes of a volume cannot keep up with it, later transfers use one more
+    /// lane for each volume, up to [`copy_threads_max`]; if fewer lanes suffice, they use one less.
     pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
         if elapsed.is_zero() {
             return;

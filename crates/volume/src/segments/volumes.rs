@@ -84,7 +84,8 @@ impl Candidate {
 }
 
 impl Segments {
-    /// Sets the function that finds volumes added after the segments were opened.
+    /// Sets the function that finds volumes that were added, or returned, after the segments were
+    /// opened.
     pub fn discover_with(&self, discover: Discover) {
         // Later calls are ignored: the opening process calls this once.
         let _ = self.discovery.discover.set(discover);

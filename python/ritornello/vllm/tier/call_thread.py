@@ -59,7 +59,9 @@ class CallThread:
         return call
 
     def stop(self) -> None:
-        """Ends the thread after the queued calls, without waiting."""
+        """Ends the thread after the queued calls, without waiting. If the queue is full, the thread
+        stays until the process ends.
+        """
         calls, self._calls = self._calls, None
         if calls is not None:
             with contextlib.suppress(queue.Full):

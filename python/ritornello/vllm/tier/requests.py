@@ -57,7 +57,8 @@ class WindowSearch:
     """The search of one request for a window, in one group. `first`: the last key of the window
     that is looked up first. `incomplete`: number of windows that were found to lack chunks.
     `until`: the time of `monotonic` after which further windows are looked up on this machine only.
-    `pending`: windows whose answers are pending in `step`; `keys`: their chunks.
+    `pending`: number of windows whose answers are pending in `step`, without windows that were
+    found to lack chunks; `keys`: the chunks of all windows whose answers are pending in `step`.
     """
 
     first: bytes

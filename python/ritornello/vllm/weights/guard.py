@@ -12,9 +12,9 @@ logger = logging.getLogger("vllm.ritornello")
 class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and call
-    `cover`. `owner`: the connector, if it alone keeps KV in addition to vLLM's own cache.
-    `covered`: the counts of changes when the current epoch began; workers compare their counts with
-    it.
+    `cover`. `owner`: our connector on CPUs, None on GPUs: if vLLM calls the owner directly, no
+    other connector keeps KV. `covered`: the counts of changes when the current epoch began; workers
+    compare their counts with it.
     """
 
     def __init__(self) -> None:

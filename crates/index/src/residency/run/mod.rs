@@ -1,6 +1,6 @@
 //! The `run` backend: runs in memory, and a journal of changes.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
 //! | [`super::runs`] | the pages, in memory |
 //! | `journal` | the files |

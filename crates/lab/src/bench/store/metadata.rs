@@ -33,7 +33,8 @@ const WARM_SEQUENCES: u32 = 4;
 /// Pages per run.
 const RUN_PAGES: u32 = 32;
 
-/// Measures in `dir`, with `runs` restarts, and fills in the report.
+/// Measures in `dir`, with `runs` restarts from the page cache and `runs` from the disk, and fills
+/// in the report.
 ///
 /// # Errors
 /// Errors of the disk, of the store, and of the child processes.

@@ -114,7 +114,8 @@ impl StoreSpace {
         self.allocator.resume_growth(volume);
     }
 
-    /// Whether so much space is in limbo that a sync round should not wait for its interval.
+    /// Whether more than half of the reserve is in limbo: a sync round should then not wait for its
+    /// interval.
     pub(crate) fn is_limbo_large(&self) -> bool {
         self.limbo.units() * 2 > self.allocator.reserve_units()
     }
