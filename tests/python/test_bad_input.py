@@ -1,4 +1,4 @@
-"""Invalid calls raise a clear error, and change nothing."""
+"""Invalid calls raise a clear error, and invalid puts store nothing."""
 
 from collections.abc import Callable
 from typing import Any

@@ -14,7 +14,7 @@ const FEATURES: u32 = 0;
 /// of file. The caller has verified the bytes that hold both numbers.
 ///
 /// # Errors
-/// `Invalid`, with the remedy, if the version is another one, whose number the message names, or a
+/// `Invalid`, with the remedy, if the version differs (the message names both versions), or a
 /// feature is unknown.
 pub(crate) fn check_version(what: &str, version: u32, features: u32) -> Result<()> {
     if version != FORMAT_VERSION {

@@ -45,8 +45,8 @@ pub struct Node {
 /// store cannot be created with these options; the message says what to change. `Retry` if an owner
 /// does not listen within a minute, or has no protocol version in common with this build, if
 /// another thread of this process opens or closes the store for a minute, or if the directory is
-/// replaced meanwhile. `Fatal` if both copies of the manifest are damaged. Errors of the owner's
-/// recovery.
+/// replaced during the open. `Fatal` if both copies of the manifest are damaged. Errors of the
+/// owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }

@@ -24,8 +24,8 @@ class MetricsWatch:
         return cls(servers, await _read(servers))
 
     async def end(self, prompt_tokens: int) -> Metrics | None:
-        """Returns the growth of the counters, once they account for `prompt_tokens`, or after at
-        most ten seconds.
+        """Returns the growth of the counters, once they account for `prompt_tokens`, or after about
+        ten seconds.
         """
         if self.before is None:
             return None

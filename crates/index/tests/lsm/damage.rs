@@ -117,8 +117,9 @@ fn truncated_manifest_is_damage() {
     let before = contents(&index);
     index.sync().unwrap();
     drop(index);
-    // Copies the files, and cuts the manifest to `cut` bytes. Of every sixteenth offset the test
-    // takes those at which a number of listed families is met first, and one in each 256 bytes.
+    // Copies the files, and cuts the manifest to `cut` bytes. From the end, in steps of 16 bytes,
+    // the test tries each offset at which a number of listed families occurs first, and one offset
+    // in each 256 bytes.
     let copy_to = |to: &Path, cut: u64| {
         fs::create_dir(to.join("lsm")).unwrap();
         fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();

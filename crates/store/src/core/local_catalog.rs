@@ -28,7 +28,8 @@ impl StoreCore {
     }
 
     /// Handles the disconnection of a client: its leases end, and its reservations are withheld
-    /// until the process is proven dead or a client with its name aborts them.
+    /// until the process is proven dead, or a client with its name, or the owner's process, aborts
+    /// them.
     pub fn client_left(&self, client: ClientId) {
         let mut state = self.state.lock();
         let freed = state.leases.drop_client(client);

@@ -3,7 +3,7 @@
 //! A node holds consecutive pages with the same state on every tier. A node is split where a state
 //! starts to differ, and merged when the states agree again. Since the hash of a page commits to
 //! all pages before it, a node is found by the hash of its first page, and compared with a prompt
-//! by its last page; only if the last page differs are other pages compared.
+//! by the last page that both have; only if this page differs are other pages compared.
 //!
 //! **Locks.** One read-write lock. Walks hold it for reading. A writer descends from the first page
 //! of a prompt to the pages to change, and changes at most [`NODE_PAGES_MAX`] pages under one hold
@@ -63,7 +63,8 @@ pub struct EvictedPages {
     /// The slots that the pages had on the host tier: the numbers that the caller of
     /// [`PageTable::mark_present`] gave, one per page, or none. Empty for other tiers.
     pub slots: Vec<u32>,
-    /// Number of walks that visited these pages since they were inserted.
+    /// Number of walks that visited these pages since they were inserted; concurrent walks may
+    /// count as one.
     pub hits: u32,
 }
 

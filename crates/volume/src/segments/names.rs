@@ -13,7 +13,7 @@ impl Segments {
     /// [`Segments::list_durably`].
     ///
     /// # Errors
-    /// `Retry` if a directory cannot be listed or synced.
+    /// Errors of [`Segments::list_durably`].
     pub fn existing(&self) -> Result<Vec<SegmentId>> {
         let volumes = self.dirs().into_iter().map(|(volume, _)| self.list_durably(volume));
         Ok(volumes.collect::<Result<Vec<_>>>()?.concat())
@@ -57,8 +57,8 @@ impl Segments {
     /// names durable: a previous owner may have died before it synced them.
     ///
     /// # Errors
-    /// `Retry` if the volume's directory cannot be listed or synced; `Invalid` if the volume is
-    /// absent or unknown.
+    /// Errors of [`Segments::list`]; `Retry` if the directory cannot be synced, or does not hold
+    /// the volume.
     pub fn list_durably(&self, volume: u8) -> Result<Vec<SegmentId>> {
         let listed = self.list(volume)?;
         self.sync_names(volume)?;

@@ -1,4 +1,5 @@
-//! `ritornello bench host`: a store in memory against memcpy. The module `report` has its figures.
+//! `ritornello bench host`: a store in memory against memcpy. The module `report` defines and
+//! prints the figures.
 
 mod report;
 

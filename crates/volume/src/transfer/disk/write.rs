@@ -58,10 +58,10 @@ struct DiskWrite<'a> {
 /// A run that is being written.
 struct RunState<'a> {
     new: NewRun<'a>,
-    /// Chunks that do not hold the header, and do not share an operation with it.
+    /// Chunks still to submit that do not hold the header, and do not share an operation with it.
     body: VecDeque<Chunk>,
-    /// Chunks of the header: one chunk, which may include the first page, unless the header is in
-    /// several extents.
+    /// Chunks of the header still to submit: one chunk, which may include the first page, unless
+    /// the header is in several extents.
     head: VecDeque<Chunk>,
     /// Whether all of `body` is submitted and the run is queued for its header.
     is_body_issued: bool,
