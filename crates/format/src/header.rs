@@ -138,7 +138,8 @@ impl RunHeader {
     /// extents that fit `header_units`.
     ///
     /// # Errors
-    /// `Invalid` if the header does not fit `header_units`, or if keys and slices do not match.
+    /// `Invalid` if the header does not fit `header_units`, if a key is too short or too long, or
+    /// if keys and slices do not match.
     pub fn encode(&self) -> Result<(Vec<u8>, u64)> {
         let units = self.header_units;
         let parent = self.parent.as_deref().unwrap_or(&[]);
@@ -398,7 +399,7 @@ mod tests {
 
     proptest! {
         /// A header may have wrong fields and a matching checksum. Decoding such a header causes no
-        /// panic and no large allocation.
+        /// panic, even if a wrong count is huge.
         #[test]
         fn wrong_fields_under_valid_checksum_do_no_harm(
             at in 16usize..400, value in any::<[u8; 4]>(), pages in 0usize..8

@@ -21,8 +21,9 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-/// Replaces each operation that writes several journal records by an operation that writes one,
-/// because a crash could otherwise recover a state in the middle of the operation.
+/// Replaces each operation that writes several journal records, because a crash could otherwise
+/// recover a state in the middle of the operation: a removal by the removal of one page, the drop
+/// of a scope by a sync. A reopening and a crash become syncs, too.
 fn single(op: Op) -> Op {
     match op {
         Op::Remove { scope, path, at, .. } => Op::Remove { scope, path, at, count: 1 },
@@ -59,7 +60,8 @@ fn checkpoint_while(
     *recorder.pause.lock() = None;
 }
 
-/// Checks that every disk that a power loss may leave recovers a past state, and accepts changes.
+/// Checks that every recorded disk recovers a past state, and keeps it after a sync and a
+/// checkpoint.
 fn check_crashes(recorder: &Recorder, past: &[Moment], what: &dyn Debug) {
     for disk in recorder.crashes.lock().drain(..) {
         let index = open(&disk);

@@ -1,4 +1,5 @@
-//! A medium that reports changes of files and names to a test, except new directories.
+//! A medium that reports changes of files and names to a test, except new directories and access
+//! rights.
 
 use crate::{Access, FileOwner, Medium, MediumFile, Room};
 use std::ffi::OsString;

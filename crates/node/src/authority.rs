@@ -4,7 +4,8 @@ use ritornello_format::Result;
 use ritornello_store::{Catalog, ClientId, StoreCore};
 use std::sync::Arc;
 
-/// Answers clients: a [`StoreCore`], or a stub in a test.
+/// Answers clients: a [`StoreCore`], the refusal of all clients while the store is reopened
+/// ([`crate::reopening`]), or a stub in a test.
 pub(crate) trait Authority: Send + Sync {
     /// Checks that clients are admitted.
     ///

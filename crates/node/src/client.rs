@@ -61,9 +61,10 @@ impl Client {
     /// # Errors
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
     /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
-    /// if it reopens the store; `Invalid` if another user owns it; `Retry` if it has no protocol
-    /// version in common with this build. For a second this error is repeated without a new
-    /// handshake.
+    /// if it reopens the store; `Invalid` if another user owns it; `Retry` if it has too many
+    /// clients, or another format, or if this process's name cannot be locked; `Retry` if it has no
+    /// protocol version in common with this build, an error that is repeated for a second without a
+    /// new handshake.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read the holder before connecting: if the owner changes afterwards, the first liveness
         // check notices the change.
@@ -103,7 +104,8 @@ impl Client {
     /// # Errors
     /// `Invalid` for malformed keys; the error that the owner returned;
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
-    /// not respond; `Retry` if the response did not arrive in time.
+    /// not respond; `Retry` if all connections are busy, or the response did not arrive in time;
+    /// `Fatal` for an invalid response.
     pub(crate) fn call(
         self: &Arc<Self>,
         request: &Request<'_>,
@@ -177,7 +179,7 @@ impl Client {
         if self.liveness.is_silent() { Err(OwnerSilent::error(self.owner.0)) } else { Ok(()) }
     }
 
-    /// Starts a probe thread unless one runs; see [`crate::liveness`].
+    /// Starts a probe thread if [`OwnerLiveness::begin_probe`] permits it; see [`crate::liveness`].
     fn start_probe(self: &Arc<Self>) {
         if !self.liveness.begin_probe() {
             return;
@@ -349,7 +351,7 @@ fn unexpected() -> Error {
 ///
 /// # Errors
 /// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; [`OwnerSilent`] if the listen
-/// queue of `owner` stays full.
+/// queue of `owner` stays full; `Invalid` if another user listens.
 fn dial(
     directory: &NodeDirectory,
     owner: LockHolder,

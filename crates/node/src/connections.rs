@@ -25,8 +25,8 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Maximum connections of one client: its pool, and the same number of abandoned connections with
 /// calls that the owner still answers.
 const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
-/// Maximum names of one process. The process takes a new name with each owner, and keeps every name
-/// under which reservations are pending.
+/// Maximum names of one process, unless it is in another PID namespace. The process takes a new
+/// name with each owner, and keeps every name under which reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Number of connections without a complete handshake from which each new connection shuts down the
 /// oldest of them.
@@ -144,8 +144,8 @@ impl ConnectionGuard {
     /// messages, or `None` if `first` is false and no such client is connected.
     ///
     /// # Errors
-    /// `Retry` if there are too many clients or connections, `Invalid` if the name is taken; any
-    /// error of [`Authority::admit`].
+    /// `Retry` if there are too many clients or connections, or the process has too many names;
+    /// `Invalid` if the name is taken; any error of [`Authority::admit`].
     pub(crate) fn register(
         &self,
         name: &str,

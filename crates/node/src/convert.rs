@@ -14,8 +14,9 @@ use std::sync::Arc;
 /// index.
 ///
 /// # Errors
-/// `Invalid` if a process owns the store or this process has it open; `Retry` if a thread of this
-/// process is opening or closing it; any error of [`ritornello_store::convert_index`].
+/// `Invalid` if a process owns the store or this process has it open; `Retry` if threads of this
+/// process open or close it for a minute; errors of the directory and its lock; any error of
+/// [`ritornello_store::convert_index`].
 pub fn convert_index(
     path: &Path,
     to: IndexKind,

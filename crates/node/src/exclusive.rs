@@ -12,8 +12,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Runs `work` on `path`, the canonical directory of a store, while holding the store's lock.
 ///
 /// # Errors
-/// `Invalid` if this process has the store open, or another process owns it; `Retry` if a thread of
-/// this process is opening or closing it; any error of `work`.
+/// `Invalid` if this process has the store open, or another process owns it; `Retry` if threads of
+/// this process open or close it for [`CALL_TIMEOUT`]; errors of the directory and its lock; any
+/// error of `work`.
 pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,

@@ -36,9 +36,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of [`CHECK_INTERVAL`]s between two sweeps of files that dead clients left under
 /// `clients/`.
 const SWEEP_CHECKS: u32 = 12;
-/// Maximum time that received calls may run after the server stops.
+/// Maximum wait for received calls when the server stops. Their connections are then shut down.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time that received calls may run after the core was closed.
+/// Maximum wait for the end of all connections after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause after a failed accept (usually because no descriptor is free).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -88,7 +88,8 @@ impl Server {
         })
     }
 
-    /// Stops listening, lets received calls finish, and closes all connections.
+    /// Stops listening, waits at most [`DRAIN_TIMEOUT`] for received calls, and shuts down all
+    /// connections.
     pub(crate) fn stop(&mut self) {
         // A write to an eventfd can fail only by overflow, and this is the only write.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());

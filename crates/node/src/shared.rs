@@ -120,7 +120,7 @@ impl Shared {
         closed
     }
 
-    /// Whether the last handle is closed but the lock is still held.
+    /// Whether the last handle was closed and the store is not closed yet.
     pub(crate) fn is_closing(&self) -> bool {
         *self.phase.lock() == Phase::Closing
     }

@@ -267,7 +267,7 @@ fn killed_writers_space_is_reclaimed() {
         loop {
             eventually("a reservation", || reserved() > 0);
             client.stop();
-            // Waits until the owner has answered the request that the client sent before the stop.
+            // Leave the owner time to answer the request that the client sent before the stop.
             std::thread::sleep(std::time::Duration::from_millis(100));
             if reserved() > 0 {
                 break;

@@ -1,7 +1,8 @@
 //! # ritornello-operations
 //!
 //! The operations of the command `ritornello` on stores and remotes: one module for each, with its
-//! arguments and a function `run`.
+//! arguments and a function `run`; `space` has the three operations `resize`, `paths` and
+//! `destroy`.
 //!
 //! **Must not know** how a store works: operations open stores and print their answers.
 

@@ -40,7 +40,7 @@ impl Completions {
     }
 
     /// Adds a ticket. Once it is done, `drain` returns `tag` with the ticket's outcome. A ticket
-    /// can be added to at most one `Completions`.
+    /// must not be added to a second `Completions`: if it is not done, the first never returns it.
     fn add(&self, ticket: &Bound<'_, Ticket>, tag: Py<PyAny>) -> PyResult<()> {
         check_process(ticket.py(), self.process)?;
         let mut pending = self.pending.lock();

@@ -15,7 +15,7 @@ const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 /// A parsed address. Each scheme interprets the parts.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ParsedAddress {
-    /// `s3`, `file`, `memory`, or the module of a registered backend.
+    /// `s3`, `gs`, `az`, `file`, `memory`, or the module of a registered backend.
     pub scheme: String,
     /// The text between `//` and the next `/`: the bucket. Empty for `file`.
     pub authority: String,
@@ -30,8 +30,8 @@ impl ParsedAddress {
     /// Parses `text`.
     ///
     /// # Errors
-    /// `Invalid` if `text` has no scheme or names a user, or if an option has no value. Errors
-    /// quote no option, because an option may be a secret.
+    /// `Invalid` if `text` has no scheme or names a user, if an option has no value, or if a
+    /// decoded part is not UTF-8. Errors quote no option, because an option may be a secret.
     pub fn parse(text: &str) -> Result<Self> {
         let (front, query) = text.split_once('?').unwrap_or((text, ""));
         let (scheme, rest) = front.split_once(':').filter(|(scheme, _)| !scheme.is_empty()).ok_or_else(|| {

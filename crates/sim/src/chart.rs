@@ -17,7 +17,7 @@ const LEGEND: f64 = 22.0;
 /// 2008).
 const COLOURS: [&str; 7] =
     ["#000000", "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
-/// Colour of the bound, which is drawn dashed.
+/// Colour of Belady's bound, which is drawn dashed.
 const GREY: &str = "#888888";
 
 /// Draws the hit rate over the capacity (logarithmic) of each policy. Without rows the document has

@@ -1,4 +1,5 @@
-//! A cache of recently resolved scopes, so that calls on them skip the catalog.
+//! A cache of recently resolved scopes, so that a call on them need not ask the catalog for their
+//! references first.
 
 use crate::catalog::ScopeRef;
 use parking_lot::RwLock;
@@ -13,7 +14,7 @@ const KNOWN: usize = 128;
 pub(crate) struct Resolved(RwLock<Vec<(ScopeRef, Scope)>>);
 
 impl Resolved {
-    /// Passes the reference of each of `scopes` to `each`, or `None` for an unknown scope. Each
+    /// Passes the reference of each of `scopes` to `each`, or `None` for a scope not cached. Each
     /// search starts after the previous hit, because the scopes of a model are usually requested in
     /// the order of their resolution.
     pub(crate) fn find(&self, scopes: &[&Scope], mut each: impl FnMut(Option<ScopeRef>)) {

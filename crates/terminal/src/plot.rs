@@ -1,4 +1,4 @@
-//! Line charts over a common axis: SVG, with a panel for each figure.
+//! Line charts as one SVG document: a panel with its own axes for each chart, and one legend.
 
 use crate::exit::Failure;
 use plotters::chart::ChartContext;
@@ -77,7 +77,7 @@ pub struct Panel {
 /// Writes panels to a file, `abreast` per row, above one legend.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// If a panel cannot be drawn, or the file cannot be written.
 pub fn write(path: &Path, panels: &[Panel], abreast: usize) -> Result<(), Failure> {
     let drawn = plot(panels, abreast)
         .map_err(|error| Failure::failed(format!("the chart: {error}"), "report this"))?;

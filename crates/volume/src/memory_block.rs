@@ -1,5 +1,6 @@
 //! Blocks of aligned memory on the heap: for run headers, for the last unit of a page whose length
-//! is not a multiple of 4 KiB, and for copies of encoded pages.
+//! is not a multiple of 4 KiB, for copies of encoded pages, for the windows of a salvage and for
+//! self-tests.
 
 use ritornello_format::UNIT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

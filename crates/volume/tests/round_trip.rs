@@ -1,4 +1,4 @@
-//! A get returns the pages that were written, for every layout of memory and place.
+//! A get returns the pages that were written, for many layouts of memory and place.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

@@ -1,7 +1,8 @@
 """Real engines of several worker processes: pages that one engine stored are found by another.
 
-Each engine runs as a separate program (`ask.py`), because vLLM cannot change its number of workers,
-and in float32, so that answers do not depend on the order in which workers add up.
+Each engine runs as a separate program (`ask.py`), because vLLM cannot change its number of workers.
+Engines whose answers are compared run in float32, so that the answers do not depend on the order in
+which workers add up.
 """
 
 from typing import Any

@@ -24,8 +24,8 @@ const ESCAPES: usize = 8;
 const SAMPLE: usize = 8;
 
 /// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,
-/// codes, escapes, and the raw numbers after the last full group. `None` if that would not be
-/// shorter than the block, or if more than one number in [`ESCAPES`] needs an escape.
+/// codes, escapes, and the raw numbers after the last full group. `None` if that would be longer
+/// than the block or than `out`, or if more than one number in [`ESCAPES`] needs an escape.
 pub fn encode(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     let (groups, tail) = block.as_chunks::<{ 2 * GROUP }>();
     let strips = groups.len().div_ceil(STRIP);

@@ -1,10 +1,10 @@
 //! Opens the index, and verifies it.
 //!
 //! Holt recovers its tree. This module reads the records of runs, and with
-//! [`ArtOptions::verify`](super::ArtOptions) every chunk and every link as well. A run is valid if
-//! its record and all its chunks are intact and its parent is valid. Of the entries read, those
-//! that belong to no valid run are removed: the run was being written or removed when the process
-//! died, or it was damaged.
+//! [`ArtOptions::verify`](super::ArtOptions), or without the entry of the assigned run numbers,
+//! every chunk and every link as well. A run is valid if its record and all its chunks are intact
+//! and its parent is valid. Of the entries read, those that belong to no valid run are removed: the
+//! run was being written or removed when the process died, or it was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -275,7 +275,7 @@ fn found(record: &Record) -> Found {
     }
 }
 
-/// Runs that are incomplete, or whose parent does not exist.
+/// Runs that are incomplete, or whose parent page does not exist.
 fn damaged(runs: &HashMap<RunId, Found>) -> impl Iterator<Item = RunId> + '_ {
     let is_intact = |found: &Found| {
         let has_page = |(run, page): (RunId, u32)| {

@@ -1,8 +1,8 @@
 //! The table of runs: one record each, in chunks that never move and are freed when they are empty.
 //!
 //! A run's name consists of the number of its record and of the record's reuse count. A record
-//! whose count cannot grow further is retired. Records with low numbers are used first, so that
-//! chunks at the end become empty.
+//! whose count cannot grow further is retired. A new run takes a record of the first chunk that has
+//! a free record, so that chunks at the end become empty.
 
 use super::record::{Cold, Extents, Hot, Pages};
 use super::slots::{NUMBER_MAX, Number};
@@ -41,7 +41,7 @@ struct Free {
 
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
-    /// The chunks. A chunk without live records has length zero.
+    /// The chunks. A freed chunk has length zero.
     hot: Vec<Box<[Hot]>>,
     cold: Vec<Box<[Cold]>>,
     free: Vec<Free>,
@@ -99,7 +99,7 @@ impl Runs {
         &mut self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
     }
 
-    /// One past the largest number that has a record.
+    /// One past the largest number of the chunks, freed chunks included.
     pub(crate) fn end(&self) -> Number {
         (self.hot.len() * CHUNK) as Number
     }

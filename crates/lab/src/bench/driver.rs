@@ -12,10 +12,10 @@ use ritornello_volume::{BorrowedPages, BorrowedPagesMut};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Maximum bytes of a window. A window is the sequences that are in memory together; contents are
-/// made and checked between the timed calls on two windows.
+/// Maximum bytes of a window, unless one sequence is longer. A window is the sequences that are in
+/// memory together; contents are made and checked between the timed calls on two windows.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
-/// Divisor of the available memory: the quotient is the maximum size of a window.
+/// Divisor of the available memory: the quotient limits a window in the same way.
 const MEMORY_SHARE: u64 = 4;
 
 /// Huge-page memory for a window of sequences, and their contents.

@@ -1,5 +1,6 @@
-//! Makes values of any type by answering the calls of the type's `Deserialize`. A new kind of
-//! request is therefore fuzzed without an entry here.
+//! Makes values of messages by answering the calls of their `Deserialize`. A new kind of request is
+//! therefore fuzzed without an entry here, unless it has a field of a primitive type that no other
+//! message has.
 
 use serde::de::value::{Error, U32Deserializer};
 use serde::de::{
@@ -10,7 +11,7 @@ use serde::forward_to_deserialize_any;
 
 type Result<T> = std::result::Result<T, Error>;
 
-/// Values of integer fields: small numbers, and large numbers that mutations of small numbers
+/// Values of number fields: small numbers, and large numbers that mutations of small numbers
 /// rarely give.
 const NUMBERS: [u64; 10] = [0, 1, 1, 2, 3, 18, 1 << 20, 1 << 33, u64::MAX - 1, u64::MAX];
 /// Lengths of byte strings; each is a valid length of a key.

@@ -1,4 +1,4 @@
-//! Real servers, each on a free port with a temporary directory.
+//! Object-store servers and emulators, each on a free port with a temporary directory.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -17,7 +17,7 @@ pub enum Keys<'a> {
 /// Concatenated keys. The lengths are not checked against the bytes before [`Keys::list`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedKeys<'a> {
-    /// Length of every key; zero if they differ.
+    /// Length of every key; zero if the lengths differ or there is no key.
     width: u8,
     /// Length of each key, if they differ.
     #[serde(borrow, serialize_with = "as_bytes")]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum time that closing waits for a change of the manifest.
+/// Maximum time that closing waits for a change of the manifest and a round in progress, together.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the core answers, and whether it takes changes.
@@ -156,7 +156,7 @@ impl StoreCore {
     }
 
     /// Records a clean end in the manifest, unless a write of this owner or of a dead process may
-    /// be in flight, or a volume or segment is absent.
+    /// be in flight, a volume or segment is absent, or [`SHAPE_TIMEOUT`] has passed.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(_change) = self.shape.change_by(until) else { return Ok(()) };

@@ -50,7 +50,8 @@ impl StoreCore {
         Ok(held)
     }
 
-    /// Adds the keys of a run's pages, unless the run was removed concurrently.
+    /// Adds the keys of a run's pages; none if the run was removed concurrently, or its header
+    /// cannot be read.
     fn add_keys(&self, scope: ScopeRef, run: RunId, keys: &mut Vec<Vec<u8>>) {
         let Some(view) = self.index.run(run) else { return };
         let Ok(header) = self.segments.read_header(&view.place) else { return };

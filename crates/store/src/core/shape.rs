@@ -26,7 +26,8 @@ pub(crate) struct Shape {
     rounds: Arc<Rounds>,
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,
-    /// Locked while the capacity or the directories change. First in the lock order.
+    /// Locked while the capacity, the directories or the manifest change. In the lock order only
+    /// the checkpoints of the index come before it.
     changing: Mutex<()>,
     /// Locked while a segment file is created.
     growing: Mutex<()>,

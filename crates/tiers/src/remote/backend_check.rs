@@ -14,7 +14,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Pages of the test prompt, and bytes per page: several full objects and a remainder.
+/// Pages of the test prompt, and bytes per page: one full object of 8 MiB, and a remainder.
 const PAGES: usize = 41;
 const PAGE_BYTES: usize = 256 << 10;
 /// Deadline of a call while a fault is injected, and the time by which such a call may exceed it on

@@ -48,7 +48,7 @@ impl Object {
     }
 }
 
-/// All objects of a remote.
+/// The names of a remote that begin with `ritornello/`, by kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Objects of this version of the format.
@@ -68,7 +68,7 @@ impl Inventory {
     /// remote can create any number.
     pub const UNRECOGNIZED_MAX: usize = 1000;
 
-    /// Lists all names that `backend` holds.
+    /// Lists the names in `backend` that begin with `ritornello/`.
     ///
     /// # Errors
     /// Errors of [`Backend::list`].

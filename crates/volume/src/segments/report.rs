@@ -52,7 +52,8 @@ impl IoMode {
 pub struct IoReport {
     /// The I/O mode in use.
     pub mode: IoMode,
-    /// Why a better mode is not in use; empty if the best mode is in use.
+    /// Why a better mode is not in use, or why a mapped store has no huge pages; empty if there is
+    /// no reason.
     pub why: String,
     /// Name of each directory's file system.
     pub file_systems: Vec<String>,

@@ -19,20 +19,22 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Approximate number of samples of the shape.
+/// Minimum number of samples of the index's levels and sorted runs, or one for each request if
+/// there are fewer. The maximum is twice this number.
 const SAMPLES: usize = 400;
 /// An interval and a number of seconds. Compactions are taken to have ended if this process uses
 /// less processor time than this number within the interval.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Requests between two changes of an alternating target.
+/// Requests between two changes of the target setting, if it alternates (`swing`).
 const REQUESTS_PER_SWING: usize = 200;
 
 /// Runs a variant and prints its answer on one line.
 ///
 /// # Errors
-/// Index errors; a failure if inserted pages are not found.
+/// Index errors; I/O errors of `/proc/self/io` and standard output; a failure if a probe finds
+/// another number of pages than was inserted.
 pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
     let answer = measure(args)?;
     let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;

@@ -45,7 +45,8 @@ pub struct Load {
     workload: Workload,
     /// Number of pages.
     pub entries: u64,
-    /// Number of sequences; the last sequence may be shorter.
+    /// Number of sequences. The last sequences are inserted in part, or not at all, once `entries`
+    /// pages are inserted.
     pub sequences: u64,
     /// For `ten-stage`: the requests, and for each the number of its leading blocks that earlier
     /// requests contain.

@@ -33,8 +33,8 @@ const PENDING_BYTES_MAX: u64 = 32 << 20;
 /// Probes by each method, and probes before them that are not counted.
 const PROBES: usize = 4000;
 const WARM_UP: usize = 400;
-/// Number of lookups that are timed together, because reading the clock takes about the time of one
-/// lookup.
+/// Maximum number of lookups that are timed together, because reading the clock takes about the
+/// time of one lookup. The number is smaller for a sequence of fewer pages.
 const LOOKUPS: usize = 64;
 /// Maximum time of the churn, which ends earlier when it has removed a tenth of the pages.
 const CHURN_TIME: Duration = Duration::from_secs(10);
@@ -96,7 +96,7 @@ pub struct Answer {
 /// Runs a part.
 ///
 /// # Errors
-/// Index errors.
+/// Index errors; I/O errors of `/proc/self` and standard output; a failure if a probe misses pages.
 pub fn run(part: &IndexPart) -> Result<Status, Failure> {
     match part {
         IndexPart::Fill(spec) => {
@@ -133,7 +133,8 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // Leave space for a journal and two checkpoints, which a changing store needs.
+        // Half as much again as the runs need: the churn inserts a sequence before it removes runs
+        // of an old sequence.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };

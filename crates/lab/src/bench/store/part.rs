@@ -28,7 +28,7 @@ pub struct Answer {
     pub millis: f64,
     /// Median microseconds of a probe.
     pub p50_us: f64,
-    /// Pages found by a probe.
+    /// Pages found by the last probe.
     pub found: usize,
 }
 
@@ -112,7 +112,7 @@ fn resident_bytes() -> Result<i64, Failure> {
 /// Runs a part in another process.
 ///
 /// # Errors
-/// If the process cannot be started, or fails.
+/// If the path of this program is unknown, and any error of [`ask`].
 pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failure> {
     let mut command = self_command(context)?;
     command.args(words);
