@@ -413,7 +413,8 @@ class Lookup:
     @property
     def estimate(self) -> tuple[float, float, float] | None:
         """The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-        computing the whole prompt. None if the gate was not used or has no measurements.
+        computing the whole prompt. None while the lookup is not "ready", if the gate was not used
+        or has no measurements, or if the engine already holds all found pages.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:

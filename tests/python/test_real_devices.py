@@ -1,7 +1,7 @@
 """Stores on loop devices that are slow, or fail for a moment.
 
-Needs root, loop devices and, for slow devices, the blkio controller of cgroup v1; a test skips and
-names the missing requirement. `servers/loop_device.py` makes the devices.
+Needs root, loop devices and, for slow devices, io_uring and the blkio controller of cgroup v1; a
+test skips and names the missing requirement. `servers/loop_device.py` makes the devices.
 """
 
 from __future__ import annotations

@@ -60,9 +60,11 @@ impl Membership {
     /// fails to open the store with `Fatal` or `Retry`, the error is [`StoreReopening`].
     ///
     /// # Errors
-    /// Any error of [`ritornello_store::StoreCore::open`] if the lock was free; `Invalid` for an
-    /// owner of another user; `Retry` for an owner that does not listen, has no common protocol
-    /// version, or reopens the store.
+    /// If the lock was free, any error of [`ritornello_store::StoreCore::open`], and `Retry` if the
+    /// server cannot start. If another process owns the store, `Invalid` for an owner of another
+    /// user; `Retry` for an owner that does not listen, refuses this client, has no common protocol
+    /// version, or reopens the store. `Fatal` if the path leads to another directory; `Closed` if
+    /// this process closes the store during the call.
     pub(crate) fn join(
         opening: &OpenContext,
         until: Instant,

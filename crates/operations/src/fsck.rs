@@ -33,8 +33,9 @@ pub struct FsckArgs {
 
 /// Maximum number of findings in text output; `--json` lists all.
 const FINDINGS_SHOWN: usize = 20;
-/// The key in `dropped_at_open` of runs of a scope that was dropped before a crash. The crash undid
-/// their removal from the index, and opening the store removed them again: they are not damage.
+/// The key in `dropped_at_open` of pages of a scope that was dropped before a crash. The crash
+/// undid their removal from the index, and opening the store removed them again: they are not
+/// damage.
 const HARMLESS: &str = "dropped_scope";
 
 #[derive(Serialize)]
@@ -45,7 +46,7 @@ struct Answer<'a> {
     clean: bool,
     #[serde(flatten)]
     verification: &'a Verification,
-    /// Items that opening the store dropped, by reason: pages, but segments for
+    /// Items that opening the store dropped or repaired, by reason: pages, but segments for
     /// `segments_cut_short`, and 1 for a damaged `scope_registry`.
     dropped_at_open: &'a BTreeMap<String, u64>,
 }

@@ -44,8 +44,8 @@ impl Lookup {
         self.0.progress
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-    /// computing the whole prompt; `None` if the lookup skipped the gate, the gate has no
-    /// measurements, or the engine already holds all found pages.
+    /// computing the whole prompt; `None` while the answer is not final, and if the lookup skipped
+    /// the gate, the gate has no measurements, or the engine already holds all found pages.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();

@@ -66,7 +66,8 @@ pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
     Err(raise(py, &Error::new(ErrorKind::Closed, message)))
 }
 
-/// A submitted put or get. It owns its buffers until it is done.
+/// A submitted put or get. It owns its buffers until it is done and its outcome was taken, or until
+/// it is dropped.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,

@@ -84,7 +84,7 @@ pub struct CatalogStats {
     pub index_tuning: Option<IndexTuning>,
     /// Current leases.
     pub leases: u64,
-    /// Connected client processes.
+    /// Connected clients; a process may be several clients, each with its own name.
     pub clients: u64,
     /// Reservations in progress.
     pub reservations: u64,
@@ -98,7 +98,8 @@ pub struct CatalogStats {
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
-    /// Pages or files that recovery dropped, by reason.
+    /// Items that recovery dropped or repaired, by reason: pages dropped, but segments extended to
+    /// their length for `segments_cut_short`, and 1 for a damaged `scope_registry`.
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 

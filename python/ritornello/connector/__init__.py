@@ -9,6 +9,8 @@ all engines.
     opening             opens a store by its settings
     fail_safe           the store whose failures are misses, and which reopens itself
     meter               counters
+    cache_counts        the counters of a cache over tiers
+    engine_tiers        checks a list of tiers against the memory that an engine manages
     strided_blocks      an engine's memory as pages
 """
 

@@ -27,8 +27,8 @@ LEASE_SECONDS = 60.0
 # A load that reads more than this number of bytes for each worker is asynchronous. A step that
 # waited for such a load would delay the other requests of the step by more than the time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
-# Maximum time that a request waits for pages that a tier is fetching; the tiers' own limits are
-# expected to end the wait earlier.
+# Maximum time that a request waits for the answer of a remote and for pages that a tier is
+# fetching; the tiers' own limits are expected to end the wait earlier.
 WAIT_SECONDS = 60.0
 
 
@@ -65,8 +65,8 @@ class LoadPlan:
 
     def claim(self, state: RequestState, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
-        asynchronously. The number is None while pages are being copied to a tier from which they
-        can be loaded.
+        asynchronously. The number is None while a remote has not answered, or while pages are
+        being copied to a tier from which they can be loaded.
         """
         match = self._match_prefix(state, computed)
         if match is None:

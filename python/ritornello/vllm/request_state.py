@@ -61,9 +61,9 @@ class RequestState:
 
     `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
     `wake_step`: the step at which it is next examined for full pages. `waiting_since`: start of the
-    wait for pages that are being copied to a tier from which they can be loaded. `sources`: the
-    number of tokens to load from each tier. `shares_failed_block`: another request recomputes a
-    block of this request that failed to load.
+    wait for the answer of a remote, or for pages that are being copied to a tier from which they
+    can be loaded. `sources`: the number of tokens to load from each tier. `shares_failed_block`:
+    another request recomputes a block of this request that failed to load.
     """
 
     request: Request

@@ -66,8 +66,8 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
         """Returns the tokens that can be loaded beyond the first `computed`, and whether
-        asynchronously. The number is None while pages are being copied to a tier from which they
-        can be loaded; vLLM must then repeat the call.
+        asynchronously. The number is None while a remote has not answered, or while pages are
+        being copied to a tier from which they can be loaded; vLLM must then repeat the call.
 
         vLLM calls this repeatedly for a waiting request; the store is queried only if the store's
         answer may have changed. A failure is a miss. The methods that vLLM calls next for the

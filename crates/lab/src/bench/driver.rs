@@ -18,7 +18,8 @@ const WINDOW_BYTES_MAX: u64 = 1 << 30;
 /// Divisor of the available memory: the quotient limits a window in the same way.
 const MEMORY_SHARE: u64 = 4;
 
-/// Huge-page memory for a window of sequences, and their contents.
+/// Memory for a window of sequences, in huge pages where the machine has them, and the contents of
+/// the sequences.
 pub struct LoadDriver {
     shape: Shape,
     content: Content,

@@ -23,7 +23,8 @@ pub(crate) struct Lifecycle {
     pub(super) opened: OpenReport,
 }
 
-/// Duration and dropped pages of the opening.
+/// Duration of the opening, and the items that it dropped or repaired, by reason: see
+/// [`CatalogStats::dropped_at_open`](crate::stats::CatalogStats::dropped_at_open).
 #[derive(Default)]
 pub(crate) struct OpenReport {
     pub(super) millis: f64,

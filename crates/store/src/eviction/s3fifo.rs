@@ -4,11 +4,11 @@ use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;
 use super::pieces::{List, Piece, Pieces};
 
-/// New pages enter a small queue, which has a tenth of the space. A page that was used in the small
-/// queue moves to the main queue. Pages that are put again soon after their eviction from the small
-/// queue enter the main queue. A page that reaches the end of the main queue returns to the start
-/// of the main queue if its count of uses is not zero: each use adds one to the count, up to three,
-/// and each return takes one.
+/// New pages enter a small queue, which has a tenth of the space. A page that reaches the end of
+/// the small queue moves to the main queue if it was used in the small queue. Pages that are put
+/// again soon after their eviction from the small queue enter the main queue. A page that reaches
+/// the end of the main queue returns to its start if the page's count of uses is not zero: each use
+/// adds one to the count, up to three, and each return takes one.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A lease and a read are separate uses, also if

@@ -237,8 +237,8 @@ pub struct PrefetchStats {
     pub cancelled: u64,
     /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
-    /// Prefetches that ended at a page that could not be fetched, or without an answer of the
-    /// remote.
+    /// Prefetches that ended at a page that could not be fetched or put to the first tier, or
+    /// without an answer of the remote.
     pub failed: u64,
     /// Prefetches not started because too many prefetches were queued or tracked.
     pub queue_full: u64,

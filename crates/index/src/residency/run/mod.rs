@@ -31,11 +31,11 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum pages of a record, and maximum pages that a writer changes under one hold of the lock
+/// Maximum pages of a record, and maximum pages that are put or removed under one hold of the lock
 /// `runs`.
 const LOCK_BATCH: usize = 256;
-/// Number of runs that are searched for cleared pages with each batch of pages that is put or
-/// removed, under the same hold of the lock `runs`.
+/// Maximum number of runs that are searched for cleared pages with each batch of pages that is put
+/// or removed, under the same hold of the lock `runs`.
 const SWEPT: usize = 16;
 
 /// Options of a [`RunResidency`].

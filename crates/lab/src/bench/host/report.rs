@@ -17,7 +17,8 @@ pub struct Report {
     pub total: u64,
     /// Rounds.
     pub runs: u32,
-    /// Copying page by page, from private memory in huge pages to the memory that gets write to.
+    /// Copying page by page, from private memory, in huge pages where the machine has them, to the
+    /// memory that gets write to.
     pub memcpy: Row,
     /// Rates of gets from segments that the process has mapped and read before.
     pub get: Row,

@@ -154,7 +154,8 @@ pub(super) fn restore(residents: &mut Residents, mut kept: Vec<RecoveredRun>) {
     for kept in &kept {
         residents.admit(kept.scope, &kept.resident, kept.pages, kept.units);
     }
-    // Retain the runs in the order of their puts, so that a root precedes its descendants.
+    // Retain the runs in the order of their puts: a root then precedes its descendants, except
+    // descendants that were put before it.
     kept.retain(|kept| kept.retain_until > 0);
     kept.sort_by_key(|kept| kept.generation);
     for kept in kept {
