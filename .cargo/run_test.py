@@ -4,9 +4,9 @@
     run_test.py BINARY [ARGUMENT ...]
 
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
-does not. The limit is `TEST_SILENCE` seconds; the exit status is 124 then. libtest names a test
-that has run for a minute, but not with `--quiet`. The script therefore drops this argument, and
-leaves out the lines of tests that passed.
+does not. The limit is `TEST_SILENCE` seconds, by default 600; the exit status is 124 then. libtest
+names a test that has run for a minute, but not with `--quiet`. The script therefore drops this
+argument, and itself leaves out the lines of tests that passed or were ignored.
 """
 
 import contextlib

@@ -44,7 +44,9 @@ class Asked:
 
 @dataclass
 class Round:
-    """The answers to all prompts of one process."""
+    """The answers of a process to all prompts, each asked once, and the process's metrics before
+    and after.
+    """
 
     asked: list[Asked]
     before: Metrics

@@ -27,8 +27,8 @@ from servers.loop_device import Disk, Throttle
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# Puts and flushes sequences one after another, reads old sequences, and prints the number of every
-# flushed sequence.
+# Puts sequences one after another, and reads old sequences. Flushes after every third sequence, and
+# then prints this sequence's name and number of stored pages.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -278,8 +278,8 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
     print(f"{loop.kills} kills, {flushed} sequences flushed before one and looked at")
 
 
-# Fills the store, flushes, lists the pages, and prints how many were evicted since the listing
-# began.
+# Puts 20 sequences, flushes, and lists the pages of the store. Then prints, every 2 ms, how many
+# pages the owner has evicted since the listing began.
 WITNESS = """
 import sys, time
 sys.path.insert(0, {here!r})
@@ -300,7 +300,7 @@ with rt.Store.open(path, capacity=FULL, segment_bytes=4 << 20) as store:
         print("evicted", evicted(store) - before, flush=True)
         time.sleep(0.002)
 """
-# Capacity of a store that evicts with every put.
+# Capacity of a store that is soon full, and then evicts with its puts.
 FULL = "24MiB"
 
 

@@ -1,5 +1,5 @@
-//! Residency: every backend passes the suite, matches `memory` under random events, and recovers a
-//! past state from its files.
+//! Residency: every backend passes the suite; `run` and `lsm` match `memory` under random events;
+//! `run` recovers a past state from its files, and `lsm` begins anew after damage.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

@@ -213,9 +213,10 @@ impl FailoverCatalog {
     /// Returns whether it was reopened.
     ///
     /// # Errors
-    /// Any error that keeps the store from being reopened now: the disks reject writes, or calls or
-    /// writes of this process are in progress. The poisoned core then keeps serving; if it is
-    /// closed already, calls return misses.
+    /// Any error that keeps the store from being reopened now, for example because the disks reject
+    /// writes, or calls or writes of this process are in progress. The poisoned core then keeps
+    /// serving; if it is closed already, calls return misses. `Fatal` if another store has taken
+    /// the place of this store, which is then closed.
     fn reopen(&self, number: u64) -> Result<bool> {
         let busy = || Error::retry("calls of this process still use the failed store");
         let opening = &self.membership.opening;

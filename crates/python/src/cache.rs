@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// A cache over several tiers: pages are looked up, loaded and put as in a store.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Cache {
-    /// Tiers as given, without the options of an address.
+    /// Tiers as given, without the options and user information of an address.
     tiers: Vec<String>,
     cache: RwLock<Option<Arc<cache::Cache>>>,
 }
@@ -333,7 +333,7 @@ impl Cache {
         Ok(py.detach(|| cache.problem()).or_raise(py)?.unwrap_or_default())
     }
 
-    /// The list of tiers as given.
+    /// The list of tiers as given, without the options and user information of an address.
     #[getter]
     fn tiers(&self) -> Vec<String> {
         self.tiers.clone()

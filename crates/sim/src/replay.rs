@@ -58,7 +58,8 @@ pub struct ReplayCounts {
     pub admitted: u64,
     /// Blocks that found no space in the whole replay.
     pub refused: u64,
-    /// Bytes written for the admitted blocks: pages, padding, run headers.
+    /// Bytes written for the admitted blocks: pages, padding, and run headers, which Belady's bound
+    /// does not have.
     pub bytes_written: u64,
     /// Bytes of the blocks written.
     pub bytes_admitted: u64,

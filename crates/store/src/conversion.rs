@@ -51,10 +51,10 @@ pub struct Conversion {
 /// receives the number of runs copied and the total.
 ///
 /// # Errors
-/// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, or
-/// if the runs do not fit the new index; file-system errors. After an error the store keeps its old
-/// index, except that an error during or after the replacement of the manifest may leave the new
-/// index in use.
+/// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, if a
+/// volume is absent, or if the runs do not fit the new index; `Fatal` if the new index has other
+/// runs than were copied; file-system errors. After an error the store keeps its old index, except
+/// that an error during or after the replacement of the manifest may leave the new index in use.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -183,7 +183,8 @@ fn copy_all(
     Ok(())
 }
 
-/// Removes the files, left by an interrupted conversion, of every index except `kept`.
+/// Removes the files of every index except `kept`: of the old index after a conversion, or the
+/// files that an interrupted conversion left.
 pub(crate) fn remove_leftovers(
     medium: &dyn Medium,
     directory: &Directory,

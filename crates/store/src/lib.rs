@@ -14,7 +14,7 @@
 //! deadline it waits for space for at most a minute. The files of a store stay within its budget;
 //! ARCHITECTURE.md lists the exceptions.
 //!
-//! **Must not know** sockets, processes, inference engines.
+//! **Must not know** how a call reaches the owner (sockets, takeovers), or inference engines.
 
 #![forbid(unsafe_code)]
 

@@ -53,7 +53,8 @@ impl Durability {
     }
 }
 
-/// The index backend of a store. If the owner names a different index, the store is converted.
+/// The index backend of a store. If the owner names a different index, the store is converted;
+/// `memory` is refused for a store with another index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum IndexKind {
     /// Run records in memory, a journal and checkpoints on disk.

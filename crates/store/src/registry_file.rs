@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub(crate) struct RegistryFile {
     directory: Directory,
     /// The file, open for appending records. `None` until this owner has replaced the file, and
-    /// after a failed append, whose result on disk is unknown: the next change then replaces the
-    /// file.
+    /// after a failed append that could not be cut off, whose result on disk is unknown: the next
+    /// change then replaces the file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
     /// Whether the file has records after its head.

@@ -16,7 +16,8 @@ impl Store {
     /// Starts a put. `source` must not change until the ticket is done.
     ///
     /// # Errors
-    /// `Invalid` for bad keys or sizes; `Retry` if too many tickets wait.
+    /// `Invalid` for bad keys or sizes; `Retry` if too many tickets wait, or no thread or eventfd
+    /// is available; `Closed` if the store is closed.
     pub fn submit_put(
         self: &Arc<Self>,
         scope: Arc<Scope>,
@@ -33,8 +34,8 @@ impl Store {
 
     /// Like `submit_put`. If the put does not store all pages, it calls `left` before the ticket is
     /// done. `left` gets the position of the first page that was not stored, and copies of this
-    /// page and of the pages after it, up to the first page that staging has no space for. A put that
-    /// ends because the store closes, or by a panic, does not call `left`.
+    /// page and of the pages after it, up to the first page that staging has no space for. A put
+    /// that ends because the store closes, or by a panic, does not call `left`.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -61,8 +62,9 @@ impl Store {
     /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
     /// the first page without memory and all later pages are skipped. Leading pages that are
     /// already stored are not copied. If the owner still has these pages when the put runs, the
-    /// ticket acknowledges them. If some of them were evicted, the put ends before the first
-    /// evicted page, with reason `not_found`.
+    /// ticket acknowledges them. If some of them were evicted, the outcome counts the pages before
+    /// the first evicted page, with reason `not_found`; only in an unchained scope are later pages
+    /// stored.
     ///
     /// # Errors
     /// Like `submit_put`.
@@ -77,10 +79,10 @@ impl Store {
         self.submit_put_copy_or(scope, keys, source, options, control, |_, _| {})
     }
 
-    /// Like `submit_put_copy`. If the put does not store all copied pages, it calls `left` before
-    /// the ticket is done. `left` gets the position of the first page that was not stored, and the
-    /// copies of this page and of all pages after it. A put that ends because the store closes, or by
-    /// a panic, does not call `left`.
+    /// Like `submit_put_copy`. If the leading stored pages of the put do not include all copied
+    /// pages, it calls `left` before the ticket is done. `left` gets the position of the first
+    /// copied page after these stored pages, and the copies of this page and of all pages after it.
+    /// A put that ends because the store closes, or by a panic, does not call `left`.
     ///
     /// # Errors
     /// Like `submit_put`.

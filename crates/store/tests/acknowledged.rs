@@ -1,4 +1,4 @@
-//! Pages that a put acknowledges because another put stored them.
+//! Pages that a put acknowledges because another put stored them, and deletes in `durable` mode.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -158,7 +158,7 @@ fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
     }
 }
 
-/// A source that deletes pages when the put copies its first page: after the caller's probe, and
+/// A source that deletes a page when the put copies its first page: after the caller's probe, and
 /// before the worker reserves space.
 struct Deleting<'a> {
     pages: BorrowedPages<'a>,

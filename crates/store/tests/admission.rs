@@ -113,7 +113,8 @@ fn unplaced_pages_are_refunded() {
     }
     let after = stats(&open);
     assert!(after.counters["refused_space"] > 500, "{after:?}");
-    // The test put fifty megabytes. The write budget lost only the bytes of pages that found space.
+    // The loop put 75 MiB. The write budget lost only the bytes of pages that found space, in a
+    // store of 12 MiB.
     assert!(after.admission.available_bytes.unwrap() + 12 * MIB > before);
     open.close();
 }

@@ -1,5 +1,5 @@
-//! Changes of the store's own files that fail half-way: whether the next owner finds the old or the
-//! new state, pages acknowledged after the failure are stored.
+//! Changes of the store's own files that fail half-way, or happen during an opening: no stored page
+//! is lost, and no later page is acknowledged that the next owner might not find.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

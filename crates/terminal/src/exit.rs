@@ -13,7 +13,8 @@ pub enum Status {
     Fine,
     /// The command found a problem, or the store's disk fails so that the store cannot be opened.
     Problems,
-    /// The command line is invalid, or the store cannot be opened for another reason.
+    /// The command line or an argument is invalid, the store cannot be opened for another reason,
+    /// or a remote refused a call.
     Unusable,
     /// The command failed.
     Failed,

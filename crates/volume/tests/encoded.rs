@@ -333,8 +333,9 @@ fn unknown_codec_does_not_end_the_reads_behind_it() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Takes all staging memory: encodes pages of each length until no staging buffer of this length is
-/// free. The returned pages hold the buffers.
+/// Takes staging memory: for each of `lengths`, encodes pages of twice this length, which then hold
+/// buffers of this length, until no buffer of twice the length is free. The returned pages hold the
+/// buffers.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {

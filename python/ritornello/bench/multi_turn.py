@@ -119,8 +119,8 @@ class MultiTurn:
                     await asyncio.sleep(self.pause_s(rng))
 
     async def _turn(self, driver: Driver, client: Waiting) -> Waiting | None:
-        """Asks one question; returns the client's next question, or None after the last
-        question.
+        """Asks one question; returns the client's next question, or None after the last question or
+        an error.
         """
         length = self.request_length
         if client.round and self.sub_question_input_length:

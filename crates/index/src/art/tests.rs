@@ -1,5 +1,5 @@
-//! Compares the index with the oracle, across reopenings, failures in the middle of a batch, and
-//! damage.
+//! Compares the index `art` with the index `memory`, across reopenings; and tests failures in the
+//! middle of a batch, and damage.
 
 use super::{ArtIndex, ArtOptions, ArtRecovered};
 use crate::conformance::{Content, contents, page, pages, place, sum};
@@ -304,8 +304,8 @@ fn durable_index_needs_no_sync() {
     assert_eq!(index.stats().checkpoints, 0);
 }
 
-/// Checks that every recovered run existed before, possibly with more pages, and that its parent
-/// exists.
+/// Checks that every recovered run existed before with the same pages and place, and that its
+/// parent exists.
 fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));

@@ -287,7 +287,7 @@ impl Families {
     /// Checks that the index is not poisoned.
     ///
     /// # Errors
-    /// `Fatal` after a read or write has failed.
+    /// `Fatal` after a read or write has failed, or damage was found.
     pub(super) fn check(&self) -> Result<()> {
         if self.is_poisoned() {
             return Err(Error::fatal(

@@ -13,7 +13,8 @@ use crate::{
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Maximum runs of a scope that are removed in one batch, together with their descendants.
+/// Maximum runs of a scope that one batch removes. The batch also removes their descendants, which
+/// do not count.
 const SCOPE_RUNS: usize = 1024;
 /// Maximum touched runs that are gathered before they are written.
 const TOUCHED_MAX: usize = 1 << 16;
@@ -121,7 +122,7 @@ impl PrefixIndex for LsmIndex {
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
         // Release the writer's lock after each batch, so that inserts make progress. Runs that such
-        // inserts add have names after `last`, and are not removed.
+        // inserts add have names after `last`, and are removed only if they follow a removed run.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {

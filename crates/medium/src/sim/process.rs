@@ -10,8 +10,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A process's view of a [`SimDisk`]. After the process is killed, every change fails with
-/// `BrokenPipe`, except the asynchronous writes that [`SimProcess::kill`] permits. Reads, which
-/// change nothing, still work.
+/// `BrokenPipe`, except the asynchronous writes that [`SimProcess::kill`] permits, and the creation
+/// of directories until [`SimProcess::is_dead`]. Reads, which change nothing, still work.
 #[derive(Clone, Debug)]
 pub struct SimProcess {
     disk: SimDisk,

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const PAGE: usize = 256 << 10;
-/// Maximum pages of the trial; if space is short, the trial has fewer.
+/// Maximum pages of the trial; if space is short, or the store is small, the trial has fewer.
 const PAGES_MAX: u64 = 256;
 /// Bytes per segment of a temporary store.
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -48,8 +48,8 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
     let mut findings = vec![Finding::fine("opened as", describe_role(&node))];
     let stats = node.store().stats()?.catalog;
     findings.extend(condition(&stats));
-    // Put at most a twentieth of the store's capacity, so that the trial does not replace a small
-    // store's pages.
+    // Put at most a twentieth of the store's capacity, so that the trial evicts few pages of a
+    // small store.
     let pages =
         if is_store { pages.min(stats.capacity_bytes / 20 / PAGE as u64).max(1) } else { pages };
     let scope =
@@ -73,8 +73,8 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
 
 fn pages(dir: &Path) -> Result<u64, Failure> {
     let room = Host.room(dir)?.available;
-    // Use an eighth of the free space, which leaves space for the file of the raw measurement and a
-    // margin.
+    // Use an eighth of the free space, but at least 4 MiB, which leaves space for the file of the
+    // raw measurement and a margin.
     Ok((room / 8 / PAGE as u64).clamp(16, PAGES_MAX))
 }
 

@@ -42,7 +42,8 @@ fn out_of_place() -> Error {
 /// The owner's calls, made in its own process or through a socket.
 ///
 /// Keys are the inference engine's block hashes in sequence order. A stale [`ScopeRef`] fails with
-/// `Retry`: resolve the scope again.
+/// `Retry`: resolve the scope again. The methods do not list the errors that most calls can have:
+/// of a closed, poisoned or reopening store, and of an owner that cannot be reached.
 pub trait Catalog: Send + Sync {
     /// Answers `request`, with the response that [`Response`] names for it.
     ///
@@ -53,9 +54,9 @@ pub trait Catalog: Send + Sync {
     /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
     ///
     /// # Errors
-    /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new and the
-    /// registry is full of scopes that hold pages; `Invalid` if a page of a new scope is too large
-    /// for the store.
+    /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new, and the
+    /// registry is full of scopes that hold pages or all scope numbers are used up; `Invalid` if a
+    /// page of a new scope is too large for the store; file-system errors.
     fn resolve(&self, scope: &Scope, create: bool) -> Result<Option<ScopeRef>> {
         let request = Request::Resolve { scope: Cow::Borrowed(scope), create };
         expect!(self.call(&request), Response::Scope(scope) => scope)
@@ -65,8 +66,8 @@ pub trait Catalog: Send + Sync {
     /// quota below the scope's size evicts immediately. References go stale if the codec changes.
     ///
     /// # Errors
-    /// `Invalid` if the codec cannot encode the scope's dtype or layout, or if `retained_bytes`
-    /// exceeds `quota_bytes`.
+    /// `Invalid` if the owner does not know the codec, if the codec cannot encode the scope's dtype
+    /// or layout, or if `retained_bytes` exceeds `quota_bytes`; file-system errors.
     fn configure(&self, scope: ScopeRef, settings: &ScopeSettings) -> Result<()> {
         let request = Request::Configure { scope, settings: *settings };
         expect!(self.call(&request), Response::Done => ())
@@ -92,7 +93,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Leased(leased) => leased)
     }
 
-    /// Ends a lease. Unknown leases (expired, or another owner's) are ignored.
+    /// Ends a lease. Leases that are unknown (expired, or another owner's), or another client's,
+    /// are ignored.
     fn release(&self, lease: LeaseNumber) -> Result<()> {
         expect!(self.call(&Request::Release { lease }), Response::Done => ())
     }
@@ -188,7 +190,8 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Lists the keys of whole runs whose generation is above `after`, until the list has at least
-    /// `limit` keys. Reads run headers, and skips runs whose header cannot be read.
+    /// `limit` keys, or 16,384 if `limit` is higher. Reads run headers, and skips runs whose header
+    /// cannot be read.
     fn keys(&self, scope: ScopeRef, after: u64, limit: u32) -> Result<KeyListing> {
         let request = Request::Keys { scope, after, limit };
         expect!(self.call(&request), Response::Keys(keys) => keys)

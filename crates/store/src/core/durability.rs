@@ -26,7 +26,7 @@ impl StoreCore {
     /// Like [`StoreCore::make_durable`], if earlier rounds end by `deadline`.
     ///
     /// # Errors
-    /// `Retry` if earlier rounds have not ended by `deadline`.
+    /// `Fatal`: the store is poisoned. `Retry` if earlier rounds have not ended by `deadline`.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.lifecycle.rounds().join(deadline, || self.sync_all())
     }

@@ -62,7 +62,8 @@ const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
 /// Weight of the prior, as a fraction of the capacity. The weight is high because all pages of a
 /// sequence are used together, so that the uses of a sequence's pages are one observation.
 const EXPECTED: f32 = 0.4;
-/// Units of evicted pages whose keys are remembered, as a multiple of the capacity.
+/// Units of evicted pages whose keys are remembered, as a multiple of the capacity; and number of
+/// these keys, as a multiple of [`Density::keys`].
 const REMEMBERED: u64 = 2;
 
 #[derive(Debug)]

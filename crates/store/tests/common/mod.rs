@@ -45,9 +45,9 @@ impl Open {
         self.core.close().unwrap();
     }
 
-    /// Stops without making data durable, like a killed process. Closes a store with the index
-    /// `lsm` instead, and returns false, because RocksDB cannot open its files twice in one
-    /// process.
+    /// Stops without making data durable, like a killed process. If the environment names the
+    /// store's index (`lsm`), closes the store instead and returns false, because RocksDB cannot
+    /// open its files twice in one process.
     pub fn forget(self) -> bool {
         if self.tested_index.is_some() {
             self.close();

@@ -34,7 +34,8 @@ struct Recorder {
     failing_open: Option<u64>,
     /// An action, and the number of changes until it runs.
     concurrent_action: Option<(u64, Action)>,
-    /// Digest of all changes to the disk, in order.
+    /// Digest of the changes to the disk, in order: their kinds, and the names, offsets and lengths
+    /// in them, without the bytes written.
     changes_digest: DefaultHasher,
 }
 

@@ -260,7 +260,7 @@ impl Cache {
     /// tiers durable.
     ///
     /// # Errors
-    /// `Retry` if a tier does not finish its writes in time; errors of flushing a store.
+    /// `Closed`; `Retry` if a tier does not finish its writes in time; errors of flushing a store.
     pub fn flush(&self) -> Result<()> {
         self.check()?;
         self.lower.flush(Instant::now() + FLUSH_TIMEOUT)?;

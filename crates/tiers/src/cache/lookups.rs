@@ -24,7 +24,8 @@ pub(super) struct Lookups {
     pub(super) promotions: Arc<Promotions>,
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) policy: PrefetchPolicy,
-    /// Pages of the lookups that got a final answer, and pages among them that no tier had.
+    /// Pages of the lookups that got a final answer, and pages among them that were found on no
+    /// tier; not every lookup queries the remote.
     pub(super) probed: Counter,
     pub(super) missed: Counter,
 }

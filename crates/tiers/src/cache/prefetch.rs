@@ -132,7 +132,7 @@ impl Prefetch {
         (pages as u64).saturating_mul(self.page_bytes())
     }
 
-    /// Bytes that this prefetch still has to fetch.
+    /// Bytes that this prefetch still has to fetch; zero until the remote has answered.
     pub(super) fn remaining_bytes(&self) -> u64 {
         match self.stage() {
             Stage::Fetching { fetched, of } => self.pages.bytes(of - fetched),

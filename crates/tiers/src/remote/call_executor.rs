@@ -32,7 +32,7 @@ const RETRIES_FREE: u64 = 20;
 pub struct RemoteCalls {
     /// Attempts made, retries included.
     pub calls: u64,
-    /// Calls that were retries.
+    /// Attempts that were retries.
     pub retries: u64,
     /// Calls that ended with an error or timed out. Panics are not counted.
     pub failures: u64,

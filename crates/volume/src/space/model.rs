@@ -1,4 +1,5 @@
-//! Compares the space with a bitmap, under random operations.
+//! Compares [`Space`] with a set of the units in use ("bitmap" in the names of the tests), under
+//! random operations.
 
 use super::shape::LONG_PAGE_UNITS;
 use super::*;

@@ -121,7 +121,8 @@ impl<'a> ReadJob<'a> {
         }
     }
 
-    /// Whether the call was cancelled or its deadline passed; no further operation may then start.
+    /// Whether the call was cancelled, its deadline passed, or the segments were opened before a
+    /// fork; no further operation may then start.
     pub(super) fn is_stopped(&mut self) -> bool {
         if self.stopped.is_none() {
             self.stopped = self.control.stop();

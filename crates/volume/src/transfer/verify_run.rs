@@ -34,8 +34,8 @@ impl Segments {
     /// Reads the header of a run.
     ///
     /// # Errors
-    /// `Miss` if the bytes are not the header that the place names; `Retry` if the header cannot be
-    /// read now, which does not prove damage.
+    /// `Miss` if the place is inconsistent, or the bytes are not the header that the place names;
+    /// `Retry` if the header cannot be read now, which does not prove damage.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let layout = adds_up.ok_or_else(|| {

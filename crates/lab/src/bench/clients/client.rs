@@ -101,7 +101,7 @@ fn answer(what: &impl Serialize) {
     print_stdout(&serde_json::to_string(what).unwrap_or_default());
 }
 
-/// Leases, puts and gets without pause, until the process is killed.
+/// Puts, gets, leases and deletes without pause, until the process is killed.
 fn work(store: &Store, shape: &Shape, set: u32) -> Result<(), Failure> {
     let mut driver = LoadDriver::new(shape)?;
     let data = Keys::of(set, 0, shape.sequence_pages);

@@ -150,9 +150,9 @@ impl Layer {
     }
 }
 
-/// Returns normally distributed numbers. One in 32 channels of keys is an outlier, as in large
-/// models: its standard deviation is ten times as large as in other channels, and its mean is equal
-/// to its standard deviation.
+/// Returns normally distributed numbers. The standard deviation of each channel of keys is drawn
+/// from a log-normal distribution. One in 32 channels of keys is an outlier, as in large models:
+/// its standard deviation is ten times the number drawn, and its mean is equal to this product.
 fn synthetic() -> Layer {
     let (heads, query_heads, head_dim, tokens) = SYNTHETIC;
     let mut random = Random(1);

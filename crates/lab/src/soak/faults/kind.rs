@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
-/// Scopes that a client registers in one fault.
+/// Scopes that a client registers in one fault, each with a page.
 const SCOPES_PER_STORM: u64 = 300;
 /// Soft limit of open files, less than the number of files of a store.
 const FEW_FILES: u64 = 24;
@@ -86,14 +86,15 @@ pub enum Fault {
     Passed,
     /// The client with this number was stopped.
     Stopped(usize),
-    /// File system calls of all clients fail with an injected error.
+    /// Syncs, calls that take space, or opens of all clients fail with an [`InjectedError`].
     Broken,
     /// The directory was moved to `away`. The directory that takes its place is moved to `aside` at
     /// the end of the fault.
     Moved { away: PathBuf, aside: PathBuf },
     /// The directory had this mode and user before.
     Permitted { mode: u32, user: u32 },
-    /// Another process owns the directory.
+    /// This process owns the directory, and refuses the clients as an owner of an unknown protocol
+    /// version.
     Foreign(ForeignOwner),
 }
 

@@ -27,14 +27,15 @@ pub(crate) const SCOPES_MAX: usize = 65_536;
 /// does I/O; `live` serves lookups.
 #[derive(Debug)]
 pub(crate) struct Scopes {
-    /// The sync rounds, which are poisoned if a change fails that may be on the disk.
+    /// The sync rounds. A change that fails with `Fatal` poisons them: the next opening may read
+    /// the registry with or without the change.
     rounds: Arc<Rounds>,
     /// The codec of scopes without a codec setting.
     codec: Codec,
     registry: Mutex<Registry>,
     live: RwLock<Live>,
-    /// Number of registrations by this owner. Uses of scopes are stamped with this number, so that
-    /// the least recently used scope can be found.
+    /// One more than the number of registrations by this owner. Uses of scopes are stamped with
+    /// this number, so that the least recently used scope can be found.
     registrations: AtomicU64,
     /// Maximum bytes of the live scopes' records.
     bytes_max: AtomicU64,
@@ -58,7 +59,8 @@ pub(crate) struct Live {
 #[derive(Debug)]
 pub(crate) struct LiveScope {
     reference: ScopeRef,
-    /// Value of [`Scopes::registrations`] at the last use.
+    /// Value of [`Scopes::registrations`] at the last use; zero if this owner has not used the
+    /// scope.
     pub(crate) used: AtomicU64,
 }
 
@@ -135,7 +137,9 @@ impl Scopes {
     /// and the number of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if the registry is full of scopes in use; file-system errors.
+    /// `Miss` if the registry is full of scopes in use, or all scope numbers are used up; `Fatal`
+    /// if another scope has the same digest; `Invalid` if the length of the scope's pages is
+    /// unknown or out of range; file-system errors.
     pub(crate) fn register(&self, scope: &Scope, state: &StateLock) -> Result<(ScopeRef, usize)> {
         scope.resolved_page_bytes()?;
         let mut registry = self.registry.lock();
