@@ -128,7 +128,9 @@ def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
 
 
 def test_cancelled_ticket_says_so(where: Path) -> None:
-    """Many concurrent puts: the last puts wait, and are cancelled before they begin."""
+    """Eight of 16 concurrent puts are cancelled: each of these is complete or ends as cancelled.
+    The other puts are complete.
+    """
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
     source = pages_of(sequences[0], PAGE)
     with open_small(where, capacity="256MiB") as store:

@@ -1,8 +1,8 @@
 """Operations of both interfaces of LMCache: put, get and deletion of objects, which may be in
 different scopes.
 
-No operation waits for the disk. A put or a get has one ticket for each scope, and a `Job` that is
-done when all its tickets are done.
+Puts and gets do not wait for the disk: each has one ticket for each scope, and a `Job` that is done
+when all its tickets are done.
 """
 
 from collections.abc import Iterable, Sequence

@@ -320,7 +320,9 @@ class RitornelloTier(SecondaryTierManager):
             return default
 
     def _failed(self, operation: str, error: Exception) -> None:
-        """Counts and logs a failure. A failure of the tier must not fail a request."""
+        """Counts a failure, and logs the first of each operation. A failure of the tier must not
+        fail a request.
+        """
         self._meter.add(f"errors:{operation}")
         if operation not in self._logged:
             self._logged.add(operation)

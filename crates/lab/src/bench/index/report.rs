@@ -73,7 +73,7 @@ pub struct Row {
     pub disk_bytes_per_entry: Option<f64>,
     /// Resident bytes per page after filling.
     pub memory_bytes_per_entry: f64,
-    /// Pages removed per second from a full index, while the same number of pages is inserted.
+    /// Pages removed per second from a full index, while new sequences are inserted.
     pub removes_per_s: f64,
     /// Processor seconds of filling.
     pub cpu_s: f64,
