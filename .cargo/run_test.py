@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 LIMIT = float(os.environ.get("TEST_SILENCE", "600"))
-# Lines of libtest about one test. With one thread the name is printed when the test starts.
+# Lines of libtest about one test: its result, that it is slow, and a line without its result yet.
+# With one thread libtest begins a test's line when the test starts.
 RESULT = re.compile(rb"test (.+?)(?: - should panic)? \.\.\. (\w+)")
 SLOW = re.compile(rb"test (.+) has been running for over \d+ seconds")
 STARTED = re.compile(rb"test (.+?)(?: - should panic)? \.\.\. $")

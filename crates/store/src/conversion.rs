@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// By default the index may use 1/`MEMORY_SHARE` of the memory available to the process.
+/// By default the index `run` may use 1/`MEMORY_SHARE` of the memory available to the process.
 const MEMORY_SHARE: u64 = 4;
 
 /// The result of [`convert_index`].

@@ -1,7 +1,8 @@
-//! The policy file of a store: permissions that are rarely given.
+//! The policy file of a store: permissions that are rarely given, and calls that clients are
+//! denied.
 //!
-//! Permissions are in a file, not among the options, because they belong to the stored data, apply
-//! to every process that opens the store, and are given by users with write access to its
+//! The policy is in a file, not among the options, because it belongs to the stored data, applies
+//! to every process that opens the store, and is written by users with write access to its
 //! directory.
 
 use crate::directory::{Directory, POLICY_FILE};

@@ -35,7 +35,9 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 class HeldEngine(TierEngine):
-    """Its prompts' chunks are on the remote only, after `keep_on_remote`."""
+    """An engine over a disk and a held remote. `keep_on_remote` removes all chunks from the other
+    tiers.
+    """
 
     def __init__(self, model: str, folder: str) -> None:
         self.disk = f"{folder}/disk"
@@ -66,7 +68,7 @@ class HeldEngine(TierEngine):
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": asked}, sampling)
 
     def step_until(self, reached: Callable[[], bool], what: str) -> dict[str, list[int]]:
-        """Returns the answers that ended."""
+        """Runs steps until `reached`. Returns the tokens of the answers that ended, by request."""
         answers: dict[str, list[int]] = {}
 
         def step() -> bool:
@@ -83,7 +85,9 @@ class HeldEngine(TierEngine):
         return self.step_until(lambda: not llm.has_unfinished_requests(), "requests end")
 
     def known(self, *names: str) -> list[Any]:
-        """Returns what the tier knows of requests. vLLM appends a suffix to their names."""
+        """Returns the tier's states of requests whose names begin with one of `names`: vLLM appends
+        a suffix to each name.
+        """
         return [state for name, state in self.tier._requests.items() if name.startswith(names)]
 
     def waits_for_remote(self, name: str) -> bool:
@@ -91,7 +95,9 @@ class HeldEngine(TierEngine):
         return any(asked.pending or asked.call is not None for asked in lookups)
 
     def left(self) -> dict[str, int]:
-        """Returns what requests that ended have left."""
+        """Waits until prefetches and leases have ended. Returns the numbers of the tier's jobs, of
+        requests that the tier knows, and of blocks that vLLM has not freed.
+        """
         import ritornello as rt
 
         wait_until(lambda: not self.cache.stats()["prefetch"]["running"], "prefetches end")

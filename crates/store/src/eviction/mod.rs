@@ -85,7 +85,7 @@ pub struct EvictionStats {
     pub following: String,
     /// Switches to another candidate.
     pub switches: u64,
-    /// Bytes of all shadow caches.
+    /// Bytes of memory of all shadow caches, and of the state that samples keys for them.
     pub shadow_bytes: u64,
     /// The sample is one page in `sample_rate`; zero without shadows.
     pub sample_rate: u64,
