@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_medium::{
-    DiskChange, Faulty, Host, MediumFault, Op, Rule, Schedule, Watch, Watched,
+    DiskChange, Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, Watch, Watched,
 };
 use ritornello_node::{Durability, Node, Options, Role, open_on};
 use ritornello_store::{CapacityChange, CatalogStats, PutOptions};
@@ -109,7 +109,11 @@ fn owner_of_two_volumes(dir: &Path) -> (Arc<FailedWrites>, Arc<Node>) {
     let writes = Arc::new(FailedWrites::default());
     // `Faulty` gives out no file descriptors, so every write passes through `FailedWrites`.
     let simulated = Arc::new(Faulty::new(Arc::new(Host), Schedule::new()));
-    let medium = Arc::new(Watched::new(simulated, Arc::clone(&writes) as Arc<dyn Watch>));
+    let medium = Watched::new(simulated, Arc::clone(&writes) as Arc<dyn Watch>);
+    (writes, two_volumes_on(Arc::new(medium), dir))
+}
+
+fn two_volumes_on(medium: Arc<dyn Medium>, dir: &Path) -> Arc<Node> {
     let paths = vec![dir.join("a"), dir.join("b")];
     let node = open_on(medium, &Options { paths, ..options(&dir.join("home")) }).unwrap();
     for name in 1..=8 {
@@ -118,7 +122,7 @@ fn owner_of_two_volumes(dir: &Path) -> (Arc<FailedWrites>, Arc<Node>) {
     node.store().flush().unwrap();
     let segments: Vec<u64> = stats(&node).paths.iter().map(|path| path.segments).collect();
     assert!(segments.len() == 2 && !segments.contains(&0), "{segments:?}");
-    (writes, node)
+    node
 }
 
 /// Makes all writes to the volumes `dirs` fail while both volumes have unsynced pages, which
@@ -237,6 +241,59 @@ fn store_reopens_without_a_volume_that_fails_writes() {
         client.finish();
         node.close().unwrap();
     }
+}
+
+/// The segments of the volume `b` cannot be synced. Its marker, and the file of its self-test, can.
+#[test]
+fn store_reopens_without_a_volume_that_fails_syncs() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(Host), schedule.clone());
+    let node = two_volumes_on(Arc::new(medium), dir.path());
+    for name in 11..=14 {
+        assert_eq!(put(node.store(), name, 4).unwrap().pages, 4);
+    }
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/b/seg-"));
+    assert_eq!(node.store().flush().unwrap_err().kind(), ErrorKind::Retry);
+    let began = Instant::now();
+    eventually("the store is reopened", || reopened(&node));
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    let absent = stats(&node).absent_space.reasons;
+    assert!(absent.len() == 1 && absent[0].contains("/b: a sync failed"), "{absent:?}");
+    for name in 21..=28 {
+        assert_eq!(put(node.store(), name, 4).unwrap().pages, 4, "{name}");
+    }
+    let read = sequences_read(&node);
+    assert!((1..8).contains(&read), "{read} of 8 sequences are on the volume a");
+    let _ = node.store().flush();
+    node.store().flush().unwrap();
+    // The owner tries again every two seconds. The attempts do not poison the store.
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!((stats(&node).absent_space.reasons.len(), node.problem()), (1, None));
+
+    schedule.heal();
+    eventually("the volume returns", || stats(&node).absent_space.reasons.is_empty());
+    assert_eq!((sequences_read(&node), stats(&node).counters["reopenings"]), (8, 1));
+    node.close().unwrap();
+}
+
+/// If the segments of no volume can be synced, the poisoned core stays, because it still serves
+/// reads.
+#[test]
+fn store_is_not_reopened_while_all_volumes_fail_syncs() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = Schedule::new();
+    let medium = Faulty::new(Arc::new(Host), schedule.clone());
+    let node = two_volumes_on(Arc::new(medium), dir.path());
+    assert_eq!(put(node.store(), 11, 4).unwrap().pages, 4);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/seg-"));
+    assert_eq!(node.store().flush().unwrap_err().kind(), ErrorKind::Retry);
+    let before = schedule.injected();
+    eventually("two attempts failed", || schedule.injected() >= before + 4);
+    assert_eq!((sequences_read(&node), stats(&node).owner_epoch), (8, 1));
+    schedule.heal();
+    eventually("the store is reopened", || reopened(&node));
+    node.close().unwrap();
 }
 
 #[test]

@@ -310,6 +310,18 @@ impl Segments {
         synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
+    /// Checks that a volume takes syncs: syncs its newest segment, if it has any. The self-test's own
+    /// file may be synced although segments cannot.
+    ///
+    /// # Errors
+    /// `Fatal` if the sync fails. A directory that cannot be listed, or a file that cannot be opened,
+    /// is no error.
+    pub fn check_syncs(&self, volume: u8) -> Result<()> {
+        let newest = self.list(volume).ok().and_then(|listed| listed.last().copied());
+        let Some(id) = newest.filter(|id| self.file(*id).is_ok()) else { return Ok(()) };
+        self.sync(&[id])
+    }
+
     /// Total bytes of the blocks allocated to segments. Segments whose files cannot be read now
     /// count as zero.
     #[must_use]

@@ -100,15 +100,14 @@ impl StoreCore {
     }
 
     /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
-    /// volume markers and the reservation log with their current contents, and syncs the files that
-    /// must be durable.
+    /// volume markers and the reservation log with their current contents, and syncs them and the
+    /// newest segment of each volume.
     ///
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
     ///
-    /// If the markers of some volumes cannot be rewritten, the check still passes if the marker of
-    /// a volume that takes puts can be rewritten: the next core tests each volume when it opens,
-    /// and leaves out the volumes that fail.
+    /// If some volumes fail, the check still passes if a volume that takes puts does not: the next
+    /// core tests each volume when it opens, and leaves out the volumes that fail.
     ///
     /// # Errors
     /// File-system errors; `Retry` while the capacity or the directories change.
@@ -127,7 +126,8 @@ impl StoreCore {
             // mounted over the volume's directory.
             let is_present = !volume.is_retired() && !absent.contains(&number);
             if is_present && volume.marked && directory.has_marker(&dir, marker) {
-                match directory.write_marker(&dir, marker) {
+                let marked = directory.write_marker(&dir, marker).map_err(Error::from);
+                match marked.and_then(|()| self.segments.check_syncs(number)) {
                     Ok(()) => writable |= !volume.draining,
                     Err(error) => failed = failed.or(Some(error)),
                 }
@@ -135,7 +135,7 @@ impl StoreCore {
         }
         // Keep the poisoned core, which still serves reads, if no volume would take a put.
         if let Some(error) = failed.filter(|_| !writable) {
-            return Err(error.into());
+            return Err(error);
         }
         self.reservation_log.lock().rewrite()
     }

@@ -19,6 +19,13 @@ pub(super) struct Files {
     reserved: AtomicUsize,
 }
 
+impl Files {
+    /// Closes the files of a volume.
+    pub(super) fn close_volume(&self, volume: u8) {
+        self.open.write().retain(|id, _| id.volume() != volume);
+    }
+}
+
 impl Segments {
     /// The open file of a segment. Opens it if necessary.
     pub(crate) fn file(&self, id: SegmentId) -> io::Result<Arc<dyn MediumFile>> {

@@ -188,6 +188,12 @@ impl Segments {
         }
     }
 
+    /// Detaches a present volume, which cannot be used: it counts as absent.
+    pub fn detach(&self, volume: u8) {
+        self.retire_volume(volume);
+        self.files.close_volume(volume);
+    }
+
     /// Number of volumes. Searches for volume number `volume` first if it is unknown, or if it is
     /// absent and the last search for an absent volume was at least a second ago.
     pub(crate) fn volumes_up_to(&self, volume: u8) -> usize {

@@ -133,6 +133,7 @@ impl StoreCore {
             return Err(Error::invalid("its file system cannot be trusted"));
         }
         self.segments.attach(number, candidate)?;
+        self.segments.check_syncs(number).inspect_err(|_| self.segments.detach(number))?;
         let listed = self.segments.list_durably(number)?;
         // Check the marker after listing and syncing the directory, because an empty mount point
         // lists no files.

@@ -32,7 +32,7 @@ use crate::volumes::VolumeState;
 use parking_lot::Mutex;
 use ritornello_format::{
     Error, ErrorKind, Manifest, Result, ScopeRegistry, ScopeSettings, ScopeSlot, StoredRegistry,
-    UNIT, VolumeMarker,
+    UNIT, VolumeMarker, VolumeRecord,
 };
 use ritornello_index::PrefixIndex;
 use ritornello_medium::Medium;
@@ -93,6 +93,7 @@ impl StoreCore {
             }
             absence.add_volume(number, why);
         }
+        leave_out_unsyncable(&segments, &manifest, &mut absence);
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
         manifest.owner_epoch += 1;
@@ -295,6 +296,32 @@ fn check_trust(segments: &Segments) -> Result<()> {
     )
     .with("file_system", report.file_systems.join(", "))
     .with("why", report.distrust))
+}
+
+/// Leaves out volumes whose newest segment cannot be synced: otherwise the first sync round would
+/// fail, and poison the store. Leaves out none if no other volume would take a put, because pages on
+/// such volumes can still be read.
+fn leave_out_unsyncable(segments: &Segments, manifest: &Manifest, absence: &mut Absence) {
+    let here =
+        |number, volume: &VolumeRecord| !volume.is_retired() && absence.why(number).is_none();
+    let volumes = (0..=u8::MAX).zip(&manifest.volumes);
+    let present: Vec<_> = volumes.filter(|(number, volume)| here(*number, volume)).collect();
+    let (mut takes_puts, mut failed) = (false, Vec::new());
+    if present.len() < 2 {
+        return;
+    }
+    for (number, volume) in present {
+        match segments.check_syncs(number) {
+            Ok(()) => takes_puts |= !volume.draining,
+            Err(error) => failed.push((number, error)),
+        }
+    }
+    for (number, error) in failed.into_iter().filter(|_| takes_puts) {
+        let dir = &manifest.volumes[usize::from(number)].dir;
+        tracing::warn!(%error, dir, "a volume cannot be used");
+        segments.detach(number);
+        absence.add_volume(number, error.to_string());
+    }
 }
 
 /// Host, boot id and process id of this owner, for diagnostics on a shared file system.
