@@ -6,10 +6,12 @@ mod common;
 
 use common::*;
 use ritornello_format::Scope;
+use ritornello_medium::{Host, Throttled};
+use ritornello_node::Options;
 use ritornello_store::PutOptions;
 use ritornello_tiers::cache::{Cache, Lookup, LookupOptions, PrefetchPolicy, Readiness, Settings};
 use ritornello_tiers::gate::LoadMode;
-use ritornello_tiers::remote::Backend;
+use ritornello_tiers::remote::{Backend, MemoryBackend};
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
 use std::path::Path;
@@ -170,6 +172,61 @@ fn lookup_waits_for_expected_long_fetch() {
     let found = answer(&cache, &scopes[0], &prompt[0], &options);
     assert_eq!((found.load, found.fetched), (50, 50));
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
+}
+
+/// The put of a fetched page takes two seconds, twice as long as the shortest time limit.
+#[test]
+fn long_page_is_fetched_to_a_slow_first_tier() {
+    const LONG: u64 = 96 << 20;
+    const CAPACITY: u64 = 256 << 20;
+    let (dir, over) = (tempdir().unwrap(), Arc::new(MemoryBackend::default()));
+    let (settings, address) = (Settings::default(), remote(dir.path()));
+    let (scope, prompt) = (Arc::new(Scope::opaque("long", LONG, true)), keys(1, 0, 1));
+    {
+        let backend = Arc::clone(&over) as Arc<dyn Backend>;
+        let cache = open_over(&[&host(&dir, 256), &address], &settings, backend);
+        let long = vec![7; LONG as usize];
+        let source = BorrowedPages::new(&[&long]);
+        let (options, control) = (PutOptions::default(), Control::default());
+        let put =
+            cache.submit_put_copy(Arc::clone(&scope), boxed(&prompt), 0, &source, options, control);
+        assert_eq!(put.unwrap().wait(Some(TTL)).unwrap().pages, 1);
+        cache.flush().unwrap();
+    }
+    let volume = dir.path().join("slow");
+    let slow = Throttled::new(Arc::new(Host), std::slice::from_ref(&volume), LONG / 2);
+    let first = Options {
+        capacity: Some(CAPACITY),
+        segment_bytes: Some(CAPACITY / 16),
+        paths: vec![volume],
+        ..Options::new(dir.path().join("disk"))
+    };
+    // The cache gets a second handle on this store.
+    let node = ritornello_node::open_on(Arc::new(slow), &first).unwrap();
+    let cache = open_over(&[&disk(&dir, 256), &address], &settings, over);
+    let options = LookupOptions { page_bytes: 0, ..HALVES };
+    let found = answer(&cache, &scope, &prompt, &options);
+    assert_eq!((found.load, found.fetched), (1, 1));
+    cache.close().unwrap();
+    drop(node);
+}
+
+/// The prompt is shorter than a step of an unlimited remote, and takes 40 seconds at the limit,
+/// which is longer than a transfer waits.
+#[test]
+fn slow_remote_is_loaded_in_short_steps() {
+    let remote_dir = tempdir().unwrap();
+    let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
+    let prompt = [keys(1, 0, 1000)];
+    fill(remote_dir.path(), &scopes, &prompt);
+    let slow = format!("{} rate=500KB", remote(remote_dir.path()));
+    let cache = open(&[&host(&dir, 64), &slow]);
+    let options = LookupOptions { page_bytes: 0, ..HALVES };
+    cache.lookup(&scopes[0], &refs(&prompt[0]), TTL, &options).unwrap();
+    until("the first step is complete", || cache.stats().unwrap().prefetch.pages > 0);
+    let never = LookupOptions { mode: LoadMode::Never, ..options };
+    assert!(cache.cancel(&scopes[0], &refs(&prompt[0])).unwrap(), "the prefetch continues");
+    assert!(answer(&cache, &scopes[0], &prompt[0], &never).local >= 16);
 }
 
 #[test]

@@ -23,6 +23,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum timeout of a put of fetched pages to the first tier
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum duration of a step at the remote's rate limit. A step waits for the steps of all other
+/// prefetches, and [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`] are longer than a step of each.
+const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -36,19 +39,29 @@ pub(super) struct Fetch<'a> {
 }
 
 impl Fetch<'_> {
+    /// Returns the number of pages that are fetched in one step: as many as the remote reads
+    /// concurrently, if its rate limit lets them through in [`STEP_DURATION`].
+    fn step_pages(&self) -> usize {
+        let page_bytes = self.job.pages.page_bytes;
+        let within = self.remote.rate.bytes_in(STEP_DURATION) / page_bytes.max(1);
+        step_pages(page_bytes).min(usize::try_from(within).unwrap_or(usize::MAX)).max(1)
+    }
+
     /// Fetches `range`. Returns the number of leading pages of `range` that are now on the first
     /// tier.
     pub(super) fn run(&self, range: Range<usize>) -> usize {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
-        let group = group_pages(pages.page_bytes);
-        let step = step_pages(pages.page_bytes);
+        let step = self.step_pages();
+        // Steps end where objects end. A step that is shorter than an object is a part of it: both
+        // are powers of two.
+        let group = group_pages(pages.page_bytes).min(1 << step.ilog2());
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
         let keys = pages.refs(range.clone());
         let mut at = range.start + first_tier.store().probe(&pages.scope, &keys).unwrap_or(0);
         while at < range.end {
-            let end = range.end.min(at / group * group + step);
+            let end = range.end.min((at / group + step / group) * group);
             let claimed =
                 tiers.table.claim(first_tier.kind, Residence::Loading, &pages.hashes, at..end);
             let mut claims = claimed.into_iter().peekable();
@@ -86,7 +99,7 @@ impl Fetch<'_> {
             tiers.table.forget(first_tier.kind, hash(*page), 0..1);
         }
         let (mut left, mut failed) = (wanted.to_vec(), 0);
-        let step = step_pages(all.page_bytes);
+        let step = self.step_pages();
         // Wait for pages that another prefetch is fetching as long as one step of this prefetch may
         // take.
         let others_timeout = time_limit(all.bytes(wanted.len().min(step)), READ_TIMEOUT, None);

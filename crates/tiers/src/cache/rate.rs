@@ -31,6 +31,11 @@ impl RateLimiter {
         self.bytes_per_second.is_some()
     }
 
+    /// Bytes that the limit lets through in `duration`; `u64::MAX` without a limit.
+    pub(super) fn bytes_in(&self, duration: Duration) -> u64 {
+        self.bytes_per_second.map_or(u64::MAX, |rate| (duration.as_secs_f64() * rate as f64) as u64)
+    }
+
     /// Reserves the time that `bytes` take. Returns when it begins and ends; `None` without a
     /// limit.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
