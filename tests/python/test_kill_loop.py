@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from real_device import or_skip, require_io_uring
-from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
+from test_sigkill import LONG_PAGE_BYTES, LONG_SCOPE, PAGE_BYTES, SCOPE, keys_of, page_of
 
 import ritornello as rt
 from servers.child import owner_of
@@ -27,48 +27,61 @@ from servers.loop_device import Disk, Throttle
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
+# Every fifth sequence has long pages, if `LONG_PAGES` is given as the last argument.
+LONG_PAGES = "long"
 # Puts sequences one after another, and reads old sequences. Flushes after every third sequence, and
 # then prints this sequence's name and number of stored pages.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
-from test_sigkill import PAGE_BYTES, SCOPE, keys_of, page_of
+from test_sigkill import keys_of, page_of
+from test_kill_loop import scope_of
 import ritornello as rt
 from ritornello.errors import RitornelloError
 path, capacity, name = sys.argv[1].split(","), sys.argv[2] or None, int(sys.argv[3])
+long = sys.argv[4]
 rng = random.Random(name)
 with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
     print("open", flush=True)
-    out = [bytearray(PAGE_BYTES) for _ in range(7)]
     while True:
         name += 1
-        keys = keys_of(name, 1 + name % 7)
-        old = keys_of(rng.randrange(max(0, name - 99), name + 1), 7)
+        (scope, length), keys = scope_of(name, long), keys_of(name, 1 + name % 7)
+        earlier = rng.randrange(max(0, name - 99), name + 1)
+        (old_scope, old_length), old = scope_of(earlier, long), keys_of(earlier, 7)
+        out = [bytearray(old_length) for _ in range(7)]
         try:
-            stored = store.put_batch(SCOPE, keys, [page_of(key) for key in keys])
+            stored = store.put_batch(scope, keys, [page_of(key, length) for key in keys])
             if name % 3 == 0:
                 store.flush()
                 print("flushed", name, stored, flush=True)
-            got = store.get_batch(SCOPE, old, out)
+            got = store.get_batch(old_scope, old, out)
         except RitornelloError as error:
             # The owner, another process, was killed: one call fails, and the next call continues.
             if store.stats()["poisoned"]:
                 print("poisoned", error, flush=True)
             continue
         for key, page in zip(old[:got], out):
-            if bytes(page) != page_of(key):
+            if bytes(page) != page_of(key, old_length):
                 print("wrong", name, flush=True)
 """
 
 
+def scope_of(name: int, long_pages: str) -> tuple[rt.Scope, int]:
+    """Returns the scope of sequence `name`, and the bytes of its pages."""
+    if long_pages == LONG_PAGES and name % 5 == 0:
+        return LONG_SCOPE, LONG_PAGE_BYTES
+    return SCOPE, PAGE_BYTES
+
+
 class Loop:
     """Two children that work on one store in `volumes` directories, and what each had flushed when
-    it was killed.
+    it was killed. On several volumes some pages are long.
     """
 
     def __init__(self, path: Path, capacity: str, volumes: int = 1) -> None:
         self.capacity = capacity
         self.volumes = volumes
+        self.long_pages = LONG_PAGES if volumes > 1 else ""
         self.next = 0
         self.kills = 0
         self.begin(path)
@@ -94,7 +107,7 @@ class Loop:
         self.next += 10_000
         code = CHILD.format(here=str(Path(__file__).parent))
         words = [sys.executable, "-c", code, ",".join(map(str, self.paths))]
-        words += [self.capacity, str(self.next)]
+        words += [self.capacity, str(self.next), self.long_pages]
         return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
     def wait(self, at: int, delay: float, *, opened: bool) -> None:
@@ -125,14 +138,14 @@ class Loop:
 
     def check(self, names: list[int], *, evicts: bool) -> None:
         """Opens the store and checks sequences that were flushed."""
-        out = [bytearray(PAGE_BYTES) for _ in range(7)]
         with rt.Store.open(self.paths, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
-                keys = keys_of(name, 1 + name % 7)
-                got = store.get_batch(SCOPE, keys, out[: len(keys)])
+                (scope, length), keys = scope_of(name, self.long_pages), keys_of(name, 1 + name % 7)
+                out = [bytearray(length) for _ in keys]
+                got = store.get_batch(scope, keys, out)
                 assert evicts or got >= self.flushed[name], f"sequence {name} is missing"
                 for key, page in zip(keys[:got], out, strict=False):
-                    assert bytes(page) == page_of(key), f"wrong bytes in sequence {name}"
+                    assert bytes(page) == page_of(key, length), f"wrong bytes in sequence {name}"
 
 
 def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
@@ -151,7 +164,7 @@ def run(loop: Loop, rng: random.Random, *, evicts: bool) -> tuple[int, int]:
             names = list(loop.flushed)
             loop.check(rng.sample(names, min(20, len(names))), evicts=evicts)
         over = time.monotonic() >= until
-        if len(loop.flushed) > 3_000 or over:
+        if len(loop.flushed) > 1_500 or over:
             # Begin a new store before the large store is full and evicts.
             loop.end()
             loop.check(list(loop.flushed), evicts=evicts)

@@ -20,6 +20,9 @@ import ritornello as rt
 
 PAGE_BYTES = 24_000
 SCOPE = rt.Scope.opaque("sigkill", PAGE_BYTES, chained=True)
+# Longer than 64 units of 4 KiB, so that a page may be stored in pieces.
+LONG_PAGE_BYTES = 300 << 10
+LONG_SCOPE = rt.Scope.opaque("sigkill long", LONG_PAGE_BYTES, chained=True)
 
 
 def keys_of(name: int, pages: int) -> list[bytes]:
@@ -27,9 +30,9 @@ def keys_of(name: int, pages: int) -> list[bytes]:
     return [hashlib.sha256(f"{name}/{n}".encode()).digest() for n in range(pages)]
 
 
-def page_of(key: bytes) -> bytes:
+def page_of(key: bytes, length: int = PAGE_BYTES) -> bytes:
     """Returns the expected bytes for `key`."""
-    return (hashlib.sha512(key).digest() * (PAGE_BYTES // 64 + 1))[:PAGE_BYTES]
+    return (hashlib.sha512(key).digest() * (length // 64 + 1))[:length]
 
 
 CHILD = """
