@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use ritornello_format::{ErrorKind, Result, RunHeader, Scope, UNIT};
 use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
 use ritornello_volume::run_on_threads;
-use ritornello_volume::transfer::{Control, MissReason, RunWrite};
+use ritornello_volume::transfer::{Control, MissReason, RunWrite, failed_volume};
 use std::panic::resume_unwind;
 use std::time::Instant;
 
@@ -228,7 +228,7 @@ impl Put<'_> {
             })
             .collect();
         let mut results = store.segments.write_runs(&writes, control).into_iter();
-        let mut reason = refused;
+        let (mut reason, mut failed_volumes) = (refused, Vec::new());
         let written = |run: &ReservedRun| {
             let result = if writable(run) { results.next()? } else { return None };
             result
@@ -237,11 +237,18 @@ impl Put<'_> {
                     let is_stalled = store.segments.is_stalled(&run.place);
                     let failed = if is_stalled { MissReason::Stalled } else { MissReason::Io };
                     reason = control.stop().unwrap_or(failed).word();
+                    failed_volumes.extend(failed_volume(error));
                 })
                 .ok()
         };
         prepared.sums = reserved.runs.iter().map(written).collect();
         prepared.reason = if lost { NOT_FOUND } else { reason };
+        failed_volumes.sort_unstable();
+        failed_volumes.dedup();
+        if !failed_volumes.is_empty() {
+            // If the report fails, the volume's next failure is reported.
+            let _ = store.catalog.report_failed_writes(reserved.id, &failed_volumes);
+        }
         Ok(prepared)
     }
 }

@@ -391,6 +391,8 @@ counters! {
     /// Reserved runs that did not become visible: not written, aborted, refused by the index,
     /// without the page that they follow, or already stored by another put.
     runs_abandoned,
+    /// Reserved runs that were not written because the file system failed a write.
+    runs_failed,
     /// Sync rounds of data and index.
     syncs,
     /// Microseconds spent in sync rounds.

@@ -20,6 +20,7 @@ pub use pack::{Pack, PackedPage, PackedPages, Packing, Unpack};
 pub use salvage::SalvagedRun;
 pub use sections::Sections;
 pub use verify_run::{VerifiedRun, is_unreadable_on_disk};
+pub use write::failed_volume;
 
 use crate::page_memory::{PageSource, PageTarget};
 use crate::staging::{Staging, StagingBuffer};

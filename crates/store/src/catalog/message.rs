@@ -103,6 +103,10 @@ pub enum Request<'a> {
     ReportSpeeds {
         speeds: Cow<'a, [u32]>,
     },
+    ReportFailedWrites {
+        reservation: u64,
+        volumes: Cow<'a, [u8]>,
+    },
 }
 
 impl<'a> Request<'a> {

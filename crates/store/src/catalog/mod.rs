@@ -163,6 +163,14 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Done => ())
     }
 
+    /// Reports, before the commit, the volumes on which writes of a reservation failed. If a volume
+    /// fails the writes of several puts in succession, later puts avoid it.
+    fn report_failed_writes(&self, reservation: u64, volumes: &[u8]) -> Result<()> {
+        let volumes = Cow::Borrowed(volumes);
+        let request = Request::ReportFailedWrites { reservation, volumes };
+        expect!(self.call(&request), Response::Done => ())
+    }
+
     /// Records a use of the leading pages (in an unchained scope, of all pages present). Returns
     /// the number of leading pages.
     fn touch(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<usize> {

@@ -144,6 +144,7 @@ impl Request<'_> {
             | Self::BeginRead { .. }
             | Self::Exists { .. }
             | Self::ReportDamage { .. }
+            | Self::ReportFailedWrites { .. }
             | Self::Touch { .. }
             | Self::Scopes { .. }
             | Self::Keys { .. } => QUESTION,

@@ -19,12 +19,29 @@ impl StoreCore {
     ) -> Result<Committed> {
         self.lifecycle.check_writable()?;
         let mut state = self.state.lock();
-        let Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease } =
-            state.reservations.take(client, id)?;
-        let mut unused: Vec<Extent> = Vec::new();
+        let Reservation {
+            client,
+            scope,
+            hashes,
+            runs,
+            retain_until,
+            flushed_later,
+            lease,
+            failed_volumes,
+        } = state.reservations.take(client, id)?;
+        let (mut unused, mut failed): (Vec<Extent>, Vec<Vec<Extent>>) = Default::default();
         let (mut refused_pages, mut retained) = (0, false);
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
+            let is_on_failed = |e: &Extent| failed_volumes.contains(&e.segment.volume());
+            if checksum.is_some() {
+                state.space.note_written(&run.place.extents);
+            } else if run.place.extents.iter().any(is_on_failed) {
+                failed.push(run.place.extents.clone());
+                self.counters.runs_failed.add(1);
+                self.counters.runs_abandoned.add(1);
+                continue;
+            }
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
             let Some(checksum) = checksum.filter(|_| self.scopes.is_live(scope.slot)) else {
                 unused.extend(&run.place.extents);
@@ -94,7 +111,13 @@ impl StoreCore {
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }
-        self.state.lock().space.free(&unused);
+        {
+            let space = &mut self.state.lock().space;
+            for extents in failed {
+                unused.extend(space.note_failed(extents, &failed_volumes));
+            }
+            space.free(&unused);
+        }
         if retained {
             self.trim_retention(scope.slot);
         }

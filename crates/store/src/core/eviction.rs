@@ -8,24 +8,24 @@ use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
 impl StoreCore {
-    /// Evicts pages, leaves first, until about `units` units outside sealed segments are freed.
-    /// Lets waiting threads take the lock between steps. Returns whether any page was evicted.
+    /// Evicts pages, leaves first, until about `units` units that puts can get are freed. Lets
+    /// waiting threads take the lock between steps. Returns whether any page was evicted.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
         let (mut left, mut any) = (units, false);
         while left > 0 {
             if any {
                 MutexGuard::bump(state);
             }
-            let leaving = state.space.sealed_limbo_units();
+            let leaving = state.space.unusable_limbo_units();
             let victims = self.victims(state, None, left);
             if !self.remove_victims(state, None, &victims) {
                 break;
             }
             any = true;
-            // Do not count space in sealed segments, because no put can use it.
+            // Do not count space in sealed segments and on avoided volumes, because no put gets it.
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
-            let sealed = state.space.sealed_limbo_units() - leaving;
-            left = left.saturating_sub(gone.saturating_sub(sealed));
+            let unusable = state.space.unusable_limbo_units() - leaving;
+            left = left.saturating_sub(gone.saturating_sub(unusable));
         }
         any
     }

@@ -80,6 +80,10 @@ impl Catalog for LocalCatalog {
                 core.state.lock().space.measured(speeds);
                 Ok(Response::Done)
             }
+            Request::ReportFailedWrites { reservation, ref volumes } => {
+                core.report_failed_writes(client, reservation, volumes);
+                Ok(Response::Done)
+            }
             Request::Touch { scope, keys } => {
                 core.touch(client, scope, &keys.list()?).map(Response::Count)
             }

@@ -32,6 +32,8 @@ pub(crate) struct Reservation {
     pub(crate) flushed_later: bool,
     /// Lease on the runs that this put follows.
     pub(crate) lease: LeaseNumber,
+    /// Volumes on which writes of this put failed.
+    pub(crate) failed_volumes: Vec<u8>,
 }
 
 impl Reservation {
@@ -126,6 +128,14 @@ impl Reservations {
         })
     }
 
+    /// Records volumes on which writes of an open reservation of `client` failed.
+    fn note_failed(&mut self, client: ClientId, id: u64, volumes: &[u8]) {
+        let own = self.open.get_mut(&id).filter(|reservation| reservation.client == client);
+        if let Some(reservation) = own {
+            reservation.failed_volumes = volumes.to_vec();
+        }
+    }
+
     /// Refuses a commit or abort of another client's reservation. A withheld reservation may be
     /// aborted by a client with the name under which it was made, and by the owner's process, which
     /// may have been a client when it made the reservation.
@@ -199,6 +209,12 @@ impl Reservations {
 }
 
 impl StoreCore {
+    /// Records that writes of a put failed on `volumes`, until its commit. Ignores unknown
+    /// reservations.
+    pub(super) fn report_failed_writes(&self, client: ClientId, id: u64, volumes: &[u8]) {
+        self.state.lock().reservations.note_failed(client, id, volumes);
+    }
+
     /// Frees the space of a reservation that its client aborts. The client has no write to it in
     /// flight.
     ///
@@ -362,6 +378,7 @@ mod tests {
             retain_until: 0,
             flushed_later: false,
             lease: LeaseNumber::default(),
+            failed_volumes: Vec::new(),
         }
     }
 

@@ -272,8 +272,16 @@ impl StoreCore {
             return Err(error);
         }
         let ReserveRequest { retain_until, flushed_later, .. } = *request;
-        let reservation =
-            Reservation { client, scope, hashes, runs, retain_until, flushed_later, lease };
+        let reservation = Reservation {
+            client,
+            scope,
+            hashes,
+            runs,
+            retain_until,
+            flushed_later,
+            lease,
+            failed_volumes: Vec::new(),
+        };
         state.reservations.insert(id, reservation);
         Ok(())
     }

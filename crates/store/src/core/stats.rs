@@ -58,6 +58,11 @@ impl StoreCore {
         health.sealed_bytes = allocator.sealed().len() as u64 * budget.segment_bytes;
         let paths = paths(&manifest, &state);
         let absent_space = state.absence.describe(&manifest, self.hidden.len() as u64);
+        let mut warnings = report.advice();
+        warnings.extend(state.space.avoided_volumes().map(|number| {
+            let dir = manifest.volumes.get(usize::from(number)).map_or("", |v| v.dir.as_str());
+            format!("{dir}: writes fail, so puts avoid it, and test it every 30 s: check its disk")
+        }));
         let (limbo, quarantined) = (state.space.limbo_units(), state.space.quarantined_units());
         let reserved = state.reservations.units() + state.space.withheld_units();
         Ok(CatalogStats {
@@ -109,7 +114,7 @@ impl StoreCore {
                 direct: report.direct,
                 huge_pages: report.backing.is_huge(),
                 file_system: report.file_systems.join(", "),
-                warnings: report.advice(),
+                warnings,
             },
             poisoned: self.poisoned(),
             absent_space,

@@ -80,6 +80,11 @@ impl FreeMap {
         self.segments.contains_key(&number)
     }
 
+    /// The numbers of the segments that exist.
+    pub(super) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.segments.keys().copied()
+    }
+
     /// Number of segments that are not sealed.
     pub(super) fn open_segments(&self) -> u32 {
         self.segments() - self.sealed.len() as u32

@@ -169,6 +169,8 @@ struct Volume {
     max: u32,
     /// Whether no segment is created, because the file system has no room.
     stopped: bool,
+    /// Whether nothing is allocated: see [`Space::avoid`].
+    avoided: bool,
 }
 
 impl Volume {
@@ -256,7 +258,7 @@ impl Space {
     /// the smallest fraction of its share. `None` if no volume may grow.
     #[must_use]
     pub fn next_segment(&self) -> Option<SegmentId> {
-        let order = self.rotation.order();
+        let order = self.order();
         let first = self.lacking.or_else(|| order.first().copied());
         let candidates = self.lacking.into_iter().chain(order);
         let less = |a: &Volume, b: &Volume| {
@@ -289,7 +291,15 @@ impl Space {
     }
 
     fn can_grow(&self, volume: usize) -> bool {
-        self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
+        let Volume { avoided, .. } = &self.volumes[volume];
+        !avoided && self.volumes[volume].creatable() > 0 && self.segments() < self.segments_max
+    }
+
+    /// The volumes that are not avoided, in the allocation order.
+    fn order(&self) -> Vec<usize> {
+        let mut order = self.rotation.order();
+        order.retain(|at| !self.volumes[*at].avoided);
+        order
     }
 
     /// Number of segments that exist.
@@ -299,7 +309,8 @@ impl Space {
 
     /// Number of segments that may be created now.
     fn creatable(&self) -> u64 {
-        let creatable: u64 = self.volumes.iter().map(|volume| u64::from(volume.creatable())).sum();
+        let volumes = self.volumes.iter().filter(|volume| !volume.avoided);
+        let creatable: u64 = volumes.map(|volume| u64::from(volume.creatable())).sum();
         creatable.min(self.segments_max.saturating_sub(self.segments()))
     }
 
@@ -316,6 +327,20 @@ impl Space {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.stopped = false;
         }
+    }
+
+    /// Allocates nothing on `volume`, and creates no segment there, or permits it again. The volume's
+    /// free space counts as free all the same.
+    pub fn avoid(&mut self, volume: u8, avoided: bool) {
+        if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
+            volume.avoided = avoided;
+        }
+    }
+
+    /// The segments of avoided volumes.
+    pub fn avoided_segments(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        let avoided = (0..=u8::MAX).zip(&self.volumes).filter(|(_, volume)| volume.avoided);
+        avoided.flat_map(|(at, volume)| volume.free.numbers().map(move |n| SegmentId::new(at, n)))
     }
 
     /// Marks free extents as in use: extents of stored runs, and space that must not be allocated
@@ -390,7 +415,7 @@ impl Space {
             Reserve::Use => 0,
         };
         let creatable = self.creatable() * u64::from(self.segment_units);
-        (units + keep).saturating_sub(self.free_units() + creatable)
+        (units + keep).saturating_sub(self.allocatable_units() + creatable)
     }
 
     /// Adds measured speeds of the volumes, by volume number, in a unit that is the same for all;
@@ -418,6 +443,13 @@ impl Space {
     #[must_use]
     pub fn free_units(&self) -> u64 {
         self.volumes.iter().map(|volume| volume.free.units()).sum()
+    }
+
+    /// Free units of segments that are not sealed, on volumes that are not avoided.
+    #[must_use]
+    pub fn allocatable_units(&self) -> u64 {
+        let volumes = self.volumes.iter().filter(|volume| !volume.avoided);
+        volumes.map(|volume| volume.free.units()).sum()
     }
 
     /// Units of the segments that exist, sealed segments included.

@@ -29,7 +29,7 @@ impl Space {
         let units = shape.units();
         let candidates = match self.growing_volume(units) {
             Some(volume) => vec![volume],
-            None => self.rotation.order(),
+            None => self.order(),
         };
         for &at in &candidates {
             if let Some(hole) = self.volumes[at].free.best(units) {
@@ -54,7 +54,7 @@ impl Space {
     /// this volume cannot grow.
     pub(super) fn growing_volume(&self, units: u64) -> Option<usize> {
         let takes = |at: &usize| self.can_grow(*at) || self.volumes[*at].free.best(units).is_some();
-        self.rotation.order().into_iter().find(takes).filter(|at| self.can_grow(*at))
+        self.order().into_iter().find(takes).filter(|at| self.can_grow(*at))
     }
 
     /// Takes the largest holes of `volumes` until the remainder fits one hole, then the smallest

@@ -2,7 +2,7 @@
 
 use super::pick::Pick;
 use super::shape::{LONG_PAGE_UNITS, RunShape};
-use super::{RUN_EXTENTS_MAX, Space};
+use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
 /// Maximum volumes of one page. With 17 volumes the longest page, 512 MiB, would have 34 pieces,
@@ -66,7 +66,7 @@ impl Space {
     /// Allocates `units` on the first volume of the allocation order that has a hole of this
     /// length. `Err` names a volume before it in the order that has no such hole and can grow.
     fn place_stripe(&mut self, units: u64) -> Result<Option<Extent>, usize> {
-        for at in self.rotation.order() {
+        for at in self.order() {
             let Some(hole) = self.volumes[at].free.best(units) else {
                 if self.can_grow(at) {
                     return Err(at);
@@ -79,12 +79,21 @@ impl Space {
         Ok(None)
     }
 
-    /// Number of volumes that have unsealed segments, or may get some.
+    /// Number of volumes that are not avoided, and have unsealed segments or may get some.
     #[must_use]
     pub fn usable_volumes(&self) -> usize {
-        let is_usable =
-            |at: &usize| self.volumes[*at].free.open_segments() > 0 || self.can_grow(*at);
-        (0..self.volumes.len()).filter(is_usable).count()
+        (0..self.volumes.len()).filter(|at| self.is_usable(*at)).count()
+    }
+
+    /// Whether a volume other than `volume` is usable: see [`Space::usable_volumes`].
+    #[must_use]
+    pub fn has_usable_besides(&self, volume: u8) -> bool {
+        (0..self.volumes.len()).any(|at| at != usize::from(volume) && self.is_usable(at))
+    }
+
+    fn is_usable(&self, at: usize) -> bool {
+        let Volume { free, avoided, .. } = &self.volumes[at];
+        !avoided && (free.open_segments() > 0 || self.can_grow(at))
     }
 }
 

@@ -181,3 +181,22 @@ fn segment_to_create_outlasts_other_runs() {
     space.set_shares(&[3, 3], 3);
     assert!(!space.is_creatable(SegmentId::new(0, 1)), "three segments exist");
 }
+
+#[test]
+fn avoided_volume_gets_no_runs_and_no_segments() {
+    let mut space = Space::new(config(&[2, 1])).unwrap();
+    space.add_segment(SegmentId::new(0, 0)).unwrap();
+    space.avoid(0, true);
+    assert_eq!(space.avoided_segments().collect::<Vec<_>>(), [SegmentId::new(0, 0)]);
+    assert_eq!(space.next_segment(), Some(SegmentId::new(1, 0)));
+    space.add_segment(SegmentId::new(1, 0)).unwrap();
+    assert_eq!(space.next_segment(), None);
+    for _ in 0..4 {
+        assert_eq!(space.allocate(6, 50, 5, Reserve::Keep).unwrap()[0].segment.volume(), 1);
+    }
+    assert!(space.allocate(6, 50, 5, Reserve::Use).is_none());
+    assert_eq!((space.free_units(), space.allocatable_units()), (u64::from(SEGMENT), 0));
+    assert!(!space.has_usable_besides(1) && space.has_usable_besides(0));
+    space.avoid(0, false);
+    assert_eq!(space.allocate(6, 50, 5, Reserve::Keep).unwrap()[0].segment.volume(), 0);
+}

@@ -9,6 +9,8 @@ use super::page::{Direct, PageMemory};
 use super::{Control, MissReason, RunWrite, disk, mapped};
 use crate::segments::{Moved, Segments};
 use ritornello_format::{Error, ErrorKind, Result, RunHeader, SegmentId, Slice, UNIT};
+use std::error::Error as StdError;
+use std::fmt;
 use std::io;
 
 impl Segments {
@@ -119,11 +121,52 @@ impl<'a> NewRun<'a> {
 }
 
 /// Error for a failed write to `segment`.
-pub(super) fn failed(what: &str, segment: SegmentId, error: io::Error) -> Error {
+pub(super) fn failed(
+    what: &str,
+    segment: SegmentId,
+    error: impl Into<Box<dyn StdError + Send + Sync>>,
+) -> Error {
     Error::retry(what)
         .with("reason", MissReason::Io.word())
         .with("segment", segment.0)
         .because(error)
+}
+
+/// The cause of an error for a write that the disk failed.
+#[derive(Debug)]
+pub(super) struct FailedWrite {
+    volume: u8,
+    error: io::Error,
+}
+
+impl FailedWrite {
+    pub(super) fn new(segment: SegmentId, error: io::Error) -> Self {
+        Self { volume: segment.volume(), error }
+    }
+}
+
+impl fmt::Display for FailedWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl StdError for FailedWrite {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.error.source()
+    }
+}
+
+/// Returns the volume that failed a write, if that caused `error`, an error of
+/// [`Segments::write_runs`]. `None` if the file system was full, or the process lacked memory.
+#[must_use]
+pub fn failed_volume(error: &Error) -> Option<u8> {
+    let failed: &FailedWrite = error.source()?.downcast_ref()?;
+    let is_lack = matches!(
+        failed.error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory
+    );
+    (!is_lack).then_some(failed.volume)
 }
 
 /// Error for segments that the parent process opened before a fork.

@@ -3,8 +3,8 @@
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
 //! Otherwise a crash could revive entries whose place holds another run: the checksums would detect
 //! this at a get, but a probe would already have reported a hit. Until the record is durable, the
-//! space is in *limbo*. Space whose bytes failed verification is *quarantined*, and space to which
-//! a dead process may be writing is *withheld*.
+//! space is in *limbo*. Space whose bytes failed verification, or could not be written, is
+//! *quarantined*, and space to which a dead process may be writing is *withheld*.
 
 pub(crate) mod capacity;
 pub(crate) mod drain;
@@ -14,6 +14,7 @@ mod quarantine;
 mod relocate;
 mod sealed;
 mod volumes;
+mod write_failures;
 
 pub(crate) use placement::SpaceDeadline;
 
@@ -22,7 +23,9 @@ use limbo::Limbo;
 use placement::GrowthPauses;
 use quarantine::Quarantine;
 use ritornello_format::{Extent, SegmentId};
-use ritornello_volume::space::Space;
+use ritornello_volume::space::{Reserve, Space};
+use std::time::Instant;
+use write_failures::WriteFailures;
 
 /// All space of the store.
 ///
@@ -34,6 +37,7 @@ pub(crate) struct StoreSpace {
     quarantine: Quarantine,
     draining: Draining,
     growth: GrowthPauses,
+    failures: WriteFailures,
 }
 
 /// Space in limbo and withheld space that waited for one sync round.
@@ -51,7 +55,22 @@ impl StoreSpace {
             quarantine: Quarantine::default(),
             draining: Draining::default(),
             growth: GrowthPauses::default(),
+            failures: WriteFailures::default(),
         }
+    }
+
+    /// Allocates extents for a run: see [`Space::allocate`].
+    fn allocate(
+        &mut self,
+        header_units: u32,
+        page_units: u32,
+        pages: u32,
+        reserve: Reserve,
+        now: Instant,
+    ) -> Option<Vec<Extent>> {
+        let extents = self.allocator.allocate(header_units, page_units, pages, reserve)?;
+        self.note_placed(&extents, now);
+        Some(extents)
     }
 
     /// The allocator, which knows free and used units and the segments.
@@ -90,7 +109,7 @@ impl StoreSpace {
         self.draining.add(extents);
     }
 
-    /// Quarantines space whose bytes failed verification. Above one sixteenth of the store, the
+    /// Quarantines space whose bytes failed verification, or could not be written. Above one sixteenth of the store, the
     /// oldest extents go into limbo.
     pub(crate) fn quarantine(&mut self, extents: Vec<Extent>) {
         let released = self.quarantine.add(extents, self.allocator.capacity_units() / 16);
@@ -130,15 +149,16 @@ impl StoreSpace {
         self.limbo.units()
     }
 
-    /// Units in limbo that will not be reused, because their segments are sealed.
-    pub(crate) fn sealed_limbo_units(&self) -> u64 {
+    /// Units in limbo that no put will get, because their segments are sealed or on avoided volumes.
+    pub(crate) fn unusable_limbo_units(&self) -> u64 {
         let sealed = self.allocator.sealed();
-        sealed.into_iter().map(|segment| self.limbo.units_in(segment)).sum()
+        let avoided = self.allocator.avoided_segments().filter(|id| !self.allocator.is_sealed(*id));
+        sealed.into_iter().chain(avoided).map(|segment| self.limbo.units_in(segment)).sum()
     }
 
-    /// Units that are free, or become free with a sync round.
+    /// Units that puts can get, now or after a sync round.
     fn reclaimable(&self) -> u64 {
-        self.allocator.free_units() + self.limbo.units() - self.sealed_limbo_units()
+        self.allocator.allocatable_units() + self.limbo.units() - self.unusable_limbo_units()
     }
 
     /// Units in quarantine.

@@ -116,12 +116,15 @@ impl StoreCore {
         round: u32,
         drains: bool,
     ) -> std::result::Result<Vec<Extent>, Obstacle> {
-        let mut state = self.state.lock();
+        let (mut state, now) = (self.state.lock(), Instant::now());
         let StoreSpace { allocator, growth, .. } = &mut state.space;
         growth.end(allocator);
-        if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Keep) {
+        let space = &mut state.space;
+        space.begin_trials(now);
+        if let Some(extents) = space.allocate(header_units, page_units, pages, Reserve::Keep, now) {
             return Ok(extents);
         }
+        let allocator = &space.allocator;
         let run = u64::from(header_units) + u64::from(page_units) * u64::from(pages);
         // The run would not fit an empty store: the store has shrunk since the scope was
         // registered, or a disk is full.
@@ -139,8 +142,8 @@ impl StoreCore {
         if have < needed {
             self.evict(&mut state, needed - have);
         }
-        let allocator = &mut state.space.allocator;
-        if let Some(extents) = allocator.allocate(header_units, page_units, pages, Reserve::Use) {
+        let space = &mut state.space;
+        if let Some(extents) = space.allocate(header_units, page_units, pages, Reserve::Use, now) {
             return Ok(extents);
         }
         // The reclaimable space is fragmented, not durably free, or too little because runs are

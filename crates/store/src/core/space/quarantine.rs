@@ -1,4 +1,4 @@
-//! Space whose bytes failed verification.
+//! Space whose bytes failed verification, or could not be written.
 
 use ritornello_format::{Extent, SegmentId};
 use std::collections::VecDeque;
@@ -30,6 +30,15 @@ impl Quarantine {
     pub(super) fn release(&mut self, which: impl Fn(SegmentId) -> bool) -> Vec<Extent> {
         let (gone, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.extents).into_iter().partition(|e| which(e.segment));
+        self.extents = kept.into();
+        self.units -= units(&gone);
+        gone
+    }
+
+    /// Removes those of `extents` that are quarantined. Returns them.
+    pub(super) fn take(&mut self, extents: &[Extent]) -> Vec<Extent> {
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.extents).into_iter().partition(|e| extents.contains(e));
         self.extents = kept.into();
         self.units -= units(&gone);
         gone

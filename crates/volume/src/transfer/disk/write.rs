@@ -8,10 +8,11 @@ use crate::segments::{OpInFlight, Segments};
 use crate::transfer::check::SliceSums;
 use crate::transfer::chunk::Chunk;
 use crate::transfer::page::Direct;
-use crate::transfer::write::{self, NewPage, NewRun, stopped};
+use crate::transfer::write::{self, FailedWrite, NewPage, NewRun, stopped};
 use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
+use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
@@ -306,6 +307,7 @@ impl Work for DiskWrite<'_> {
     fn done(&mut self, tag: u64, result: io::Result<()>) {
         let Some(PendingOp { run, chunk, .. }) = self.in_flight.complete(tag) else { return };
         if let Err(error) = result {
+            let error = FailedWrite::new(chunk.segment, error);
             self.fail(run, failed("a run could not be written", &chunk, error));
         }
     }
@@ -332,6 +334,6 @@ impl Work for DiskWrite<'_> {
 }
 
 /// Error for an operation on `chunk` that the file system failed.
-fn failed(what: &str, chunk: &Chunk, error: io::Error) -> Error {
+fn failed(what: &str, chunk: &Chunk, error: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
     write::failed(what, chunk.segment, error).with("offset", chunk.offset)
 }

@@ -1,0 +1,194 @@
+//! Volumes that fail writes to their segments, although they can be read and synced.
+
+use super::StoreSpace;
+use ritornello_format::Extent;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// Consecutive runs that could not be written to a volume, without a written one in between, after
+/// which puts avoid the volume. The runs are at different places, because the place of a failed
+/// run is quarantined: a few bad sectors cost their places only.
+const FAILED_RUNS_MAX: u32 = 8;
+/// Interval at which one run is placed on an avoided volume as a test.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The volumes on which the last run could not be written.
+#[derive(Debug, Default)]
+pub(super) struct WriteFailures(BTreeMap<u8, FailingVolume>);
+
+#[derive(Debug, Default)]
+struct FailingVolume {
+    /// Consecutive runs that could not be written.
+    runs: u32,
+    /// The quarantined places of these runs.
+    places: Vec<Extent>,
+    /// The time of the next test; `None` if puts do not avoid the volume.
+    next_trial: Option<Instant>,
+}
+
+impl StoreSpace {
+    /// Records that a run was written to `extents`. Puts no longer avoid its volumes.
+    pub(crate) fn note_written(&mut self, extents: &[Extent]) {
+        if self.failures.0.is_empty() {
+            return;
+        }
+        for volume in volumes_of(extents) {
+            // Places where writes failed stay quarantined, because only these places are bad.
+            let failing = self.failures.0.remove(&volume);
+            if failing.is_some_and(|failing| failing.next_trial.is_some()) {
+                tracing::warn!(volume, "writes to the volume succeed again");
+                self.allocator.avoid(volume, false);
+            }
+        }
+    }
+
+    /// Records that a run could not be written to `extents`, because writes to the `failed` volumes
+    /// failed. Quarantines the places on these volumes, until so many runs in succession failed that
+    /// the whole volume counts as failing. Then puts avoid the volume if another can be used.
+    /// Returns the extents that may be reused.
+    pub(crate) fn note_failed(&mut self, extents: Vec<Extent>, failed: &[u8]) -> Vec<Extent> {
+        let (bad, mut reusable): (Vec<_>, Vec<_>) =
+            extents.into_iter().partition(|extent| failed.contains(&extent.segment.volume()));
+        for volume in volumes_of(&bad) {
+            let own = bad.iter().copied().filter(|extent| extent.segment.volume() == volume);
+            let own: Vec<Extent> = own.collect();
+            let failing = self.failures.0.entry(volume).or_default();
+            failing.runs += 1;
+            if failing.runs < FAILED_RUNS_MAX {
+                failing.places.extend(&own);
+                self.quarantine(own);
+                continue;
+            }
+            reusable.extend(own);
+            let places = std::mem::take(&mut failing.places);
+            reusable.extend(self.quarantine.take(&places));
+            if failing.next_trial.is_none() && self.allocator.has_usable_besides(volume) {
+                tracing::warn!(volume, "writes to a volume fail: puts avoid it; check its disk");
+                failing.next_trial = Some(Instant::now() + TRIAL_INTERVAL);
+                self.allocator.avoid(volume, true);
+            }
+        }
+        reusable
+    }
+
+    /// Lets puts use avoided volumes whose test is due, and all avoided volumes if no other volume
+    /// is usable.
+    pub(super) fn begin_trials(&mut self, now: Instant) {
+        let avoided = |failing: &FailingVolume| failing.next_trial.is_some();
+        if !self.failures.0.values().any(avoided) {
+            return;
+        }
+        let none_usable = self.allocator.usable_volumes() == 0;
+        for (volume, failing) in &mut self.failures.0 {
+            let is_due = failing.next_trial.is_some_and(|trial| now >= trial);
+            if is_due || none_usable {
+                self.allocator.avoid(*volume, false);
+            }
+            if none_usable {
+                failing.next_trial = None;
+            }
+        }
+    }
+
+    /// Records that a run was placed in `extents`: if that is the test of an avoided volume, puts
+    /// avoid the volume again until the run is written, or until the next test.
+    pub(super) fn note_placed(&mut self, extents: &[Extent], now: Instant) {
+        if self.failures.0.is_empty() {
+            return;
+        }
+        for volume in volumes_of(extents) {
+            if let Some(failing) = self.failures.0.get_mut(&volume)
+                && let Some(trial) = &mut failing.next_trial
+            {
+                *trial = now + TRIAL_INTERVAL;
+                self.allocator.avoid(volume, true);
+            }
+        }
+    }
+
+    /// The volumes that puts avoid.
+    pub(crate) fn avoided_volumes(&self) -> impl Iterator<Item = u8> + '_ {
+        let failing = self.failures.0.iter();
+        failing.filter(|(_, failing)| failing.next_trial.is_some()).map(|(volume, _)| *volume)
+    }
+}
+
+fn volumes_of(extents: &[Extent]) -> BTreeSet<u8> {
+    extents.iter().map(|extent| extent.segment.volume()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::SegmentId;
+    use ritornello_volume::space::{Reserve, Space, SpaceConfig};
+
+    fn space(volumes: usize) -> StoreSpace {
+        let config =
+            SpaceConfig { segment_units: 1024, volumes: vec![1; volumes], reserve_percent: 0 };
+        let mut allocator = Space::new(config).unwrap();
+        for volume in 0..volumes as u8 {
+            allocator.add_segment(SegmentId::new(volume, 0)).unwrap();
+        }
+        StoreSpace::new(allocator)
+    }
+
+    fn place(space: &mut StoreSpace, now: Instant) -> Vec<Extent> {
+        space.begin_trials(now);
+        space.allocate(1, 1, 1, Reserve::Keep, now).unwrap()
+    }
+
+    /// Places runs, of which those on volume 0 fail. Returns the number of failed runs.
+    fn place_many(space: &mut StoreSpace, runs: usize, now: Instant) -> usize {
+        let fails = |space: &mut StoreSpace| {
+            let extents = place(space, now);
+            let fails = extents[0].segment.volume() == 0;
+            let reusable = if fails { space.note_failed(extents, &[0]) } else { extents };
+            space.free(&reusable);
+            fails
+        };
+        (0..runs).filter(|_| fails(space)).count()
+    }
+
+    #[test]
+    fn failing_volume_is_avoided_and_tested() {
+        let (mut space, start) = (space(2), Instant::now());
+        assert_eq!(place_many(&mut space, 7, start), 4, "volumes take turns");
+        assert_eq!((space.quarantined_units(), space.avoided_volumes().count()), (8, 0));
+        assert_eq!(place_many(&mut space, 60, start), 4);
+        assert_eq!(space.avoided_volumes().collect::<Vec<_>>(), [0]);
+        assert_eq!(space.quarantined_units(), 0, "the disk fails, and not these places");
+        assert_eq!(space.allocator.free_units(), 2048);
+        let later = start + 2 * TRIAL_INTERVAL;
+        assert_eq!(place_many(&mut space, 60, later), 1, "one run is a test");
+        let later = later + TRIAL_INTERVAL;
+        let trial = std::iter::repeat_with(|| place(&mut space, later))
+            .find(|extents| extents[0].segment.volume() == 0)
+            .unwrap();
+        assert!((0..10).all(|_| place(&mut space, later)[0].segment.volume() == 1));
+        space.note_written(&trial);
+        assert_eq!(space.avoided_volumes().count(), 0);
+        assert!((0..4).any(|_| place(&mut space, later)[0].segment.volume() == 0));
+    }
+
+    #[test]
+    fn written_run_ends_the_count_and_keeps_the_bad_place() {
+        let mut space = space(2);
+        for _ in 0..5 {
+            assert!(place_many(&mut space, 4, Instant::now()) > 0);
+            let good = std::iter::repeat_with(|| place(&mut space, Instant::now()))
+                .find(|extents| extents[0].segment.volume() == 0)
+                .unwrap();
+            space.note_written(&good);
+        }
+        assert_eq!(space.avoided_volumes().count(), 0);
+        assert!(space.quarantined_units() > 0);
+    }
+
+    #[test]
+    fn last_usable_volume_is_not_avoided() {
+        let mut space = space(1);
+        assert_eq!(place_many(&mut space, 20, Instant::now()), 20);
+        assert_eq!((space.avoided_volumes().count(), space.quarantined_units()), (0, 0));
+    }
+}

@@ -1,0 +1,145 @@
+//! A disk that fails writes to the segments on it, although it can be read and synced, costs few
+//! puts.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_medium::{
+    DiskChange, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, Watch, Watched,
+};
+use ritornello_store::{ClientId, Options, Outcome, Store};
+use ritornello_volume::staging::Staging;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const PAGE: u64 = 64 << 10;
+/// Number of runs that may fail before puts avoid a volume.
+const FAILED_MAX: usize = 8;
+
+fn two_volumes(medium: Arc<dyn Medium>) -> Open {
+    let paths = vec!["/a".into(), "/b".into()];
+    let options = Options { paths, background_threads: false, ..options(Path::new("/store"), 64) };
+    open_on(medium, &options).unwrap()
+}
+
+fn faulty() -> (Schedule, Open) {
+    let schedule = Schedule::new();
+    let disk = Arc::new(SimDisk::new(256 * MIB));
+    let open = two_volumes(Arc::new(Faulty::new(disk, schedule.clone())));
+    (schedule, open)
+}
+
+/// Puts single pages. Returns the outcomes.
+fn put_pages(store: &Store, name: u64, count: usize) -> Vec<Outcome> {
+    let keys = sequence(name, count);
+    keys.chunks(1).map(|key| put(store, &unchained(PAGE), key, None)).collect()
+}
+
+fn failed(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().filter(|outcome| outcome.reason == "io").count()
+}
+
+fn stored(outcomes: &[Outcome]) -> usize {
+    outcomes.iter().map(|outcome| outcome.pages).sum()
+}
+
+/// Used bytes of each volume.
+fn used(open: &Open) -> Vec<u64> {
+    let stats = open.store.stats().unwrap().catalog;
+    stats.paths.iter().map(|path| path.used_bytes).collect()
+}
+
+#[test]
+fn puts_avoid_a_volume_that_fails_writes() {
+    let (schedule, open) = faulty();
+    assert_eq!(stored(&put_pages(&open.store, 1, 40)), 40);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    let outcomes = put_pages(&open.store, 2, 40);
+    assert_eq!((failed(&outcomes), stored(&outcomes)), (FAILED_MAX, 40 - FAILED_MAX));
+    assert_eq!(stored(&put_pages(&open.store, 3, 100)), 100);
+    open.store.flush().unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.io.warnings.iter().any(|line| line.contains("/b: writes fail")));
+    assert_eq!(stats.counters["runs_failed"], FAILED_MAX as u64);
+    assert_eq!((stats.reserved_bytes, stats.quarantined_bytes), (0, 0));
+    assert!(stats.absent_space.reasons.is_empty());
+    assert_eq!(get(&open.store, &unchained(PAGE), &sequence(1, 40)).pages, 40);
+    open.close();
+}
+
+/// The store is full. Eviction makes room on the volume that takes writes.
+#[test]
+fn full_store_avoids_a_volume_that_fails_writes() {
+    let (schedule, open) = faulty();
+    put_pages(&open.store, 1, 1500);
+    assert!(open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    let outcomes = put_pages(&open.store, 2, 300);
+    assert_eq!((failed(&outcomes), stored(&outcomes)), (FAILED_MAX, 300 - FAILED_MAX));
+    open.close();
+}
+
+#[test]
+fn clients_and_the_owner_learn_of_failed_writes_together() {
+    let (schedule, open) = faulty();
+    let catalog = Arc::new(open.core.catalog_for(ClientId(1), "client"));
+    let staging = Staging::new(8 * MIB as usize).unwrap();
+    let client = Store::new(catalog, open.core.segments(), staging);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    assert_eq!(failed(&put_pages(&client, 1, 40)), FAILED_MAX);
+    assert_eq!(failed(&put_pages(&open.store, 2, 40)), 0);
+    client.close();
+    open.close();
+}
+
+/// Fails writes that cover one unit of the volume `b`, as a bad sector does.
+#[derive(Debug, Default)]
+struct BadSector {
+    failed: AtomicU64,
+}
+
+impl Watch for BadSector {
+    fn before(&self, change: &DiskChange<'_>) -> io::Result<()> {
+        const BAD: u64 = 40 << 12;
+        match *change {
+            DiskChange::Write(path, offset, bytes)
+                if path.starts_with("/b/seg-000000")
+                    && (offset..offset + bytes as u64).contains(&BAD) =>
+            {
+                self.failed.fetch_add(1, Ordering::Relaxed);
+                Err(io::ErrorKind::Other.into())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn bad_sector_costs_one_put() {
+    let sector = Arc::new(BadSector::default());
+    let disk = Arc::new(SimDisk::new(256 * MIB));
+    let open = two_volumes(Arc::new(Watched::new(disk, Arc::clone(&sector) as Arc<dyn Watch>)));
+    let outcomes = put_pages(&open.store, 1, 100);
+    assert_eq!((failed(&outcomes), stored(&outcomes)), (1, 99));
+    assert_eq!(sector.failed.load(Ordering::Relaxed), 1);
+    let stats = open.store.stats().unwrap().catalog;
+    assert!(stats.quarantined_bytes >= PAGE && stats.io.warnings.is_empty());
+    let used = used(&open);
+    assert!(used[0].abs_diff(used[1]) <= 2 * MIB, "both volumes take puts: {used:?}");
+    open.close();
+}
+
+#[test]
+fn full_volume_is_not_avoided() {
+    let (schedule, open) = faulty();
+    schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write).at("/b/seg-"));
+    assert_eq!(failed(&put_pages(&open.store, 1, 40)), 20, "volumes take turns");
+    assert_eq!(open.store.stats().unwrap().catalog.quarantined_bytes, 0);
+    schedule.heal();
+    assert_eq!(stored(&put_pages(&open.store, 1, 40)), 40);
+    assert!(used(&open)[1] > 0);
+    open.close();
+}
