@@ -63,7 +63,7 @@ impl Stalls {
             ops.progress.fetch_max(self.now(), Ordering::AcqRel);
         }
         ops.in_flight.fetch_add(1, Ordering::AcqRel);
-        Some(OpInFlight { stalls: self, volume, is_probe, has_completed: true })
+        Some(OpInFlight { stalls: self, volume, is_probe, is_submitted: false })
     }
 
     /// Whether the caller may begin an operation on a stalled volume.
@@ -122,14 +122,15 @@ pub(crate) struct OpInFlight<'a> {
     stalls: &'a Stalls,
     volume: u8,
     is_probe: bool,
-    has_completed: bool,
+    is_submitted: bool,
 }
 
 impl OpInFlight<'_> {
-    /// Ends an operation that was not submitted. Such an end does not count as a completion of the
-    /// volume.
-    pub(crate) fn cancel(mut self) {
-        self.has_completed = false;
+    /// Makes the end of the operation count as a completion of the volume. Without this call, the
+    /// operation was not submitted, for example because its file could not be opened.
+    pub(crate) fn submitted(mut self) -> Self {
+        self.is_submitted = true;
+        self
     }
 }
 
@@ -139,11 +140,11 @@ impl Drop for OpInFlight<'_> {
         if self.is_probe {
             ops.is_probed.store(false, Ordering::Release);
         }
-        if self.has_completed {
+        if self.is_submitted {
             ops.progress.fetch_max(self.stalls.now(), Ordering::AcqRel);
         }
         ops.in_flight.fetch_sub(1, Ordering::AcqRel);
-        if !self.has_completed {
+        if !self.is_submitted {
             return;
         }
         if ops.is_logged.load(Ordering::Relaxed) && ops.is_logged.swap(false, Ordering::Relaxed) {
@@ -156,6 +157,10 @@ impl Drop for OpInFlight<'_> {
 mod tests {
     use super::*;
 
+    fn submit(stalls: &Stalls, volume: u8) -> OpInFlight<'_> {
+        stalls.begin(volume).unwrap().submitted()
+    }
+
     /// Advances the clock of `stalls` by `time`.
     fn wait(stalls: &Stalls, time: Duration) {
         stalls.waited.fetch_add(time.as_millis() as u64, Ordering::Relaxed);
@@ -167,17 +172,17 @@ mod tests {
         let stalls = Stalls::new();
         wait(&stalls, STALLED_AFTER);
         assert_eq!(stalls.longest_silence(), Duration::ZERO, "no operation is in flight");
-        let first = stalls.begin(3).unwrap();
+        let first = submit(&stalls, 3);
         assert!(!stalls.is_stalled(3), "the operation has just begun");
         wait(&stalls, SHORT);
-        let second = stalls.begin(3).unwrap();
+        let second = submit(&stalls, 3);
         assert!(stalls.longest_silence() >= SHORT && !stalls.is_stalled(3));
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.is_stalled(3) && !stalls.is_stalled(2));
         assert!(stalls.begin(3).is_none() && stalls.begin(2).is_some());
         drop(first);
         assert!(!stalls.is_stalled(3), "the volume completes operations");
-        stalls.begin(3).unwrap().cancel();
+        drop(stalls.begin(3));
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.is_stalled(3), "the second operation is in flight");
         drop(second);
@@ -188,17 +193,16 @@ mod tests {
     #[test]
     fn stalled_volume_gets_one_operation_at_a_time() {
         let stalls = Stalls::new();
-        let _hangs = stalls.begin(0).unwrap();
+        let _hangs = submit(&stalls, 0);
         wait(&stalls, PROBE_AFTER);
         let probe = stalls.begin(0).unwrap();
         wait(&stalls, 2 * PROBE_AFTER);
         assert!(stalls.begin(0).is_none(), "the probe is in flight");
-        probe.cancel();
-        let probe = stalls.begin(0).unwrap();
-        assert!(stalls.is_stalled(0));
         drop(probe);
+        assert!(stalls.is_stalled(0), "the probe was not submitted");
+        drop(submit(&stalls, 0));
         assert!(!stalls.is_stalled(0), "only the first operation hangs");
-        let _others = [stalls.begin(0).unwrap(), stalls.begin(0).unwrap()];
+        let _others = [submit(&stalls, 0), submit(&stalls, 0)];
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.begin(0).is_none(), "the next probe is not due");
     }

@@ -258,10 +258,12 @@ fn lookup(index: &dyn PrefixIndex, load: &Load) -> f64 {
         .map(|at| {
             let (pages, _) = load.sequence(scattered(at, whole(load)).into());
             let started = Instant::now();
+            let mut lookups = 0;
             for page in pages.iter().step_by(pages.len().div_ceil(LOOKUPS).max(1)) {
                 black_box(index.locate(SLOT, *page));
+                lookups += 1;
             }
-            started.elapsed().as_secs_f64() * 1e6 / LOOKUPS as f64
+            started.elapsed().as_secs_f64() * 1e6 / f64::from(lookups)
         })
         .collect();
     median(&times)

@@ -109,8 +109,8 @@ impl StoreSpace {
         self.draining.add(extents);
     }
 
-    /// Quarantines space whose bytes failed verification, or could not be written. Above one sixteenth of the store, the
-    /// oldest extents go into limbo.
+    /// Quarantines space whose bytes failed verification, or could not be written. Above one
+    /// sixteenth of the store, the oldest extents go into limbo.
     pub(crate) fn quarantine(&mut self, extents: Vec<Extent>) {
         let released = self.quarantine.add(extents, self.allocator.capacity_units() / 16);
         self.limbo.add(released);

@@ -115,14 +115,12 @@ impl DiskRead<'_> {
             // part.
             self.fetches.split_front();
             if let Some(reason) = self.fetches.front_failure() {
-                op.cancel();
                 return NextOp::Fail(reason);
             }
             has_room = self.fetches.stage_front(take);
         }
         let prepared = if has_room { self.fetches.prepare_front(take) } else { None };
         let Some((buffers, iovecs)) = prepared else {
-            op.cancel();
             let reason = control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(reason) } else { NextOp::Wait };
         };
@@ -130,7 +128,7 @@ impl DiskRead<'_> {
         let (offset, bytes) =
             (span.chunk.offset, span.chunk.logical.end - span.chunk.logical.start);
         let _staging_buffers = self.fetches.staging_of(&span);
-        let pending = PendingOp { span, buffers, _op: op, _staging_buffers };
+        let pending = PendingOp { span, buffers, _op: op.submitted(), _staging_buffers };
         let tag = self.in_flight.insert(bytes, pending);
         // SAFETY: the target's memory is exclusive until the call returns (`PageTarget`), the
         // pending operation holds the buffers until it completes, the header block stays until its

@@ -190,7 +190,6 @@ impl<'a> DiskWrite<'a> {
         let pieces = parts.clone().map(|(page, range)| (page, range, &pages[page].memory));
         let prepared = OpBuffers::prepare(&chunk, header.as_ref(), layout.header, pieces, take);
         let Some((buffers, iovecs)) = prepared else {
-            op.cancel();
             let reason = self.control.stop().unwrap_or(MissReason::Staging);
             return if idle { NextOp::Fail(stopped(reason)) } else { NextOp::Wait };
         };
@@ -202,7 +201,8 @@ impl<'a> DiskWrite<'a> {
             }
         }
         let (offset, bytes) = (chunk.offset, chunk.logical.end - chunk.logical.start);
-        let pending = PendingOp { run: at, chunk, _op: op, _buffers: (buffers, header) };
+        let pending =
+            PendingOp { run: at, chunk, _op: op.submitted(), _buffers: (buffers, header) };
         let tag = self.in_flight.insert(bytes, pending);
         for (page, _) in parts {
             self.queue(at, page);
