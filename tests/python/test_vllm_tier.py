@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -120,12 +121,26 @@ def test_missing_chunks_are_not_promised_again(rig: TierHarness) -> None:
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[8:])
     loaded = rig.load(request, KEYS)
     assert loaded.ok == [True] * 8 + [False] * 4
-    assert loaded.reasons == {"not_found": 4}
+    assert (loaded.reasons, loaded.gone) == ({"not_found": 4}, KEYS[8:])
     assert rig.right(KEYS) == loaded.ok
     assert rig.counts.take()["failed_chunks:not_found"] == 4
     rig.save(request, KEYS)
     assert rig.hits(request, KEYS) == 8
     assert rig.hits(rig.begin("t", KEYS), KEYS) == 12
+
+
+def test_chunks_of_failed_load_are_not_reported_as_removed(
+    rig: TierHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.save(rig.begin("r", KEYS), KEYS)
+    request = rig.begin("s", KEYS)
+    assert rig.hits(request, KEYS) == 12
+    store = rig.store._store
+    assert store is not None
+    expired = partial(store.submit_get, timeout=0.0)
+    monkeypatch.setattr(rig.store, "submit_get", expired)
+    loaded = rig.load(request, KEYS)
+    assert (loaded.reasons, loaded.gone) == ({"deadline": 12}, [])
 
 
 def test_corrupted_chunk_is_miss(where: Path) -> None:
@@ -147,6 +162,7 @@ def test_corrupted_chunk_is_miss(where: Path) -> None:
     loaded = rig.load(request, KEYS)
     assert loaded.ok[:4] == [True, True, True, False]
     assert loaded.reasons.keys() == {"checksum"}
+    assert loaded.gone[0] == KEYS[3]
     assert rig.right(KEYS)[:3] == [True] * 3
     rig.tier.close()
 

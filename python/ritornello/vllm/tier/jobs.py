@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ritornello._core import Lookup, Outcome, Ticket
 
+# Reasons of a load for which the chunks are no longer stored: they are absent, or damaged. For all
+# other reasons, such as a deadline, they still are.
+GONE_REASONS = frozenset({"not_found", "place", "header", "scope", "key", "frame", "checksum"})
+
 logger = logging.getLogger("vllm.ritornello")
 
 # Seconds after which a wait without a limit is logged.
@@ -54,12 +58,14 @@ class Job:
 @dataclass(slots=True)
 class FinishedJob:
     """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of pages that
-    failed, by reason. `seconds`: of the slowest ticket. `bytes`: moved.
+    failed, by reason. `gone`: the keys that a load did not find. `seconds`: of the slowest ticket.
+    `bytes`: moved.
     """
 
     job: Job
     ok: list[bool]
     reasons: dict[str, int] = field(default_factory=dict)
+    gone: list[bytes] = field(default_factory=list)
     seconds: float = 0.0
     bytes: int = 0
 
@@ -129,6 +135,10 @@ def account(job: Job) -> FinishedJob:
         if missing:
             reason = piece.reason if outcome is None else outcome.reason or "error"
             finished.reasons[reason] = finished.reasons.get(reason, 0) + missing
+            if job.load and reason in GONE_REASONS:
+                finished.gone += [
+                    job.keys[at] for at, moved in zip(piece.indices, ok, strict=True) if not moved
+                ]
         if outcome is not None:
             finished.seconds = max(finished.seconds, outcome.seconds)
             finished.bytes += outcome.bytes

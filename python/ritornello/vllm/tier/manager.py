@@ -293,12 +293,12 @@ class RitornelloTier(SecondaryTierManager):
         )
 
     def _record_event(self, finished: FinishedJob, moved: "list[OffloadKey]") -> None:
-        """Records an event: chunks that were stored, or, as removed, chunks that a load did not
-        fill. `ownership` is omitted: Dynamo drops events with an owner that it does not know.
+        """Records an event: chunks that were stored, or, as removed, chunks that a load found no
+        longer stored. `ownership` is omitted: Dynamo drops events with an owner that it does not
+        know.
         """
         job = finished.job
-        missing = [key for key, ok in zip(job.keys, finished.ok, strict=True) if not ok]
-        keys = missing if job.load else moved
+        keys = finished.gone if job.load else moved
         if keys and self._events is not None:
             self._events.append(
                 OffloadingEvent(
