@@ -85,7 +85,7 @@ pub struct SimulateArgs {
 #[derive(Debug, Subcommand)]
 pub enum Model {
     /// Model prefill behind pages that are loaded: TTFT, bubble, crossover hit rate, cost
-    Pipeline(PipelineArgs),
+    Pipeline(Box<PipelineArgs>),
 }
 
 /// Arguments of `--generate multi-round-qa`.
