@@ -6,7 +6,8 @@
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
 status 0 if all facts held (answers equal the answers of the engine alone, hits come from the tier
-that a set-up tests, no request failed), 1 if a fact did not hold, 2 if nothing was measured.
+that a set-up tests, no request failed), 1 if a fact did not hold or a set-up failed, 2 if the bench
+did not run to its end.
 """
 
 import argparse

@@ -31,7 +31,7 @@ class SettingError(InvalidError):
 
 
 class RetryError(RitornelloError):
-    """No data was lost; the same call may succeed later."""
+    """The call failed for a reason that may pass: the same call may succeed later."""
 
     kind = "retry"
 

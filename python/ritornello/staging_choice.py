@@ -65,7 +65,9 @@ def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
 
 
 def is_huge(mappings: Iterable[str], address: int, nbytes: int) -> bool:
-    """Returns whether most of the resident part of this memory is in huge pages, by `smaps`."""
+    """Returns whether most of the resident memory of the mappings that hold this memory is in huge
+    pages, by `smaps`.
+    """
     resident = huge = 0
     inside = False
     for line in mappings:

@@ -1,5 +1,5 @@
-//! `bench store` at its smallest: its output and its clean-up. No test checks whether a figure is
-//! good.
+//! `bench store`, `bench clients` and `bench table` at their smallest: their output, and the
+//! clean-up of the first two. No test checks a speed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

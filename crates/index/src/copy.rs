@@ -18,14 +18,14 @@ pub struct Copied {
     pub dropped: u64,
 }
 
-/// Inserts every run of `from` into `to`, which is empty, and makes `to` durable. `from` must not
-/// change during the call. Scopes, attachments, holes, places, recency, retentions and the clock
-/// are kept. A run is copied after its parent, even if the parent was inserted after the run. Calls
-/// `progress` with the number of runs copied so far.
+/// Inserts every consistent run of `from` into `to`, which is empty, and makes `to` durable. `from`
+/// must not change during the call. Scopes, attachments, holes, places, recency, retentions and the
+/// clock are kept. A run is copied after its parent, even if the parent was inserted after the run.
+/// Calls `progress` with the number of runs copied so far.
 ///
 /// # Errors
-/// Errors of `sync_data`, and of inserts and syncs of `to`. After an error `to` holds a part of the
-/// copy.
+/// Errors of `sync_data`, of syncs of `to`, and of inserts, except `Invalid`, for which the run is
+/// dropped. After an error `to` holds a part of the copy.
 pub fn copy(
     from: &dyn PrefixIndex,
     to: &dyn PrefixIndex,

@@ -77,7 +77,8 @@ impl Channel {
     /// Encodes the message that [`Channel::send`] sends.
     ///
     /// # Errors
-    /// `Invalid` if the message is too long; the connection remains usable.
+    /// `Invalid` if the message is too long: the connection remains usable. `Fatal` if it cannot be
+    /// encoded.
     pub(crate) fn stage(&mut self, message: &impl Serialize) -> Result<()> {
         let mut output = std::mem::take(&mut self.output);
         output.clear();
@@ -134,8 +135,8 @@ impl Channel {
     /// Receives one message. Returns its bytes, or `None` if the peer has closed the connection.
     ///
     /// # Errors
-    /// `Invalid` if the message is too long; [`OwnerLost`](crate::owner_lost::OwnerLost) if the
-    /// connection fails; the error of `check`.
+    /// `Invalid` if the message is too long; `Retry` if the grant of memory is exhausted;
+    /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the connection fails; the error of `check`.
     pub(crate) fn receive(&mut self, check: WaitCheck<'_>) -> Result<Option<&[u8]>> {
         self.discard_consumed();
         let (mut checked, mut stuck) = (Instant::now(), false);

@@ -133,7 +133,8 @@ impl FailoverCatalog {
     }
 
     /// Returns the problem that prevents full use of the store, if any: the owner's last write or
-    /// sync failed and the store is not reopened yet, or the owner does not answer.
+    /// sync failed and the store is not reopened yet, the owner does not answer, or this process
+    /// leaves or has closed the store.
     pub(crate) fn problem(&self) -> Option<String> {
         match &*self.membership.get() {
             Membership::Owner(_) | Membership::Reopening(_) => self.membership.failure(),
@@ -201,7 +202,8 @@ fn timeout_of(rule: &CallRule) -> Duration {
     }
 }
 
-/// Returns the last statistics of a failed core, if the request asks for statistics.
+/// Returns the last statistics of the failed core that this process reopens or leaves, if the
+/// request asks for statistics.
 fn last_figures(
     rule: &CallRule,
     membership: &Arc<Membership>,
@@ -367,13 +369,13 @@ struct Unflushed(Mutex<FlushMark>);
 struct FlushMark {
     /// Number of the earliest owner epoch with an acknowledgement that no flush has covered.
     owner: Option<u32>,
-    /// Number of acknowledgements so far. If the number grew during a flush, the flush does not
-    /// cover the new acknowledgements.
+    /// Number of acknowledgements so far that were not durable. If the number grew during a flush,
+    /// the flush does not cover the new acknowledgements.
     changes: u64,
 }
 
 impl Unflushed {
-    /// Records an acknowledged put or delete.
+    /// Records an acknowledged put or delete, unless it was durable when it was acknowledged.
     fn note(&self, epoch: &OwnerEpoch) {
         if !epoch.durable {
             let mut mark = self.0.lock();

@@ -460,7 +460,8 @@ mod tests {
         }
 
         /// Second sight is exact while the ghost list drops no page: a page is admitted if and only
-        /// if the page, and all pages before it in the put, were refused earlier.
+        /// if the page, and all pages before it in the put, were refused since they were last
+        /// admitted.
         #[test]
         fn second_sight_is_exact(puts in puts()) {
             let mut admission = Admission::new(AdmissionMode::SecondSight, None, 1 << 16);

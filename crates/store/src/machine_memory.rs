@@ -9,8 +9,8 @@ use std::path::Path;
 /// Control groups of version 1 express "no limit" as a number near 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// Returns the bytes of memory that this process may use: the machine's memory, or the tightest
-/// limit of the control groups that hold this process, if this is less.
+/// Returns the bytes of memory that this process may use: the machine's memory, or the limit of
+/// [`control_group`], if this is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
@@ -28,8 +28,9 @@ pub struct ControlGroup {
     pub cached: u64,
 }
 
-/// Returns the control group with the tightest limit among the groups that hold this process, of
-/// version 2 or else of version 1. `None` without a limit.
+/// Returns the control group with the tightest limit among the groups of version 2 that hold this
+/// process; if none has a limit, the group at the root of the mount of version 1. `None` without a
+/// limit.
 #[must_use]
 pub fn control_group() -> Option<ControlGroup> {
     tightest(Path::new("/sys/fs/cgroup"))

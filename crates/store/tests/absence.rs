@@ -1,5 +1,5 @@
-//! Volumes and segments that an opening cannot use: no page is lost, no file is created in their
-//! place, and the store reattaches them when they can be used again.
+//! Volumes and segments that an opening cannot use: no page is lost unless the volume is retired,
+//! no file is created in their place, and the store reattaches them when they can be used again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

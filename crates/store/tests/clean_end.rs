@@ -49,7 +49,8 @@ fn absent_segment_makes_the_end_unclean() {
     }
 }
 
-/// A store is killed while it shrinks. The next owner continues with the emptiest segments.
+/// The manifest names a capacity below the segments that exist, as after a kill while the store
+/// shrank. The next owner keeps and moves as much after an unclean end as after a clean end.
 #[test]
 fn shrink_resumes_with_emptiest_segments_after_kill() {
     let run = |clean: bool| {

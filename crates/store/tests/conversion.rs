@@ -1,4 +1,5 @@
-//! A conversion of a store's index loses no page, even if interrupted.
+//! A conversion between the indexes on disk loses no page, even if interrupted. The index `memory`
+//! persists nothing, so its conversion keeps no page.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -90,7 +91,8 @@ mod lsm {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
-    /// Number of chains, each of eight runs.
+    /// Number of chains. With each chain, [`make`] inserts five runs of the chain, and three runs
+    /// in an unchained scope.
     const CHAINS: u64 = 500;
     const FEW: u64 = 100;
 
@@ -244,7 +246,7 @@ mod lsm {
         println!("done");
     }
 
-    /// Kills the child `pause` after it printed `word`.
+    /// Starts the child, and kills it `pause` after it printed `word`.
     fn kill_after(dir: &Path, word: &str, pause: Duration) {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "lsm::converting_child", "--nocapture"])

@@ -127,7 +127,8 @@ fn open_clients_find_a_new_directory() {
     open.close();
 }
 
-/// Power is lost while a directory is drained, and the next owner continues draining it.
+/// Power is lost while a directory is drained. The next owner retires the directory if the manifest
+/// records the drain.
 #[test]
 fn power_loss_while_draining_keeps_flushed_pages() {
     for seed in 0..16u64 {

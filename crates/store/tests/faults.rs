@@ -1,4 +1,4 @@
-//! A failing disk: the store refuses and counts calls, delivers no wrong byte, and never hangs.
+//! A failing disk: calls fail or miss, no wrong byte is delivered, and no call hangs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -243,9 +243,9 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// Injects one fault at every operation of the workload. The store delivers no wrong byte, does not
-/// hang, and loses no flushed page. The store continues, or is poisoned and continues after it is
-/// reopened.
+/// Injects one fault at an operation of the workload, in turn at each. The store delivers no wrong
+/// byte, and continues, or is poisoned and continues after it is opened again. Flushed pages that a
+/// poisoned store still returns survive a power loss.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };

@@ -19,8 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const BYTES_MAX: u64 = 256 << 10;
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
-/// Counts the bytes written to the registry. At each change of the registry, records disks as power
-/// losses would leave them.
+/// Counts the bytes written to the registry. At each change of the registry, and at each rename and
+/// sync of a directory, records disks as power losses would leave them.
 #[derive(Clone, Debug)]
 struct Recorder {
     disk: SimDisk,

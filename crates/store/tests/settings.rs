@@ -1,5 +1,5 @@
-//! Scope settings persist, and a process whose scope reference is outdated resolves the scope
-//! again.
+//! Settings of a scope persist, and outdate earlier references to the scope. Only the reserving
+//! client ends a reservation, and a store recognises its own directories.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -141,7 +141,7 @@ fn only_the_reserver_ends_a_reservation() {
     let reserved_bytes = || core.stats().unwrap().reserved_bytes;
     assert!(reserved_bytes() > 0, "the reservation must remain");
     // After client 1 has left, its reservation is withheld. Only a client of the same name, here
-    // "me", may end it.
+    // "me", or the owner's own process may end it.
     core.client_left(ClientId(1));
     assert_eq!(theirs.abort(reserved.id).unwrap_err().kind(), ErrorKind::Invalid);
     assert!(reserved_bytes() > 0);
@@ -151,7 +151,7 @@ fn only_the_reserver_ends_a_reservation() {
     core.close().unwrap();
 }
 
-/// A path with links, dots or repeated slashes names the same directory.
+/// A path with links or dots names the same directory.
 #[test]
 fn alias_of_a_directory_is_recognised() {
     let dir = tempfile::tempdir().unwrap();

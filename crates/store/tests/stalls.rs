@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
-/// Number of gets that wait for the stalled disk: more than the threads that work on tickets, and
-/// than the I/O threads of one volume.
+/// Number of gets, puts or reads that a test starts at once: more than the threads that work on
+/// tickets, and than the I/O threads of one volume.
 const STALLED_GETS: usize = 24;
 const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);

@@ -18,7 +18,8 @@ const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
 /// Weight of [`INITIAL_BYTES_PER_SECOND`] in the average with measured loads, in which a long load
 /// has weight 1. The weight is low, so that the first measured load outweighs the assumption.
 const INITIAL_CONFIDENCE: f64 = 0.1;
-/// Factor per second since the last load by which a tier's estimated speed rises.
+/// Factor by which a tier's estimated speed rises for each second since its last load, for at most
+/// 600 seconds.
 const RECOVERY_PER_SECOND: f64 = 1.02;
 /// Minimum gain of loading, as a share of the time to compute. A smaller gain is within the error
 /// of the estimates: the gate then computes, because after a load it cannot learn that computing

@@ -13,8 +13,8 @@ pub const OTHER_FILES: u64 = 1024;
 /// the files open now. Never lowers the limit.
 ///
 /// # Errors
-/// `Invalid`, with the required number, if the hard limit is lower; the soft limit is then raised
-/// to the hard limit.
+/// `Invalid`, with the required number: if the hard limit is lower, and the soft limit is then
+/// raised to the hard limit; or if the limit cannot be changed.
 pub(crate) fn reserve(segments: u64) -> Result<()> {
     /// Serialises read and write of the limit: a concurrent raise could otherwise be overwritten by
     /// a lower value.

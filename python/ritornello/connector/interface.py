@@ -1,7 +1,8 @@
-"""Checks that an installed engine has the interface that was tested. Each function returns the
+"""Checks that an installed engine has the interface that was tested. Each check returns the
 difference that keeps an adapter from working with the installed class; "" if there is none.
 
-Additional optional methods, and additional optional parameters (`accept_defaults`), are accepted.
+Additional optional methods are accepted, and except in constructors additional optional parameters
+(`accept_defaults`).
 """
 
 import functools

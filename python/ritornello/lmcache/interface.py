@@ -28,7 +28,7 @@ ABSTRACT = frozenset(
         "submit_unlock",
     }
 )
-# Further methods that the adapter calls or overrides, with the parameters of the tested version.
+# Methods that the adapter calls or overrides, with their parameters in the tested versions.
 PARAMETERS = {
     "__init__": ("max_capacity_bytes",),
     "_notify_keys_accessed": ("keys",),

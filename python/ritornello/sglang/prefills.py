@@ -1,8 +1,9 @@
 """Measures SGLang's prefills for the gate, which compares loading with computing.
 
-`ModelRunner.forward` computes one step. A step is measured if exactly one request computes more
-than one token in it, and no layer waits for pages from host memory. On an accelerator events on its
-stream measure the time, because the method returns before the step is computed.
+`ModelRunner.forward` computes one step. A step of the target model is measured if exactly one
+request computes more than one token in it, this rank runs all layers, and no layer waits for pages
+from host memory. On an accelerator events on its stream measure the time, because the method
+returns before the step is computed.
 """
 
 import functools

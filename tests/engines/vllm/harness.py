@@ -104,7 +104,7 @@ class Engine:
 
 
 def prompt(seed: int, length: int = 300) -> list[int]:
-    """Returns token ids that no other seed's prompt begins with."""
+    """Returns token ids; prompts of different seeds below 290 differ in the first id."""
     return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]
 
 

@@ -61,7 +61,9 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
 
 
 def specs() -> dict[str, Any]:
-    """Returns specs of vLLM's own classes, at least one of each kind that vLLM offloads."""
+    """Returns specs of vLLM's own classes, at least one of each kind that vLLM offloads, except
+    `UniformTypeKVCacheSpecs`.
+    """
     import torch
     from vllm.v1 import kv_cache_interface as kinds
 

@@ -3,7 +3,8 @@
 The scenario `change` changes the weights in all ways that are tested. `restart` is a new engine
 with the weights of the files. `ranks` is an engine of two workers, one of which changes its
 weights. The reply holds for each question the tokens of the answer, the number of pages loaded from
-and saved to the store, and the tokens that vLLM computes without the store (`expected`).
+and saved to the store, and for a question of `compare` the tokens that vLLM computes without the
+store (`expected`).
 """
 
 import json
@@ -20,7 +21,9 @@ SAMPLE_SECONDS = 0.5
 
 
 def flip(worker: Any) -> None:
-    """Reverses every tensor of the model. A second call restores the weights of the files."""
+    """Reverses every tensor of the model along its first dimension. A second call restores the
+    weights of the files.
+    """
     import torch
 
     with torch.no_grad():

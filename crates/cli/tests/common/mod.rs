@@ -15,8 +15,8 @@ use tempfile::TempDir;
 pub const PAGE: usize = 64 << 10;
 pub const PAGES: usize = 24;
 
-/// Makes a temporary directory on the disk of the sources: `/tmp` may be in memory, where there is
-/// no direct I/O to test.
+/// Makes a temporary directory on the disk of the build folder: `/tmp` may be in memory, where
+/// there is no direct I/O to test.
 pub fn scratch() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }

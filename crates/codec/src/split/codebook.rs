@@ -1,6 +1,6 @@
 //! The codebook of a block: the exponents that have a short code.
 
-/// Exponents that have a code.
+/// Number of exponents that have a code.
 pub const CODES: usize = 15;
 /// The code of an escape, a number whose exponent has no code: its exponent is listed after the
 /// codes.

@@ -1,14 +1,15 @@
 //! The `lsm` backend: RocksDB, for more pages than memory holds.
 //!
-//! **Column families.** `page` holds `scope | hash` → holders; `default` holds the *epoch* of each
-//! worker: the number of times that the worker was cleared. A stored holder is ignored unless its
-//! epoch equals the current epoch of its worker. Clearing a worker is thus one small write, and a
-//! compaction drops the pages that have no holders left. Clearing a scope is one range deletion.
+//! **Column families.** `page` holds `scope | hash` → holders; `default` holds the format version,
+//! and the *epoch* of each worker: the number of times that the worker was cleared. A stored holder
+//! is ignored unless its epoch equals the current epoch of its worker. Clearing a worker is thus
+//! one small write, and a compaction drops the pages that have no holders left. Clearing a scope is
+//! one range deletion.
 //!
 //! **Durable form.** A change is in the buffer of RocksDB's log when its method returns, and on the
 //! disk after a sync. Every block has a checksum that is verified when the block is read. A page
-//! whose entry cannot be read is reported as a page without holders. A database that does not open
-//! is replaced by an empty database.
+//! whose entry cannot be read is reported as a page without holders. A database that is too damaged
+//! to open is replaced by an empty database.
 //!
 //! **Locks.** A reader takes the lock of the epochs for reading, and no other lock. No thread holds
 //! this lock exclusively across I/O. The writer's lock makes read-modify-write atomic.
@@ -128,7 +129,8 @@ impl LsmResidency {
     ///
     /// # Errors
     /// `Invalid` if the database has an unknown format version; `Retry` if the database is open
-    /// already; `Fatal` for file-system errors.
+    /// already; `Fatal` for file-system errors, and in a forked child of a process that has used
+    /// RocksDB.
     pub fn open(dir: &Path, options: &LsmResidencyOptions) -> Result<Self> {
         let path = dir.join("lsm");
         recovery::refuse_in_forked_child(dir)?;

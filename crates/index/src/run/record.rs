@@ -100,7 +100,7 @@ impl Extents {
     }
 }
 
-/// The half that a probe reads. The order of fields minimises size and cache lines.
+/// The half that a probe reads.
 #[derive(Debug, Default)]
 pub(crate) struct Hot {
     /// At least `length` hashes. The hashes are undefined in a free record, and complete before the

@@ -6,7 +6,7 @@ use ritornello_format::{Scope, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_store::Budget;
 use ritornello_terminal::exit::Failure;
 
-/// Maximum bytes of a run header with its padding.
+/// Bytes of a segment that are left to run headers. One header has at most 16 KiB.
 const HEADER_BYTES: u64 = 32 << 10;
 
 /// Pages and sequences of one measurement.

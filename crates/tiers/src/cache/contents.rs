@@ -71,8 +71,9 @@ impl Cache {
     /// same time may store a page again. Returns how many of `keys` were on a local tier.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. The call removes pages
-    /// from the other tiers even if one fails.
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. If a removal fails, the
+    /// call still removes pages from the other tiers; if a query whether the pages are present
+    /// fails, it removes none.
     pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         let present = self.exists(scope, keys)?.into_iter().filter(|present| *present).count();
         self.on_each(|tier| tier.store().delete(scope, keys).map(drop))?;

@@ -32,7 +32,8 @@ const COPY_BYTES: u64 = 8 << 20;
 /// Interval at which the worker of a write-back tier checks the used space of the tier above.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The writer of one tier. Pages that it cannot queue or write are dropped and counted.
+/// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost,
+/// except those of cancelled jobs.
 #[derive(Debug)]
 pub(super) struct TierWriter {
     pub(super) to: Tier,

@@ -60,7 +60,7 @@ pub struct Collected {
     pub removed_bytes: u64,
     /// Removed orphans: objects whose preceding object was missing.
     pub orphans: u64,
-    /// Objects that could not be removed.
+    /// Objects and unfinished files that could not be removed.
     pub failed: u64,
     /// Objects whose header could not be read; an unreadable object counts as the beginning of a
     /// prompt.
@@ -202,7 +202,7 @@ fn object_states<'a>(
 
 /// Returns for each object the number of objects before it in its prompt; `above` returns the
 /// preceding object. Visits each object once. Forged headers may form a cycle: the object that
-/// closes the cycle counts as the beginning of a prompt.
+/// closes the cycle gets the depth 1, as if its preceding object began the prompt.
 fn depths(objects: usize, above: impl Fn(usize) -> Option<usize>) -> Vec<usize> {
     let mut depths: Vec<Option<usize>> = vec![None; objects];
     let mut path = Vec::new();

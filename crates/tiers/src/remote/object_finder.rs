@@ -1,4 +1,5 @@
-//! Finds which objects of a prompt exist on a remote, with as few queries as possible.
+//! Finds which objects of a prompt exist on a remote. Queries only objects whose existence is not
+//! cached.
 
 use super::call_executor::CallExecutor;
 use super::existence_cache::ExistenceCache;
@@ -79,11 +80,13 @@ impl ObjectFinder {
         Ok(found)
     }
 
-    /// Returns for each page of an unchained scope whether its object exists. Pages that the remote
-    /// has not been asked about before `deadline` count as missing.
+    /// Returns for each page of an unchained scope whether its object exists. Pages about which the
+    /// remote has not answered before `deadline` count as missing, and so do all pages after a
+    /// failed query.
     ///
     /// # Errors
-    /// `Retry` if the remote does not answer about the first [`NAMES_PER_QUERY`] pages.
+    /// The error of the query about the first [`NAMES_PER_QUERY`] pages; `Retry` if the remote does
+    /// not answer it.
     pub(super) fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
         let name = |page: usize| prompt.object_name(self.form, &(page..page + 1));
         let names: Vec<_> = (0..prompt.keys.len()).map(name).collect();

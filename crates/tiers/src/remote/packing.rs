@@ -9,17 +9,18 @@
 //! In a scope whose keys do not chain, a page's position says nothing about the pages before it:
 //! each page is one object.
 //!
-//! The name of an object consists of its scope, the hash of its *last* page, which commits to all
-//! pages before it, and its number of pages: writers of the same pages, and only they, write the
-//! same name.
+//! The name of an object consists of its form, its scope, the hash of the key of its *last* page,
+//! which commits to all pages before it in a chained scope, and its number of pages. Writers of the
+//! same pages in the same form, and only they, write the same name.
 
 use ritornello_format::{PageHash, ScopeId};
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Approximate length of an object.
+/// Maximum bytes of the pages of an object, before compression. A longer page is an object alone.
 pub(super) const OBJECT_BYTES: u64 = 8 << 20;
-/// Maximum objects, and approximate maximum bytes, that one call reads or writes concurrently.
+/// Maximum objects, and maximum bytes of several objects, that one call reads or writes
+/// concurrently.
 const CONCURRENT_OBJECTS: u64 = 4;
 const CONCURRENT_BYTES: u64 = 256 << 20;
 /// Maximum pages of an object. The run header of an object has room for the keys of all its pages,

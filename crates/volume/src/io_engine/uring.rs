@@ -23,8 +23,8 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// # Errors
-    /// `EPERM` or `ENOSYS` if `io_uring` is forbidden or unknown to the kernel; other errors of
-    /// `io_uring_setup(2)`.
+    /// `EPERM` or `ENOSYS` if `io_uring` is forbidden or unknown to the kernel; `Unsupported`
+    /// before Linux 5.5; other errors of `io_uring_setup(2)`.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { idle: Mutex::new(vec![ring()?]), process: std::process::id() })
     }

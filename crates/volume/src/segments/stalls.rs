@@ -50,7 +50,7 @@ impl Stalls {
     }
 
     /// Records an operation on `volume` that is in flight until the result is dropped. `None` if
-    /// the volume has stalled: the operation must not begin.
+    /// the volume has stalled and no test operation is due: the operation must not begin.
     pub(crate) fn begin(&self, volume: u8) -> Option<OpInFlight<'_>> {
         let ops = &self.volumes[usize::from(volume)];
         let is_probe = self.is_stalled(volume);

@@ -46,7 +46,7 @@ impl Hole {
 pub(super) struct FreeMap {
     /// For each segment that exists, its holes: start to length.
     segments: BTreeMap<u32, BTreeMap<u32, u32>>,
-    /// Segments that take no more runs.
+    /// Segments that take no runs until they are unsealed.
     sealed: BTreeSet<u32>,
     /// Sealed segments whose file is being removed, or is partly removed.
     removing: BTreeSet<u32>,

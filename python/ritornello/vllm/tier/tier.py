@@ -48,7 +48,7 @@ logger = logging.getLogger("vllm.ritornello")
 
 # Maximum time a stopping engine waits for its last stores.
 CLOSE_SECONDS = 10.0
-# Reasons for which the store refuses a page. Such a reason is not a failure: vLLM does not have to
+# Reasons for which the store or this tier refuses a page, without a failure: vLLM does not have to
 # back off.
 REFUSAL_REASONS = frozenset(
     {"admission", "write_budget", "read_only", "no_store", "before_reset", "weights_changed"}

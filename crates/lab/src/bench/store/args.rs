@@ -162,7 +162,8 @@ impl StoreArgs {
     /// Returns the shape that the arguments ask for.
     ///
     /// # Errors
-    /// `Unusable` for a shape without a valid page.
+    /// `Unusable` for a shape without a valid page, and if the total is less than a page or makes
+    /// more than 2^32 - 1 sequences.
     pub fn shape(&self) -> Result<Shape, Failure> {
         let scope = self.scope()?;
         let page_bytes = scope.resolved_page_bytes()?;

@@ -16,7 +16,8 @@ const IN_USE_TIME: Duration = Duration::from_secs(1);
 /// Progress of scrubbing.
 #[derive(Debug)]
 pub(crate) struct Scrub {
-    /// Remaining runs of this pass, by descending generation: the next run is last.
+    /// Remaining runs of this pass; the next run is last. Sorted by descending generation, and
+    /// rotated in the first pass of an owner.
     left: Vec<(u64, RunId)>,
     due: Instant,
     /// The last observed value of a counter that grows with uses and puts, and the time when this
@@ -32,9 +33,9 @@ impl Default for Scrub {
 }
 
 impl StoreCore {
-    /// Verifies the next run, if it is due. A pass visits all runs in the order of their puts. The
-    /// first pass after a restart begins at a run that depends on the owner epoch. Returns the time
-    /// until the next call.
+    /// Verifies the next run, if it is due. A pass visits all runs that are not in absent space, in
+    /// the order of their puts. The first pass after a restart begins at a run that depends on the
+    /// owner epoch. Returns the time until the next call.
     pub(crate) fn scrub_next(&self) -> Duration {
         let rate = self.options.scrub_rate;
         if rate == 0 || self.lifecycle.is_poisoned() {
