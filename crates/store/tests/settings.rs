@@ -1,5 +1,5 @@
-//! Settings of a scope persist, and outdate earlier references to the scope. Only the reserving
-//! client ends a reservation, and a store recognises its own directories.
+//! Settings of a scope persist, and a change of the codec outdates earlier references to the scope.
+//! Further tests: which clients may end a reservation, and which directories a store accepts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

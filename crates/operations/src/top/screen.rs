@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const REFRESH: Duration = Duration::from_secs(1);
-/// Characters of the longest label.
+/// Width of the column of labels, in characters. The longest label has eight.
 const NAME_WIDTH: u16 = 10;
 
 /// Draws the store until the user or a signal ends the view.

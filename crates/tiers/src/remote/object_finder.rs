@@ -80,9 +80,9 @@ impl ObjectFinder {
         Ok(found)
     }
 
-    /// Returns for each page of an unchained scope whether its object exists. Pages about which the
-    /// remote has not answered before `deadline` count as missing, and so do all pages after a
-    /// failed query.
+    /// Returns for each page of an unchained scope whether its object exists. After a query that
+    /// fails, or before a query that would probably exceed `deadline`, all further pages count as
+    /// missing.
     ///
     /// # Errors
     /// The error of the query about the first [`NAMES_PER_QUERY`] pages; `Retry` if the remote does

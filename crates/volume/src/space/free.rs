@@ -277,7 +277,7 @@ impl FreeMap {
         self.classes[class_of(units)] -= 1;
     }
 
-    /// Every hole, by segment (for tests and `fsck`).
+    /// Every hole, by segment and start.
     pub(super) fn holes_of_volume(&self, volume: u8) -> impl Iterator<Item = Extent> + '_ {
         self.segments.iter().flat_map(move |(&number, holes)| {
             let segment = SegmentId::new(volume, number);

@@ -52,7 +52,7 @@ impl Space {
             .collect()
     }
 
-    /// Whether a segment is sealed: it takes no more runs.
+    /// Whether a segment is sealed: it takes no runs until it is unsealed.
     #[must_use]
     pub fn is_sealed(&self, id: SegmentId) -> bool {
         let volume = self.volumes.get(usize::from(id.volume()));

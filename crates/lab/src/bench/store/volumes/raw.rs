@@ -45,7 +45,7 @@ impl RawLimits {
     /// their bytes, divided by the time until the last file is done.
     ///
     /// # Errors
-    /// `Retry` if a file system fails; `Fatal` if a thread panics; an error if a thread cannot start.
+    /// `Retry` if a file system fails or a thread cannot start; `Fatal` if a thread panics.
     pub fn together(&mut self, direction: Direction) -> Result<Rate> {
         let (start, cpu) = (Instant::now(), cpu_seconds());
         let rates = in_parallel(&mut self.0, |limit| pass(limit, direction))?;
