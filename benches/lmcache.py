@@ -74,7 +74,9 @@ L1, HUGE = "L1", "huge pages"
 
 @dataclass
 class System:
-    """One adapter, and the seconds and processor seconds of its rounds by operation."""
+    """One adapter, or the disk if `adapter` is None. `seconds`: durations of rounds, or of single
+    lookups, by operation. `cpu`: processor seconds of rounds by operation.
+    """
 
     name: str
     adapter: Any

@@ -34,9 +34,9 @@ ENOUGH_X, CUT, LITTLE_X, WORSE, REGRET = 2.0, 0.6, 0.5, 1.05, 0.10
 
 @dataclass(frozen=True)
 class Row:
-    """One set-up at one length of history. TTFT is measured on questions with a history (round
-    2 and later), except for `ttft_first_mean_s`. Intervals are at 95 %, over users. `hit_rate`:
-    prompt tokens from any cache over all prompt tokens, first questions included.
+    """One set-up at one length of history. TTFT is measured on questions with a history (all
+    rounds except round 0), except for `ttft_first_mean_s`. Intervals are at 95 %, over users.
+    `hit_rate`: prompt tokens from any cache over all prompt tokens, first questions included.
     """
 
     setup: str
@@ -93,8 +93,8 @@ class Report:
         return quantile(computed, 0.5) if computed else 0.0
 
     def break_even(self, history: int) -> float:
-        """Returns the bytes per second at which loading a prompt of this length takes as long as
-        computing it.
+        """Returns the bytes per second at which loading a prompt with a history of this length
+        takes as long as computing it.
         """
         return self.prefill_tokens_s(history) * self.bytes_per_token
 

@@ -242,7 +242,9 @@ def step(modules: Modules, at: Name, part: str, last: bool, seen: set[Name]) -> 
 
 
 def find(modules: Modules, at: Name, path: Name, seen: set[Name]) -> Found | None:
-    """Follows a path; returns `None` if a module has no such name."""
+    """Follows a path. Returns `OUTSIDE` if the path leaves the crate or package, and None if a
+    module has no such name.
+    """
     found: Found | None = Found(at, None)
     for number, part in enumerate(path):
         if number == 0 and (part,) in modules:

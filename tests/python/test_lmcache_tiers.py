@@ -61,7 +61,9 @@ def test_disk_tier_gives_the_directories() -> None:
 
 
 class FakeStore:
-    """A store whose lookups stay pending for the given number of calls."""
+    """A store whose lookups stay pending for the given number of calls, and then find all keys but
+    the second.
+    """
 
     has_remote = True
 

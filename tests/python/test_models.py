@@ -71,7 +71,7 @@ def models() -> list[Model]:
 MODELS = models()
 SIZES = sorted({model.chunk_bytes(degree) for model in MODELS for degree in DEGREES})
 ROWS = sorted({model.row_bytes(degree) for model in MODELS for degree in DEGREES})
-# The bytes of pages of any size begin with these.
+# The bytes of rows and of LMCache's objects: repeated, or cut off, to the length of each.
 PATTERN = page_of(b"pattern", MIB + 1)
 
 

@@ -29,7 +29,7 @@ from servers.loop_device import Disk, command
 def second_directory(
     tmp_path: Path, request: pytest.FixtureRequest, make_disk: Callable[..., Disk]
 ) -> tuple[Disk, Path, list[bytes]]:
-    """A closed store, half of whose 64 flushed pages are on a disk that is not mounted."""
+    """A closed store, some of whose 64 flushed pages are on a disk that is not mounted."""
     disk = make_disk("second", 128)
     path, second = tmp_path / "kv", disk.path
     if request.param == "directory below":
@@ -198,7 +198,8 @@ def test_copy_mounted_over_store_is_opened(
 
 
 # Keeps a store open in a directory of a chroot, which is not a mount point: the kernel does not
-# list the mount that contains it. Prints whether the store has the pages that it put.
+# list the mount that contains it. For each line of input, prints how many of the pages that it put
+# the store has, and whether the store is open.
 CHROOT = """
 import logging, os, sys
 import numpy.random  # It loads modules at its first use, which the chroot lacks.

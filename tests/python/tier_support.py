@@ -1,4 +1,4 @@
-"""A tier without vLLM: a host tier in plain memory, and vLLM's arguments."""
+"""A tier without vLLM: a host tier in anonymous shared memory, and vLLM's arguments."""
 
 import hashlib
 import mmap

@@ -1,4 +1,5 @@
-//! `serve` as the owner, and while it waits for another owner to end.
+//! `serve` as the owner, while it waits for another owner to end, and after its path leads to
+//! another store; settings that it refuses.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -19,8 +19,8 @@ impl Backend {
         }
     }
 
-    /// Removes all files of this backend in `dir`, durably, even if the backend is not compiled in.
-    /// Returns whether there were any.
+    /// Removes all files of `run` or `lsm` in `dir`, durably, even if the backend is not compiled
+    /// in. Returns whether there were any. For `memory` and `art` removes nothing.
     ///
     /// # Errors
     /// File-system errors. A repeated call removes the remaining files.

@@ -165,7 +165,7 @@ impl CurrentMembership {
     ///
     /// # Errors
     /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed, or its path
-    /// no longer leads to it; any error of [`Membership::join`].
+    /// no longer leads to it; errors of [`CurrentMembership::fail_over`].
     pub(crate) fn ensure_owner(&self) -> Result<()> {
         if self.is_leaving() {
             return Err(closed());
@@ -190,7 +190,8 @@ impl CurrentMembership {
     /// # Errors
     /// [`OwnerSilent`] if a process holds the lock and does not listen; the first call fails after
     /// the full timeout, later calls fail immediately. [`StoreReopening`] if the owner reopens the
-    /// store, or if this process takes the lock and cannot open the store.
+    /// store, or if this process takes the lock and cannot open the store. `Fatal` if another store
+    /// has taken this store's place; any other error of [`Membership::join`].
     pub(crate) fn fail_over(&self, lost: &Arc<Membership>, until: Instant) -> Result<()> {
         let directory = &self.opening.directory;
         let silent =
@@ -241,8 +242,8 @@ impl ChangeGuard<'_> {
     /// Replaces the membership by one with a new owner.
     ///
     /// Closes this process's segment files first: the new owner may reuse the numbers of segments
-    /// that the former owner removed or failed to create, and after a fault the volume may have
-    /// been mounted again. Reservations that the former owner issued can no longer be committed.
+    /// that the former owner failed to create, and after a fault the volume may have been mounted
+    /// again. Reservations that the former owner issued can no longer be committed.
     pub(crate) fn use_owner(&self, membership: Membership) {
         if let Some(segments) = self.current.segments.get().and_then(Weak::upgrade) {
             segments.close_all();
@@ -264,8 +265,9 @@ impl ChangeGuard<'_> {
         true
     }
 
-    /// Waits until no call of the local core is in progress, then closes the membership and the
-    /// lock file. Returns `None` on timeout, otherwise the result of [`Membership::close`].
+    /// Waits until no call of the local core is in progress, then closes the membership and, if
+    /// that succeeds, the lock file. Returns `None` on timeout, otherwise the result of
+    /// [`Membership::close`].
     pub(crate) fn try_close(&self, until: Instant) -> Option<Result<Result<()>>> {
         let mut membership = self.current.membership.try_write_until(until)?;
         let closed = membership.close();

@@ -31,9 +31,9 @@ const CARRY: usize = 1;
 /// Number of messages generated for each variant of an enum.
 const EACH: usize = 4;
 
-/// Returns whether `bytes` decode as this kind of message. If so, asserts that encoding and
-/// decoding again gives the same bytes, not longer than the input. (Bytes are compared, because a
-/// NaN differs from itself.)
+/// Returns whether `bytes` decode as this kind of message. If so, asserts that the message is
+/// encoded to at most [`CARRY`] bytes more than the input, and, after decoding again, to the same
+/// bytes. (Bytes are compared, because a NaN differs from itself.)
 macro_rules! is_message {
     ($kind:ty, $bytes:expr) => {
         decode::<$kind>($bytes).is_ok_and(|message| {
@@ -46,7 +46,7 @@ macro_rules! is_message {
     };
 }
 
-/// Like `is_message`, for a hello or its reply.
+/// Like `is_message`, for a hello or its reply, whose encoding is never longer than the input.
 fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
     let read = |bytes: &[u8]| First::<T>::read(bytes, OLDEST..=NEWEST, "a peer");
     read(bytes).is_ok_and(|message| {

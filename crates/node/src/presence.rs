@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 /// Random bytes of a name, written as hexadecimal digits.
 const NAME_BYTES: usize = 16;
-/// Maximum names tried. A name fails if a sweep removes its file after this process has created it
-/// and before it has locked it.
+/// Maximum names tried. A name fails if a sweep locks or removes its file after this process has
+/// created the file and before this process has locked it.
 const ATTEMPTS: u32 = 8;
 
 /// A locked name. While it exists, space that was granted under the name is withheld from others.

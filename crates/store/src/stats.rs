@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// Number of owners that the store has had, including the current owner.
+    /// How often the store was opened by an owner, including the current opening.
     pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
@@ -313,7 +313,7 @@ pub struct AdmissionStats {
 /// The I/O of this process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct IoStats {
-    /// `uring`, `pool`, `buffered` or `mapped`.
+    /// `uring`, `pool`, `buffered` or `mapped`; `simulated` in tests.
     pub mode: String,
     /// Whether I/O bypasses the page cache.
     pub direct: bool,

@@ -1,4 +1,5 @@
-//! Changes bytes anywhere in a closed store: the store delivers no wrong byte, and never panics.
+//! Changes bytes anywhere in a closed store, and truncates, removes and swaps its files: the store
+//! delivers no wrong byte, and never panics.
 //! `damaged_segments.rs` checks which pages damage costs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -163,6 +164,7 @@ fn damage_randomly(volumes: usize, cases: u32) {
             Ok(())
         })
         .unwrap();
-    // Damage in one place must leave most pages of the store intact.
+    // In more than a quarter of the cases the store opens and some pages can be read before they
+    // are put again.
     assert!(whole.get() > cases / 4, "{volumes} volumes: {}", whole.get());
 }

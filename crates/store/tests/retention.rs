@@ -36,7 +36,7 @@ fn until(retain_until: u64) -> PutOptions {
     PutOptions { retain_until, ..PutOptions::default() }
 }
 
-/// Puts almost three times as many bytes as the store holds.
+/// Puts 30 MiB of pages, two and a half times the store's capacity.
 fn overfill(open: &Open, scope: &Scope, first: u64) {
     for name in first..first + 60 {
         assert_eq!(put(&open.store, scope, &sequence(name, 8), None).pages, 8, "sequence {name}");
@@ -73,7 +73,8 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
-/// A put over retained runs writes no journal record unless it retains them longer.
+/// A put over retained runs retains them again, as `runs_retained` counts, only if it retains them
+/// longer.
 #[test]
 fn only_longer_retention_is_journaled() {
     let dir = tempfile::tempdir().unwrap();

@@ -104,8 +104,9 @@ impl Segments {
     /// Tests the directories, which must exist, and chooses how to move bytes.
     ///
     /// # Errors
-    /// `Invalid` if no directory is writable, if there are no volumes or more than 256, or if the
-    /// requested I/O mode does not work here.
+    /// `Invalid` if no directory is writable, if there are no volumes or more than 256, if
+    /// `segment_bytes` is not whole units, or if the requested I/O mode does not work here. `Retry`
+    /// if staging memory cannot be reserved.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
         let live: Vec<PathBuf> =
@@ -164,7 +165,8 @@ impl Segments {
     /// # Errors
     /// `Retry` if the file system is full or refuses, or if the directory does not hold the volume;
     /// the file is then removed if possible. `Fatal` if a file of that name exists. The file may
-    /// hold pages, so it is left unchanged, and the caller must take another number.
+    /// hold pages, so it is left unchanged, and the caller must take another number. `Invalid` if
+    /// the volume is unknown, retired, or absent.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -245,6 +247,7 @@ impl Segments {
     ///
     /// # Errors
     /// `Retry` if the file system refuses, or if the directory does not hold the volume now.
+    /// `Invalid` if the volume is unknown, retired, or absent.
     pub fn remove(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;

@@ -1,6 +1,6 @@
-//! Staging: one bounded arena of huge-page memory. Pages are copied through the arena if the
-//! caller's memory cannot be used for I/O, or if the caller needs its memory before the I/O
-//! completes.
+//! Staging: one bounded arena of memory, in huge pages if the machine permits. Pages are copied
+//! through the arena if the caller's memory cannot be used for direct I/O or is slow in it, or if
+//! the caller needs its memory before the I/O completes.
 
 mod arena;
 
@@ -156,7 +156,8 @@ impl Staging {
     }
 
     /// Copies pages into staging, so that the caller can reuse their memory before they are
-    /// written. `None` if the arena has not enough room now, or the source lacks one of the pages.
+    /// written. `None` if the arena has not enough room now, a call waits for room, or the source
+    /// lacks one of the pages.
     #[must_use]
     pub fn try_copy(
         self: &Arc<Self>,
@@ -167,7 +168,8 @@ impl Staging {
         Some(self.copy_leading(source, pages)).filter(|staged| staged.pages.len() == requested)
     }
 
-    /// Copies the leading pages until the arena has no more room, or the source lacks a page.
+    /// Copies the leading pages until the arena has no more room, a call waits for room, or the
+    /// source lacks a page.
     #[must_use]
     pub fn copy_leading(
         self: &Arc<Self>,

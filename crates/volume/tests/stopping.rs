@@ -1,4 +1,5 @@
-//! Calls that are cancelled, pass their deadline, or find no staging memory.
+//! Calls that are cancelled, pass their deadline, find no staging memory, panic, or are made by a
+//! forked child.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;

@@ -101,7 +101,7 @@ def row(records: Sequence[Record]) -> Row:
 
 
 def _answer_speed(record: Record) -> float:
-    """Returns tokens per second after the first token; 0 if there is one token only."""
+    """Returns tokens per second after the first token; 0 if the answer came in a single chunk."""
     answer_seconds = sum(record.gaps_s)
     return (record.answer_tokens - 1) / answer_seconds if answer_seconds else 0.0
 

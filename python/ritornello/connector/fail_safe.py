@@ -3,9 +3,10 @@
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
 background thread, with back-off, unless a setting is invalid. A failed store is closed by another
 thread, because a hung disk may keep it from being closed. After the first attempt to open the
-store, calls return immediately while no store is open. Failures are counted. The first of each kind
-is logged; failures that take the store out of use, and failed attempts to open it again, are logged
-once per `LOG_AGAIN_SECONDS`.
+store, calls return immediately while no store is open. Failures are counted, except failed attempts
+to open the store again. The first of each kind is logged; failures that take the store out of use,
+and failed attempts to open it again, are logged once per `LOG_AGAIN_SECONDS`. Only
+`KeyboardInterrupt` and `SystemExit` reach the caller.
 """
 
 import logging
@@ -57,9 +58,10 @@ def is_retriable(error: BaseException) -> bool:
 class FailSafeStore:
     """A store of one process, opened at first use. Thread-safe.
 
-    `count` is called with the name of each failed operation. `broken` is the reason why the store
-    is out of use, "" if it is not. `closed`: `close` was called. `on_open` is called after every
-    reopening, on a thread that may block. Connectors add the calls they need in derived classes.
+    `count` is called with the name of each failed operation, except attempts to open the store
+    again. `broken` is the reason why the store is out of use, "" if it is not. `closed`: `close`
+    was called. `on_open` is called after every reopening, on a thread that may block. Connectors
+    add the calls they need in derived classes.
     """
 
     def __init__(

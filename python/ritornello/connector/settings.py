@@ -54,7 +54,7 @@ class StoreSettings:
 
     @property
     def opened_tiers(self) -> tuple[str, ...]:
-        """`tiers`, as they are opened."""
+        """The tiers to pass to `Cache.open`; a connector may change their write policies."""
         return self.tiers
 
     @property
@@ -76,9 +76,10 @@ class StoreSettings:
 
 
 def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the arguments of `StoreSettings`. Raises ValueError, with what to write instead, for
-    an invalid setting. `place` names the part of the engine's configuration, `own` the keys that
-    the connector checks itself.
+    """Returns `given` as arguments of the connector's subclass of `StoreSettings`. Raises
+    ValueError, with what to write instead, for a setting that is unknown, missing or of the wrong
+    type, and for an unknown gate; opening the store checks the other values. `place` names the part
+    of the engine's configuration, `own` the keys that the connector checks itself.
     """
     if "tiers" in given:
         return _checked_tiers(given, place, own)

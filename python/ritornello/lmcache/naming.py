@@ -72,7 +72,9 @@ class Group(NamedTuple):
 
 
 def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
-    """Returns the store's key of an object. ValueError if rank or hash are too long."""
+    """Returns the store's key of an object. ValueError if the rank is negative or too long, or if
+    the hash is empty or too long.
+    """
     if kv_rank >> (8 * RANK_BYTES) or not 0 < len(chunk_hash) <= HASH_BYTES_MAX:
         raise ValueError(f"rank {kv_rank:#x} or a hash of {len(chunk_hash)} bytes is too long")
     return kv_rank.to_bytes(RANK_BYTES) + chunk_hash

@@ -100,8 +100,8 @@ def _options(args: "ServerArgs", model: "ModelConfig") -> dict[str, str]:
 
 
 def _kv_heads(model: "ModelConfig") -> int:
-    """Returns the K/V heads of the whole model, 0 if SGLang has no such number, as if layers
-    differ.
+    """Returns the K/V heads of the whole model; 0 if SGLang has no such number, for example because
+    layers have different numbers of heads.
     """
     try:
         return int(model.get_total_num_kv_heads())

@@ -38,7 +38,8 @@ class LayerGroups:
 
     def reach(self, name: str) -> int | None:
         """Returns the number of the group that must have arrived before a layer runs; None if this
-        step has waited for this group.
+        step has waited for this group. For an unknown layer the number is above the numbers
+        of all groups.
         """
         self._due.discard(name)
         group = self._group_of.get(name, len(self._group_of))

@@ -8,7 +8,8 @@ parallel stages run several steps at a time. The time is then the time of the sl
 limits the rate at which a long prompt is computed.
 
 Only steps that are mostly prefill count: at least `TOKENS_MIN` tokens of prompts, which are at
-least `PREFILL_SHARE` of all tokens of the step. The first such step is skipped, because kernels are
+least `PREFILL_SHARE` of the step's tokens without drafts. A request with a single token counts as
+decoding, also at the end of its prompt. The first such step is skipped, because kernels are
 compiled in it.
 """
 

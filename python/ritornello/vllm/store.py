@@ -1,4 +1,4 @@
-"""Calls of the connector to its store. A failed call returns None or its value for a miss."""
+"""Calls of the connector to its store. A failed call returns None or another default."""
 
 import logging
 from collections.abc import Sequence

@@ -110,8 +110,8 @@ class PendingLoad:
         self._miss_reason = self._miss_reason or reason
 
     def wait(self) -> LoadResult:
-        """Waits until the deadline, cancels the remaining reads, and waits until the kernel no
-        longer writes to the blocks.
+        """Waits for the reads until the deadline, then cancels the remaining reads, and waits until
+        the kernel no longer writes to the blocks.
         """
         while self._reads:
             pages, ticket = self._reads[-1]

@@ -1,9 +1,9 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-For each prompt the reply holds the tokens of up to three answers: `first`, `stored`, whose prompt
-was loaded from the store, and, if `bad` names pages, `broken`, whose load failed in these pages.
-With `spoils_drafts` the third answer is `stale`: after the load, the blocks of the draft model hold
-noise. For each answer the reply holds how many tokens of the prompt came from the store
+For each prompt the reply holds the tokens of two to four answers: `first`; `stored`, whose prompt
+was loaded from the store; if `bad` names pages, `broken`, whose load failed in these pages; with
+`spoils_drafts`, `stale`, before which the blocks of the draft model were filled with noise after
+the load. For each answer the reply holds how many tokens of the prompt came from the store
 (`first_hits`, ...) and how many drafts were accepted (`first_accepted`, ...). The reply also holds
 the connector's `counts`, and the `draft_layers`.
 """

@@ -165,8 +165,8 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """Waits until more than `before` bytes are retained, because the store updates their number
-        in the background. Returns the number.
+        """Waits, at most 30 seconds, until more than `before` bytes are retained, because the store
+        updates their number in the background. Returns the number.
         """
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:

@@ -1,5 +1,6 @@
 """`RitornelloConnector` with the data path of GPU engines: vLLM's offloading with the store below
-it, built by the settings of the connector. Each engine runs in a separate process.
+it, built by the settings of the connector; each engine runs in a separate process. Further tests
+construct connectors in this process: the choice of the data path, and refused settings.
 """
 
 import json

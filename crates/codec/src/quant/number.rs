@@ -52,6 +52,8 @@ impl Number for Fp16 {
         f32::from_bits(magnitude.to_bits() | u32::from(bits & 0x8000) << 16)
     }
 
+    /// A denormal result is rounded twice, first to a denormal `f32`: a number that is closer to
+    /// the middle of two denormals than `f32` resolves counts as the middle.
     #[inline(always)]
     fn narrow(number: f32) -> u16 {
         let number = number.clamp(-Self::LARGEST, Self::LARGEST);

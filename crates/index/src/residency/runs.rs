@@ -228,7 +228,8 @@ impl Runs {
     }
 
     /// Appends the leading pages of `pages` that do not exist, at least one, without holders.
-    /// Extends the run of page `before` if that page is its end; otherwise begins a new run.
+    /// Extends the run of page `before` if that page is its end and the run has fewer than
+    /// [`RUN_PAGES`] pages; otherwise begins a new run.
     fn append(
         &mut self,
         scope: ScopeNumber,

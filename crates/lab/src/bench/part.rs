@@ -62,7 +62,7 @@ pub enum PartCommand {
     },
 }
 
-/// Runs a part and prints its answer on one line.
+/// Runs a part, which prints each of its answers on one line.
 ///
 /// # Errors
 /// Errors of the part.

@@ -35,7 +35,8 @@ pub fn put(tier: &RemoteTier, keys: &[Vec<u8>], deadline: Instant) -> usize {
     tier.put(&prompt, 0..keys.len(), |at| &pages[at], deadline).unwrap()
 }
 
-/// Reads a prompt and checks every page. Returns the number of pages read.
+/// Reads pages `range` of a prompt. Checks the bytes of the pages that were read, and returns their
+/// number.
 pub fn get(tier: &RemoteTier, keys: &[Vec<u8>], range: Range<usize>, deadline: Instant) -> usize {
     let refs: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let prompt = Prompt { scope: &SCOPE, page_bytes: PAGE as u64, chained: true, keys: &refs };

@@ -4,7 +4,7 @@ use ritornello_index::RunId;
 
 /// The slot number that means "no piece".
 pub(super) const NONE: u32 = u32::MAX;
-/// The run of a removed piece that other pieces still follow.
+/// The run of a removed piece.
 const NO_RUN: RunId = RunId(u64::MAX);
 
 /// Consecutive pages of a run, which a policy orders as one. The pieces that follow a piece, its
@@ -109,7 +109,7 @@ impl Piece {
         self.flags = (self.flags % POLICY_GENERATION) | (generation * POLICY_GENERATION);
     }
 
-    /// Whether the piece is removed, and kept only for its children.
+    /// Whether the piece is removed: its slot is vacant, or kept for its children.
     pub(super) fn is_removed(&self) -> bool {
         self.run == NO_RUN
     }

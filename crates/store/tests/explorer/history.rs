@@ -438,8 +438,8 @@ impl History {
         self.bounds.retained.retain(|(at, _)| !ended.iter().any(|(gone, _)| gone == at));
     }
 
-    /// Clears the expected retentions if the store has released some early, because it was too
-    /// small for them. Returns whether it has released retentions since the last call.
+    /// Clears the expected retentions if the store has refused some or released some early, because
+    /// it was too small for them. Returns whether it has done so since the last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];
         let more = displaced != self.displaced;
@@ -451,7 +451,8 @@ impl History {
         more
     }
 
-    /// Checks that no protected page was evicted while the store is open.
+    /// Checks that no protected page was evicted while the store is open, that the store keeps its
+    /// capacity, and that a store that is never full evicts no page.
     fn check_protected(&mut self, open: &Open, present: &[Pages]) {
         self.note_displaced(open);
         let found = stats(open);

@@ -164,7 +164,7 @@ impl MappedHistory {
         assert_eq!(stored, pages, "a page was not stored");
     }
 
-    /// Kills the owner within puts and a flush.
+    /// Kills the owner within three puts and a flush, or after them.
     fn kill(&mut self, open: Open) -> Open {
         *self.process.left.lock() = Some(self.rng.below(12));
         for _ in 0..3 {

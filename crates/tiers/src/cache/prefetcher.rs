@@ -76,7 +76,8 @@ impl Prefetcher {
         self.known.lock().get(&name).cloned()
     }
 
-    /// Starts the prefetch of a prompt. `None` if too many prefetches are queued or tracked.
+    /// Starts the prefetch of a prompt. `None` if the prompt has no pages, if too many prefetches
+    /// are queued or tracked, or if the threads have been closed or cannot be started.
     pub(super) fn start(
         self: &Arc<Self>,
         pages: &PromptPages,

@@ -84,7 +84,8 @@ impl RemoteTier {
     /// and then could not be read. Sends no query for an object whose existence is cached.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`; the
+    /// backend's error, such as `Fatal` if the remote refuses.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
         let groups = self.finder.groups_before_hole(prompt, deadline)?;
@@ -96,7 +97,8 @@ impl RemoteTier {
     /// not been asked about before `deadline` count as missing.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer.
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer; the backend's error,
+    /// such as `Fatal` if the remote refuses.
     pub fn present(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<Vec<bool>> {
         check_keys(prompt.keys)?;
         self.finder.present(prompt, deadline)
@@ -266,7 +268,8 @@ impl RemoteTier {
     /// object.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`.
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`; the
+    /// backend's error, such as `Fatal` if the remote refuses.
     pub fn missing(
         &self,
         prompt: &Prompt<'_>,

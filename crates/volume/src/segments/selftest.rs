@@ -92,7 +92,8 @@ struct Outcome {
     refusal: Option<String>,
 }
 
-/// Runs `check` on the file that `open` opens, with direct I/O if possible, else without.
+/// Runs `check` on the file that `open` opens, with direct I/O if possible, else without. A
+/// simulated file is not checked.
 fn trial(
     trust: Trust,
     open: impl Fn(bool) -> io::Result<Arc<dyn MediumFile>>,

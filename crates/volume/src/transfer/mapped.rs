@@ -47,7 +47,7 @@ impl MappedRun {
     /// are in a segment that cannot be mapped.
     ///
     /// # Errors
-    /// The segment that could not be opened, and why.
+    /// The segment whose file could not be opened, mapped or examined, and why.
     fn new(
         segments: &Segments,
         place: &Place,

@@ -113,7 +113,7 @@ class EngineHooks:
         return reset
 
     def _install(self, core: Any) -> None:
-        """Installs a watch in every worker, before the first request and the first call."""
+        """Installs a watch in every worker, before the first request, call or reset."""
         if not self._unassigned:
             return
         if core not in self._counters:

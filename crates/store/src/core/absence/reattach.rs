@@ -10,7 +10,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Maximum time that reattaching waits for a capacity change.
+/// Maximum time that reattaching waits for a change of the capacity or directories, and for a
+/// segment that is being created.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl StoreCore {
@@ -234,7 +235,7 @@ impl StoreCore {
     /// Retires an absent volume: removes its runs from the index, durably.
     ///
     /// # Errors
-    /// `Fatal` if a sync failed: the store is poisoned.
+    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin.
     pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
         // Exclude `reattach_absent`, because both functions replace the hidden runs.
         let _change = self.shape.change();
