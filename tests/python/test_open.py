@@ -1,4 +1,6 @@
-"""Opening a store: refused arguments, and the remedies that the errors name."""
+"""Opening and destroying a store: refused arguments, the remedies that the errors name, policies,
+and lists of directories.
+"""
 
 import logging
 import re

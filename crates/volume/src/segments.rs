@@ -378,7 +378,8 @@ impl Segments {
     }
 
     /// Whether a volume of `place` has completed no operation of this process for two seconds,
-    /// although some are in flight. Pages on such a volume miss, and writes to it fail.
+    /// although some are in flight. Pages on such a volume miss, and writes to it fail, except a
+    /// single operation every 30 seconds, which tests the volume.
     #[must_use]
     pub fn is_stalled(&self, place: &Place) -> bool {
         place.extents.iter().any(|extent| self.stalls.is_stalled(extent.segment.volume()))

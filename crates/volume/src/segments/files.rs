@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 #[derive(Default)]
 pub(super) struct Files {
     open: RwLock<HashMap<SegmentId, Arc<dyn MediumFile>>>,
-    /// Number of segment files for which the limit of open files has been raised.
+    /// Largest number of segment files for which a raise of the limit of open files was attempted.
     reserved: AtomicUsize,
 }
 
@@ -59,8 +59,8 @@ impl Segments {
         kept
     }
 
-    /// Raises the limit of open files so that `count` segments can be open. If it cannot be raised
-    /// that far, the report gets a warning.
+    /// Raises the limit of open files so that `count` segments can be open, unless the files are
+    /// simulated. If it cannot be raised that far, the report gets a warning.
     pub fn reserve_files(&self, count: usize) {
         let had = self.files.reserved.fetch_max(count, Relaxed);
         if count <= had || self.report.read().mode == IoMode::Simulated {

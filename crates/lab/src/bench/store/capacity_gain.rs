@@ -57,7 +57,8 @@ pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<Capacity
     })
 }
 
-/// Returns the same pages in shorter sequences, if a put would be too large for the store.
+/// Returns the shape with shorter sequences, if a put would be too large for the store. The number
+/// of pages stays the same, except for the remainder of the division.
 fn smaller(shape: &Shape) -> Shape {
     let pages = shape.total() / CAPACITY_SHARE / PUTS_MIN / shape.page_bytes;
     let sequence_pages = u32::try_from(pages)
