@@ -46,8 +46,8 @@ FEATURES := --features ritornello-python/lsm
 # The wheel, expanded by the shell: there is one, whose name contains the version.
 WHEEL := build/wheels/ritornello-*.whl
 
-# Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for ten
-# minutes, and names the tests that it was running.
+# Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for
+# TEST_SILENCE seconds (600 by default), and names the tests that it was running.
 # PATH begins with the environment's Python, because the `python3` of a version manager may take ten
 # times as long to start the script.
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
@@ -186,7 +186,7 @@ test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
-# tested release of each engine.
+# tested release of vLLM, LMCache and SGLang.
 packages: $(ENGINES:%=$(STAMPS)/%-packages) $(STAMPS)/sources
 $(STAMPS)/sources: engines/sources.sh
 	@mkdir -p $(STAMPS)
@@ -248,7 +248,7 @@ test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 test-mooncake: $(STAMPS)/mooncake
 	$(MOONCAKE)/bin/python -m pytest tests/engines/mooncake -q || [ $$? -eq 5 ]
 
-# Warnings are errors. Exit code 5 (no test was selected) is not an error.
+# Warnings are errors. Exit code 5 (no test was selected) is not an error of a suite of long tests.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
 test-python: $(STAMPS)/build
 	$(PYTEST) -m "not long"

@@ -5,12 +5,13 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
 Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
-prints rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
+writes rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
 (seconds of processor time per GiB). A benchmark that uses several kinds of memory names the kind of
 each row as `memory`. This script adds `engine`, `to_own` and `to_disk` to each row. `to_own` is the
 row's rate divided by the fastest rate of the engine's own storage, `to_disk` its rate divided by
 the fastest rate of the disk's limit, for the same operation on objects of the same size in the same
-memory. Both are null for rows of other systems than the store, and for rows without a rate.
+memory. Both are null for rows of the engine's own storage, of the disk's limit, or without a rate;
+either is null if there is no such rate to divide by.
 """
 
 import argparse

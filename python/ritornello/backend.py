@@ -1,9 +1,9 @@
 """Interface of a class that serves as a remote's backend, opened as `module:Class?argument=value`.
 
 Arguments of an address are strings, passed by name. Methods are called from several threads. An
-exception fails the call, which is retried until its deadline. `errors.FatalError` means that an
-operator must act first: the remote does not call the backend for a minute. A value of the wrong
-type counts as `FatalError`.
+exception fails the call, which is retried at most twice, before its deadline. `errors.FatalError`
+means that an operator must act first: the remote does not call the backend for a minute. A value of
+the wrong type counts as `FatalError`.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 
 class Backend(Protocol):
-    """Named values. Each name is written with one value only; a repeated write has the same bytes.
+    """Named values. A name may be written again, with the same pages but not always with the same
+    bytes: the last complete write wins.
 
     `ritornello doctor --backend module:Class` checks that a class meets this contract.
     """

@@ -40,7 +40,9 @@ def views(pages: Any) -> list[memoryview]:
 
 
 def completed(client: NativeClient, number: int) -> Completion:
-    """Waits for the eventfd as LMCache does, and returns the completions."""
+    """Waits for the eventfd as LMCache does, and returns the first completion, which must be of the
+    call `number`.
+    """
     until = time.monotonic() + 60
     while time.monotonic() < until:
         readable, _, _ = select.select([client.event_fd()], [], [], 60)

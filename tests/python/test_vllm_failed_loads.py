@@ -22,8 +22,8 @@ def plan(side: Any, **tokens: int) -> Any:
 
 
 def windowed() -> tuple[Shared, Any, Any]:
-    """Request "r" loads block 101 and computes blocks 102 to 105 from it. "s" hits 104 and 105 in
-    vLLM's cache in the same step; the blocks before them are outside its window.
+    """Request "r" loads blocks 100 and 101 and computes blocks 102 to 105 from them. "s" hits 104
+    and 105 in vLLM's cache in the same step; the blocks before them are outside its window.
     """
     blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")
     other.block_hashes[:6] = lent.block_hashes

@@ -137,7 +137,8 @@ impl<'a> CheckpointFrame<'a> {
     /// Decodes the body of a frame.
     ///
     /// # Errors
-    /// `Miss` if the kind is unknown or the body is malformed.
+    /// `Miss` if the kind is unknown, or if an end or retentions are malformed. Malformed runs are
+    /// an error of [`Runs`] when they are read.
     pub fn decode(kind: u8, body: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(body);
         match kind {

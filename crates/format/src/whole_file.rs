@@ -30,8 +30,8 @@ pub(crate) fn seal(magic: &[u8; 8], body: &[u8]) -> Vec<u8> {
 }
 
 /// Decodes a record of [`seal`] and returns its body; more bytes may follow the record. `what`
-/// names the kind of file in errors. The checksum is verified first: a flipped bit in the version
-/// is damage, not another version.
+/// names the kind of file in errors. The checksum is verified before the version and the
+/// features: a flipped bit in them is damage, not another version.
 ///
 /// # Errors
 /// `Invalid` if the magic differs, or if the record is intact and of another version or with

@@ -93,7 +93,7 @@ impl<'a> Event<'a> {
 /// store.
 ///
 /// # Errors
-/// If the store cannot be opened, or another process owns it and `--must-own` is set.
+/// If the store cannot be opened or closed, or another process owns it and `--must-own` is set.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let signals_received = signals()?;
     let options = options(args)?;

@@ -11,7 +11,7 @@ use ritornello_format::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time limit of a request, including the transfer of its body.
+/// Time limit of a request, including the transfer of its body, if the address has no `timeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -52,7 +52,8 @@ pub(crate) fn is_object_store(scheme: &str) -> bool {
 /// Parses the options of an address whose scheme [is an object store](is_object_store).
 ///
 /// # Errors
-/// `Invalid` if the bucket is missing, or an option or a variable of the environment is invalid.
+/// `Invalid` if the bucket is missing, if an option or a variable of the environment is invalid, if
+/// a named profile does not exist, or if the client cannot be built.
 pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
     let name = address.to_string();
     if address.authority.is_empty() {

@@ -21,7 +21,7 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a call that fails with `Retry`.
 const ATTEMPTS: u32 = 3;
-/// Maximum time from the first failure to the last attempt.
+/// Maximum time from the first failure to a failure after which another attempt is made.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// Options of a put.
@@ -140,7 +140,8 @@ impl Store {
     /// Returns the number of leading pages present.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys.
+    /// `Invalid` for malformed keys; `Closed` if the store is closed, or was opened before a fork;
+    /// connection errors; `Retry` if each attempt ends with it.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
@@ -213,7 +214,7 @@ impl Store {
     /// present.
     ///
     /// # Errors
-    /// Like `probe`.
+    /// Like `probe`; `Retry` while the store is poisoned.
     pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         self.with_scope(scope, 0, |scope| self.catalog.delete(scope, keys))
@@ -223,7 +224,7 @@ impl Store {
     /// disk until overwritten.
     ///
     /// # Errors
-    /// Like `probe`.
+    /// Like `probe`; `Retry` while the store is poisoned.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
         self.resolved.invalidate(&[scope]);
@@ -240,7 +241,7 @@ impl Store {
         self.catalog.clear()
     }
 
-    /// Makes all pages put before the call durable.
+    /// Makes all puts and deletes that ended before the call durable.
     ///
     /// # Errors
     /// `Retry` while the store is poisoned or reopened; `Miss` if puts since the last flush may be

@@ -190,8 +190,8 @@ fn shrinking_keeps_retained_pages() {
     open.close();
 }
 
-/// A reader leases a run that the shrinking store moves. The segment with its old place is removed
-/// when the lease ends, and not before.
+/// A reader leases a run in a store that shrinks. The run is read before and after the lease ends,
+/// and the shrink completes after the lease has ended.
 #[test]
 fn leased_run_is_read_at_its_old_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,8 +261,8 @@ fn removed_segment_number_is_never_reused() {
     open.close();
 }
 
-/// Power is lost at any point of a shrink. Flushed pages that were not evicted are present, no byte
-/// is wrong, and the next owner finishes the shrink.
+/// Power is lost at a point of a shrink that the seed selects. Flushed pages that were not evicted
+/// are present, no byte is wrong, and the next owner finishes the shrink.
 #[test]
 fn power_loss_while_shrinking_keeps_flushed_pages() {
     let mut moved = 0;

@@ -273,7 +273,7 @@ fn tiny_volume_beside_a_large_one() {
     let segments: Vec<u64> = stats.paths.iter().map(|path| path.segments).collect();
     assert!(segments[1] == 2 && segments[0] > 10, "{segments:?}");
     assert!(all.iter().any(|item| item.volumes(&open) == [0, 1]));
-    // Put twice the bytes that are free: puts evict, and none is refused.
+    // Put more bytes than are free: puts evict, and none is refused.
     for name in 0..4 {
         for item in items(&format!("more {name}"), 1) {
             assert_eq!(item.put(&open.store).unwrap().pages, item.keys.len());

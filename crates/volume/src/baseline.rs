@@ -117,7 +117,8 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Preallocates a file of `bytes` in `dir`, without writing to it.
+    /// Preallocates a file in `dir`, without writing to it: of `bytes`, rounded up to a multiple of
+    /// the longest operation (8 MiB).
     ///
     /// # Errors
     /// `Invalid` if the file cannot be opened for direct I/O: without it the page cache would be

@@ -93,7 +93,8 @@ impl FragmentMut {
 ///
 /// # Safety
 /// The fragments of a page are initialised and valid for reads from any thread for as long as the
-/// value lives; together they are as long as the page. If [`PageSource::padded`] returns true for a
+/// value lives; together they are as long as the page, except that a page without bytes
+/// ([`PageSource::without_bytes`]) has none. If [`PageSource::padded`] returns true for a
 /// page, the bytes from the end of its last fragment to the next multiple of 4 KiB are readable as
 /// well, and are zero.
 ///
@@ -105,7 +106,7 @@ pub unsafe trait PageSource: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
     /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
-    /// exist.
+    /// exist or has no bytes.
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>);
     /// Number of leading pages without bytes. A put cannot write such a page, and acknowledges it
     /// only if the store has it already.

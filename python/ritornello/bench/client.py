@@ -60,7 +60,9 @@ class Server:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
 
     async def get(self, path: str, deadline_s: float = CONNECT_SECONDS) -> str:
-        """Returns the body at `path`. ServingError if the server sends no body."""
+        """Returns the body at `path`. ServingError if the server does not answer completely, with
+        status 200, within `deadline_s` seconds.
+        """
         try:
             async with asyncio.timeout(deadline_s):
                 body = [line async for line in self._stream_lines("GET", path, None)]

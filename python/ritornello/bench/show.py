@@ -22,7 +22,9 @@ def wide_console(columns: int = COLUMNS) -> Console:
 
 @contextmanager
 def progress_bar(title: str, stream: TextIO) -> Iterator[Callable[[Record], None]]:
-    """Shows the number of answered requests; silent if `stream` is not a terminal."""
+    """Shows the number of requests that have ended, failed requests included; silent if `stream` is
+    not a terminal.
+    """
     console = Console(file=stream)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     answered = 0

@@ -2,8 +2,8 @@
 
 LMCache publishes its metrics through OpenTelemetry's global meter provider: to `/metrics` of its
 HTTP server, or to a collector. The adapters of a process share one counter for each name, and are
-told apart by the attribute `store`. Counters are read when the metrics are collected, so counting
-costs the calls of LMCache nothing.
+told apart by the attribute `store`. Counters are read when the metrics are collected, not in
+LMCache's calls of an adapter.
 """
 
 import logging
@@ -52,8 +52,8 @@ _created = False
 
 
 def publish(adapter: Any, counts: Callable[[Any], Counts], store: str) -> None:
-    """Publishes `counts(adapter)` while the adapter exists. Does nothing if OpenTelemetry is
-    missing.
+    """Publishes `counts(adapter)` while the adapter exists. If the counters cannot be created, for
+    example because OpenTelemetry is missing, logs a warning instead, once per process.
     """
     global _created
     with _lock:

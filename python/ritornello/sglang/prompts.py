@@ -64,7 +64,9 @@ class Prompts:
         return lookup
 
     def _keys_before(self, cache: Any, node: Any, last_hash: str | None) -> list[str]:
-        """Returns the keys of all pages up to and including a node of SGLang's tree."""
+        """Returns the keys of all pages up to and including a node of SGLang's tree; `[UNKNOWN]` if
+        SGLang does not tell them.
+        """
         if last_hash is None:
             return []
         try:

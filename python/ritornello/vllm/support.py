@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 # vLLM's kinds of KV cache groups whose blocks contain only the KV of their tokens.
 SERVED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
-# Kinds that vLLM's offloading moves on GPUs, in 0.32 and 0.33. `UniformTypeKVCacheSpecs` is a group
-# of layers that differ in shape.
+# Further kinds that vLLM's offloading moves on GPUs, in 0.32 and 0.33. `UniformTypeKVCacheSpecs` is
+# a group of layers that differ in shape.
 OFFLOADED = (
     "ChunkedLocalAttentionSpec",
     "MambaSpec",

@@ -106,7 +106,7 @@ class BadTicket:
 
 def fail_loads(monkeypatch: pytest.MonkeyPatch, worker_pages: Sequence[int]) -> None:
     """Makes every load report the pages with the indices `worker_pages` as failed, and fills their
-    blocks with noise.
+    blocks with the number 7.
     """
     get, record = VllmStore.submit_get, StepResults.record_load
 

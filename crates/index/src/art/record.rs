@@ -21,8 +21,9 @@ pub(super) struct Record {
     pub(super) pages: u16,
     /// Number of pages that exist. Less than `pages` if the run has holes.
     pub(super) live: u16,
-    /// Hash of the run's last page. In a chained scope, if the prompt has the same hash at this
-    /// position, the prompt contains the whole run, and a probe compares no other page of it.
+    /// Hash of the run's last page. In a chained scope, a prompt that has this hash at the
+    /// position of the run's last page contains the whole run, so a probe compares no other page of
+    /// the run.
     pub(super) last: PageHash,
     pub(super) recency: u64,
     pub(super) parent: Option<(RunId, u32)>,

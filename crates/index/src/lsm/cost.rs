@@ -133,7 +133,7 @@ impl Prices {
         mix.writes * write + mix.hits * hit + mix.ranges * range + mix.empty * empty
     }
 
-    /// The cheapest setting for `mix` on `tree`; the first of several equal settings.
+    /// The cheapest setting for `mix` on `tree`; the first of several equally cheap settings.
     #[must_use]
     pub fn best(&self, mix: &Mix, tree: &TreeSize) -> Setting {
         let cost = |setting: &Setting| self.cost(mix, tree, *setting);

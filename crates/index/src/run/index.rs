@@ -17,7 +17,7 @@ use ritornello_format::journal::{FRAME_OVERHEAD, JournalRecord, Retentions, RunI
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::borrow::Cow;
 
-/// Maximum entries of one journal record.
+/// Maximum entries of one journal record of removals (`Cut`, `Punch`) or retentions.
 const ENTRIES: usize = 1024;
 
 impl PrefixIndex for RunIndex {

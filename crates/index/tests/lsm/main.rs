@@ -1,4 +1,5 @@
-//! The `lsm` index after kills and damage, at its memory budget, and with concurrent threads.
+//! The `lsm` index after kills and damage, within its budget of file bytes, while its tree changes
+//! shape, and with concurrent threads.
 #![cfg(all(feature = "lsm", not(loom)))]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -37,7 +38,8 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Opens one directory by two paths: RocksDB's guard against a second opening compares paths only.
+/// Opens one directory by several paths: RocksDB's guard against a second opening compares paths
+/// only.
 #[test]
 fn index_opens_once_by_whichever_path() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,7 @@
 //! Medians and other quantiles.
 
-/// Returns the median, or zero without values.
+/// Returns the median (of an even number of values the upper of the middle two), or zero without
+/// values.
 #[must_use]
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)

@@ -50,7 +50,7 @@ struct Report {
     operations: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Pages that the final verification found damaged.
+    /// Damaged pages that the final verification lists: at most 10,000.
     damaged_pages: usize,
     /// Calls that failed with `Retry` or `Closed`.
     retries: u64,
@@ -70,7 +70,8 @@ struct Report {
 /// Runs `ritornello soak`.
 ///
 /// # Errors
-/// If the store cannot be opened, or a call hangs.
+/// If the store cannot be opened or closed, a call hangs, or another process does not open the store
+/// or does not end.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
     if let (Some(dir), Some((number, from))) = (&args.join, args.client) {
@@ -221,7 +222,7 @@ impl Soak<'_> {
         Ok(())
     }
 
-    /// Verifies every page. Returns the number of damaged pages.
+    /// Verifies every page. Returns the number of damaged pages, at most 10,000.
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
         let engine = node

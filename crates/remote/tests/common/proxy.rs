@@ -1,5 +1,5 @@
-//! A proxy in front of a real server, which injects faults of networks and servers into the
-//! server's answers.
+//! A proxy in front of a real server, which injects faults of networks and servers into requests
+//! and answers.
 
 use super::server::BUCKET;
 use parking_lot::Mutex;
@@ -29,7 +29,8 @@ pub enum ProxyFault {
     Skewed,
 }
 
-/// The authorization header that the proxy accepts for Google Cloud Storage.
+/// The only token that the proxy accepts for Google Cloud Storage. It also accepts requests without
+/// an authorization header, or with an empty token (`Bearer`).
 pub const TOKEN: &str = "Bearer ritornello-token";
 
 pub struct Proxy {

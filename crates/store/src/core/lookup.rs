@@ -270,7 +270,7 @@ impl StoreCore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct LeasedRun {
     run: RunId,
-    /// Position of the run's first page in the requested keys.
+    /// Position, in the requested keys, of the first requested page that the run holds.
     at: u32,
 }
 

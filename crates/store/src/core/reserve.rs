@@ -19,10 +19,10 @@ const PUT_PAGES_MAX: usize = 65_535;
 /// Duration of the lease on the stored pages that a put's missing pages follow; a put that takes
 /// longer may fail at commit.
 const PUT_LEASE: Duration = Duration::from_secs(600);
-/// Maximum payload of a run, which keeps eviction and reads fine-grained.
+/// Maximum payload of a run of several pages, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
-/// Maximum payload of a run in a store on several volumes. Consecutive runs are on different
-/// volumes, so a get of a few runs uses all of them.
+/// Maximum payload of a run of several pages in a store on several volumes. Consecutive runs are on
+/// different volumes, so a get of a few runs uses all of them.
 const STRIPE_BYTES_MAX: u64 = 16 << 20;
 /// Minimum payload of the runs into which a short put is cut, so that it uses several volumes: the
 /// header and the I/O operation of a shorter run cost more than another disk gains.

@@ -26,7 +26,8 @@ pub(crate) struct Residents {
     pub(super) usage: Usage,
     pub(super) retention: Retention,
     /// Runs committed before the page that they follow: from the scope and hash of that page to the
-    /// hash of the run's first page.
+    /// hash of the run's first page. Of several runs that wait for the same page, only the one
+    /// committed last is remembered.
     waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
 }
 
@@ -82,7 +83,7 @@ impl Residents {
     }
 
     /// Chooses victims that hold about `units` units, among the runs of the store, or of the scope
-    /// in `slot` if it is given. A scope without a quota has no victims.
+    /// in `slot` if it is given. Returns none for a scope without a quota, which has no policy.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,

@@ -304,7 +304,7 @@ impl OwnerEnd {
     }
 }
 
-/// Returns a random capacity in MiB, at least the minimum.
+/// Returns a random capacity, from 4 to 9 MiB.
 fn mib(rng: &mut Rng) -> u64 {
     4 + rng.below(6)
 }

@@ -1,8 +1,8 @@
 """Which chunks are consecutive in a request.
 
 vLLM records in a request's context, for each of its keys, the number of tokens up to the end of
-that chunk. These positions tell which keys follow a key, so that one call looks up many keys, and
-which keys precede it, which a put needs.
+the key's chunk. These positions tell which keys follow a key, so that one call looks up many keys,
+and which keys precede it, which a put needs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -36,7 +36,9 @@ class ChangeCounters:
 
     @classmethod
     def attach(cls, path: Path, slots: int) -> "ChangeCounters | None":
-        """Returns the counters of another process; None if it runs on another machine."""
+        """Returns the counters of another process; None if their file cannot be mapped, as on
+        another machine.
+        """
         try:
             with path.open("r+b") as file:
                 return cls(mmap.mmap(file.fileno(), slots * SLOT), slots)

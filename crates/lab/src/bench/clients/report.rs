@@ -22,7 +22,7 @@ pub struct Report {
     pub get: Row,
     /// Bytes per page of the data put and read.
     pub page_bytes: u64,
-    /// Bytes put and read each time.
+    /// Bytes put, and bytes read, in one measurement.
     pub total: u64,
 }
 

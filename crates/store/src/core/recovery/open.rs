@@ -43,7 +43,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Above this number of scopes, scopes without pages and settings are dropped at open, because
+/// Above this number of scopes, scopes with neither pages nor settings are dropped at open, because
 /// every epoch of an engine creates a scope. Up to this number scopes without pages are kept,
 /// because a lost index leaves all scopes without pages and salvage needs them.
 const EMPTY_SCOPES_MAX: usize = 1024;
@@ -60,7 +60,8 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
-    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged. Other damage
+    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged; `Retry` if the
+    /// file system refuses, or if adding a listed directory poisoned the store. Other damage
     /// is not an error: runs that fail validation are dropped and counted. Absent volumes and
     /// segments are not an error either: their pages are misses until they return.
     pub fn open(
