@@ -25,8 +25,8 @@ impl BaselineClient {
     /// A client of the object store at `address`.
     ///
     /// # Errors
-    /// `Invalid` as for [`open`](crate::open), or if `address` does not name an object store; `Retry`
-    /// if threads cannot be started.
+    /// `Invalid` as for [`open`](crate::open), or if `address` does not name an object store;
+    /// `Retry` if threads cannot be started.
     pub fn open(address: &str) -> Result<Self> {
         let mut address = ParsedAddress::parse(address)?;
         without_options(&mut address);

@@ -29,9 +29,9 @@
 //! * *Records cannot be held back until their data is durable.* The log gets an inserted run
 //!   immediately, so the run may exist without its pages after a power loss; their checksums make
 //!   them misses. The backend `run` withholds records until their data is durable.
-//! * *Damage is not detected.* Holt's frames have no checksums. Every value except the position of a
-//!   page therefore carries a checksum seeded with its key. A position is compared with the hashes
-//!   of the run instead. A damaged value is a miss. The open checks the records of all runs, and
+//! * *Damage is not detected.* Holt's frames have no checksums. Every value except the position of
+//!   a page therefore carries a checksum seeded with its key. A position is compared with the
+//!   hashes of the run instead. A damaged value is a miss. The open checks the records of all runs, and
 //!   with [`ArtOptions::verify`] their page hashes and links too. To notice lost records, the open
 //!   compares the numbers of runs and pages that the records add up to with the stored numbers.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,

@@ -82,8 +82,8 @@ pub enum SpaceError {
     InUse(Extent),
     /// The extent to free is free already, at least in part.
     FreeAlready(Extent),
-    /// The segment to add exists already, is on an unknown volume, or exceeds the volume's share; or
-    /// the segment to remove is not sealed or not empty.
+    /// The segment to add exists already, is on an unknown volume, or exceeds the volume's share;
+    /// or the segment to remove is not sealed or not empty.
     Segment(SegmentId),
 }
 

@@ -54,7 +54,7 @@ pub struct Verification {
     pub pages_dropped: u64,
     /// Pages salvaged.
     pub pages_salvaged: u64,
-    /// Duration.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
