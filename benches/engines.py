@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# The benchmark of each engine, and the system in it that is the engine's own storage.
+# The benchmark of each engine, and the beginning of the names of its rows that measure the engine's
+# own storage.
 ENGINES = {
     "vllm": ("vllm_tier.py", "fs"),
     "sglang": ("sglang.py", "hicache_file"),
@@ -50,8 +51,8 @@ def rows_of(engine: str, folder: str) -> list[dict[str, Any]]:
 
 
 def with_ratios(rows: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
-    """Returns the rows with `to_own` and `to_disk`. `own`: how the names of the systems begin that
-    are the engine's own storage.
+    """Returns the rows with `to_own` and `to_disk`. `own`: the beginning of the names of
+    the systems that are the engine's own storage.
     """
 
     def ratio(row: dict[str, Any], to: str) -> float | None:

@@ -31,9 +31,10 @@
 //!   them misses. The backend `run` withholds records until their data is durable.
 //! * *Damage is not detected.* Holt's frames have no checksums. Every value except the position of
 //!   a page therefore carries a checksum seeded with its key. A position is compared with the
-//!   hashes of the run instead. A damaged value is a miss. The open checks the records of all runs, and
-//!   with [`ArtOptions::verify`] their page hashes and links too. To notice lost records, the open
-//!   compares the numbers of runs and pages that the records add up to with the stored numbers.
+//!   hashes of the run instead. A damaged value is a miss. The open checks the records of all runs,
+//!   and with [`ArtOptions::verify`] their page hashes and links too. To notice lost records, the
+//!   open compares the numbers of runs and pages that the records add up to with the stored
+//!   numbers.
 //! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
 //!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the

@@ -27,7 +27,8 @@ pub struct Report {
     pub put_fresh: Option<Moved>,
     /// Get from a newly opened store.
     pub get: Option<Moved>,
-    /// Encoded pages against raw pages. If present, the figures above are for encoded pages.
+    /// Encoded pages against raw pages. If present, `put`, `put_fresh` and `get` are for encoded
+    /// pages.
     pub encoded: Option<EncodedRates>,
     /// Longest-prefix probes.
     pub probe: Option<Probe>,
@@ -165,7 +166,7 @@ pub struct EncodedRates {
 /// Pages of one set kept by two stores of the same capacity.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct CapacityGain {
-    /// Bytes of all segments of this store.
+    /// Bytes of the segments that each of the stores may create.
     pub segments_bytes: u64,
     /// Raw pages kept.
     pub raw_pages: u64,
