@@ -24,7 +24,7 @@ LONG, LONG_ANSWER = [prompt(43 + number, 386) for number in range(3)], 60
 PREFETCH = "timeout(5, 0)"
 # The core keeps the outcome of a prompt's last fetch for this time, and does not fetch it again.
 OUTCOME_SECONDS = 5.0
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:
@@ -35,9 +35,7 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 class HeldEngine(TierEngine):
-    """An engine over a disk and a held remote. `keep_on_remote` removes all chunks from the other
-    tiers.
-    """
+    """Its prompts' chunks are on the remote only, after `keep_on_remote`."""
 
     def __init__(self, model: str, folder: str) -> None:
         self.disk = f"{folder}/disk"
@@ -68,7 +66,7 @@ class HeldEngine(TierEngine):
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": asked}, sampling)
 
     def step_until(self, reached: Callable[[], bool], what: str) -> dict[str, list[int]]:
-        """Runs steps until `reached`. Returns the tokens of the answers that ended, by request."""
+        """Returns the answers that ended."""
         answers: dict[str, list[int]] = {}
 
         def step() -> bool:
@@ -85,9 +83,7 @@ class HeldEngine(TierEngine):
         return self.step_until(lambda: not llm.has_unfinished_requests(), "requests end")
 
     def known(self, *names: str) -> list[Any]:
-        """Returns the tier's states of requests whose names begin with one of `names`: vLLM appends
-        a suffix to each name.
-        """
+        """Returns what the tier knows of requests. vLLM appends a suffix to their names."""
         return [state for name, state in self.tier._requests.items() if name.startswith(names)]
 
     def waits_for_remote(self, name: str) -> bool:
@@ -95,9 +91,7 @@ class HeldEngine(TierEngine):
         return any(asked.pending or asked.call is not None for asked in lookups)
 
     def left(self) -> dict[str, int]:
-        """Waits until prefetches and leases have ended. Returns the numbers of the tier's jobs, of
-        requests that the tier knows, and of blocks that vLLM has not freed.
-        """
+        """Returns what requests that ended have left."""
         import ritornello as rt
 
         wait_until(lambda: not self.cache.stats()["prefetch"]["running"], "prefetches end")
