@@ -1,0 +1,15 @@
+//! # ritornello-device
+//!
+//! Moves pages between pinned host memory (slots) and the memory of a device in which a serving
+//! engine keeps keys and values (a pool).
+//!
+//! **Promises.** An event is complete only after all bytes of its move have arrived. A move writes
+//! the bytes of its blocks, or of its slots, and no others. After an error of the driver the device
+//! is broken: moves in flight end with this error, later moves are refused, and memory that the
+//! device may still access is never reused.
+//!
+//! **Must not know** what pages are, or when a block may be overwritten: the caller orders moves
+//! against the engine's work by fences.
+
+pub mod driver;
+pub mod layout;
