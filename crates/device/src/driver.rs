@@ -1,5 +1,6 @@
 //! The interface to a device. Streams run their work in order; events order streams.
 
+pub mod cuda;
 #[cfg(feature = "emulated")]
 pub mod emulated;
 

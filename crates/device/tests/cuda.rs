@@ -1,0 +1,191 @@
+//! The CUDA driver over a library that stands in for it: calls, errors, and what is refused.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+mod fake;
+
+use common::{Arrangement, Memory, Shape, Tensors, assert_same};
+use fake::FakeCuda;
+use ritornello_device::driver::cuda::Cuda;
+use ritornello_device::driver::{Copies, Driver, Launch, Priority};
+use ritornello_device::layout::{Direction, Kernel, MoveEntry};
+use ritornello_format::ErrorKind;
+
+#[test]
+fn missing_library_names_the_remedy() {
+    // SAFETY: no such library exists.
+    let error = unsafe { Cuda::open_library(&["/nonexistent/libcuda.so.1"], 0) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    let text = error.to_string();
+    assert!(text.contains("install driver release 550") && text.contains("nonexistent"), "{text}");
+}
+
+#[test]
+fn unusable_drivers_are_refused_at_open() {
+    for (broken, ordinal, expected) in [
+        ("NO_SYMBOL", 0, "lacks functions"),
+        ("OLD", 0, "too old"),
+        ("NO_DEVICE", 0, "no device of this number"),
+        ("NO_MAPPING", 0, "cannot map host memory"),
+        ("NO_BATCH", 1, "no device of this number"),
+    ] {
+        let fake = FakeCuda::new(broken);
+        let error = fake.open(ordinal).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(fake.count("retained"), 0);
+    }
+    let error = FakeCuda::new("NO_SYMBOL").open(0).unwrap_err();
+    assert!(error.to_string().contains("missing=cuLaunchKernel"), "{error}");
+}
+
+#[test]
+fn module_that_does_not_load_leaves_copies() {
+    let fake = FakeCuda::new("NO_MODULE");
+    let cuda = fake.open(0).unwrap();
+    assert!(!cuda.has_kernels());
+    let stream = cuda.create_stream(Priority::High).unwrap();
+    let (from, mut to) = (Memory::new(64, 1), Memory::new(64, 2));
+    let mut copies = Copies::default();
+    copies.push(to.base(), from.bytes().as_ptr() as u64, 64);
+    // SAFETY: the memory lives until the end of the test; copies of this library are synchronous.
+    unsafe { cuda.copy(stream, &copies) }.unwrap();
+    assert_same(to.bytes(), from.bytes(), "copied");
+    // SAFETY: created above.
+    unsafe { cuda.destroy_stream(stream) };
+}
+
+#[test]
+fn pinning_is_refused_with_advice() {
+    let mut memory = Memory::new(4096, 0);
+    let base = memory.bytes_mut().as_mut_ptr();
+    let fake = FakeCuda::new("NO_PINNING");
+    // SAFETY: the memory lives until the end of the test.
+    let error = unsafe { fake.open(0).unwrap().pin(base, 4096) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    let text = error.to_string();
+    assert!(text.contains("ulimit -l") && text.contains("CUDA_ERROR_OPERATING_SYSTEM"), "{text}");
+
+    let fake = FakeCuda::new("");
+    let cuda = fake.open(0).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(cuda.pin(base, 4096).unwrap(), base as u64);
+        let error = cuda.pin(base, 4096).unwrap_err();
+        assert!(error.to_string().contains("pinned already"), "{error}");
+        cuda.unpin(base).unwrap();
+        assert_eq!(cuda.unpin(base).unwrap_err().kind(), ErrorKind::Fatal);
+    }
+}
+
+#[test]
+fn memory_that_is_not_allocated_is_refused() {
+    let fake = FakeCuda::new("");
+    let cuda = fake.open(0).unwrap();
+    assert_eq!(cuda.allocate(1 << 50).unwrap_err().kind(), ErrorKind::Retry);
+    let address = cuda.allocate(1 << 20).unwrap();
+    cuda.check_memory(address, 1 << 20).unwrap();
+    cuda.check_memory(address + 4096, (1 << 20) - 4096).unwrap();
+    let error = cuda.check_memory(address + 1, 1 << 20).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    // SAFETY: no work uses the memory.
+    unsafe { cuda.free(address) }.unwrap();
+    assert!(cuda.check_memory(address, 1).is_err());
+}
+
+#[test]
+fn kernels_and_copies_move_pages() {
+    let shape = Shape {
+        pieces: vec![8192, 8192, 4100],
+        arrangement: Arrangement::Pairs,
+        blocks: 5,
+        gap: 64,
+        shift: 0,
+    };
+    for missing in ["NO_BATCH", ""] {
+        let fake = FakeCuda::new(missing);
+        let cuda = fake.open(0).unwrap();
+        assert_eq!(cuda.describe(), "Fake, driver for CUDA 12.8");
+        let stream = cuda.create_stream(Priority::Low).unwrap();
+        let event = cuda.create_event().unwrap();
+        let mut tensors = Tensors::new(&shape);
+        let mut arena = Memory::new(16 * 4096, 3);
+        let moves = [MoveEntry { block: 4, slot: 1 }, MoveEntry { block: 0, slot: 8 }];
+        let part = tensors.layout.whole();
+        let expected = tensors.after_scatter(&part, &moves, arena.bytes());
+        let launch = Launch {
+            kernel: Kernel { direction: Direction::Scatter, word: tensors.layout.word() },
+            grid: 2,
+            spans: tensors.layout.spans().as_ptr() as u64,
+            count: part.count(),
+            units: part.units,
+            moves: moves.as_ptr() as u64,
+            pages: 2,
+            arena: arena.base(),
+        };
+        // SAFETY: all memory lives until the end of the test; work of this library is synchronous.
+        unsafe {
+            cuda.launch(stream, &launch).unwrap();
+            cuda.record(event, stream).unwrap();
+            cuda.wait(stream, event).unwrap();
+            assert!(!cuda.is_complete(event).unwrap());
+            assert!(cuda.is_complete(event).unwrap());
+        }
+        assert_same(tensors.memory.bytes(), &expected, "scattered");
+
+        tensors.memory.bytes_mut().iter_mut().for_each(|byte| *byte ^= 0x42);
+        let expected = tensors.after_gather(&part, &moves, arena.bytes());
+        let mut copies = Copies::default();
+        for entry in moves {
+            for (address, offset, bytes) in tensors.layout.pieces(&part, entry.block) {
+                let slot = arena.base() + common::slot(&entry) as u64;
+                copies.push(slot + offset, address, bytes as usize);
+            }
+        }
+        // SAFETY: as above.
+        unsafe {
+            cuda.copy(stream, &copies).unwrap();
+            cuda.copy(stream, &Copies::default()).unwrap();
+        }
+        assert_same(arena.bytes(), &expected, "gathered");
+        assert_eq!(fake.count("batches"), i32::from(missing.is_empty()));
+        // SAFETY: created above, and not used again.
+        unsafe {
+            cuda.destroy_event(event);
+            cuda.destroy_stream(stream);
+        }
+        drop(cuda);
+        for kind in ["retained", "modules", "streams", "events"] {
+            assert_eq!(fake.count(kind), 0, "{kind}");
+        }
+    }
+}
+
+#[test]
+fn failed_device_reports_the_error_of_every_call() {
+    let fake = FakeCuda::new("");
+    let cuda = fake.open(0).unwrap();
+    let stream = cuda.create_stream(Priority::High).unwrap();
+    let event = cuda.create_event().unwrap();
+    let (from, mut to) = (Memory::new(64, 1), Memory::new(64, 2));
+    let mut copies = Copies::default();
+    copies.push(to.base(), from.bytes().as_ptr() as u64, 64);
+    fake.fail_after(1);
+    // SAFETY: the memory lives until the end of the test; copies of this library are synchronous.
+    let errors = unsafe {
+        cuda.copy(stream, &copies).unwrap();
+        let failed = cuda.copy(stream, &copies).unwrap_err();
+        assert!(failed.to_string().contains("call=cuMemcpyBatchAsync"), "{failed}");
+        [
+            failed,
+            cuda.record(event, stream).unwrap_err(),
+            cuda.is_complete(event).unwrap_err(),
+            cuda.wait(stream, event).unwrap_err(),
+        ]
+    };
+    for error in errors {
+        assert_eq!(error.kind(), ErrorKind::Fatal);
+        let text = error.to_string();
+        assert!(text.contains("code=700") && text.contains("ILLEGAL_ADDRESS"), "{text}");
+    }
+}
