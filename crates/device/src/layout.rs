@@ -50,7 +50,18 @@ pub struct MoveEntry {
     pub slot: u32,
 }
 
+/// A table entry that consists of its bytes only.
+pub(crate) trait Entry: Copy {}
+impl Entry for SpanEntry {}
+impl Entry for MoveEntry {}
+
 const _: () = assert!(size_of::<SpanEntry>() == 32 && size_of::<MoveEntry>() == 8);
+
+/// The bytes of a table.
+pub(crate) fn as_bytes<T: Entry>(table: &[T]) -> &[u8] {
+    // SAFETY: entries have no padding (asserted above: their fields have 32 and 8 bytes).
+    unsafe { std::slice::from_raw_parts(table.as_ptr().cast(), size_of_val(table)) }
+}
 
 /// The largest word in which the bytes of a layout can be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,5 +11,20 @@
 //! **Must not know** what pages are, or when a block may be overwritten: the caller orders moves
 //! against the engine's work by fences.
 
+mod core;
+mod device;
 pub mod driver;
 pub mod layout;
+mod mover;
+mod pool;
+mod slots;
+mod table;
+mod way;
+
+pub use crate::core::Event;
+pub use device::{Device, WayChoice};
+pub use mover::{Done, MoveTicket};
+pub use pool::Pool;
+pub use slots::Slots;
+pub use table::{TABLE_PAGES_MAX, Table};
+pub use way::{Measured, Way, Ways};

@@ -8,8 +8,12 @@ use common::{Arrangement, Memory, Shape, Tensors, assert_same};
 use fake::FakeCuda;
 use ritornello_device::driver::cuda::Cuda;
 use ritornello_device::driver::{Copies, Driver, Launch, Priority};
-use ritornello_device::layout::{Direction, Kernel, MoveEntry};
+use ritornello_device::layout::{Direction, Kernel, MoveEntry, Span};
+use ritornello_device::{Device, Pool, Way, WayChoice};
 use ritornello_format::ErrorKind;
+use ritornello_volume::{PageSource, PageTarget};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 #[test]
 fn missing_library_names_the_remedy() {
@@ -188,4 +192,75 @@ fn failed_device_reports_the_error_of_every_call() {
         let text = error.to_string();
         assert!(text.contains("code=700") && text.contains("ILLEGAL_ADDRESS"), "{text}");
     }
+}
+
+/// A device over the stand-in, with a pool of 4 blocks of 2 pieces in its memory.
+fn device(fake: &FakeCuda, choice: WayChoice) -> (Arc<Device>, Arc<Pool>, u64) {
+    let cuda = fake.open(0).unwrap();
+    let base = cuda.allocate(8 * 4096).unwrap();
+    let device = Device::new(Arc::new(cuda), 4 << 20).unwrap();
+    let spans = [0, 4096].map(|at| Span { base: base + at, bytes: 4096, stride: 8192 });
+    // SAFETY: the memory is never freed.
+    let pool = unsafe { device.pool(&spans, 4, choice) }.unwrap();
+    (device, pool, base)
+}
+
+#[test]
+fn device_moves_pages_both_ways() {
+    let soon = Instant::now() + Duration::from_secs(30);
+    for choice in [WayChoice::Measure, WayChoice::ByLength, WayChoice::Always(Way::Copies)] {
+        let fake = FakeCuda::new("");
+        let (device, pool, base) = device(&fake, choice);
+        let slots = device.slots(8192, 2, None, &|| false).unwrap();
+        let mut fragments = Vec::new();
+        (0..2).for_each(|page| PageTarget::fragments(&*slots, page, &mut fragments));
+        for (page, fragment) in fragments.iter().enumerate() {
+            // SAFETY: inside the slots and the pool; no move is in flight.
+            unsafe {
+                fragment.as_ptr().write_bytes(page as u8 + 1, 8192);
+                (base as *mut u8).write_bytes(9, 8 * 4096);
+            }
+        }
+        let table = device.table(&pool, &slots, &[3, 1], Direction::Scatter).unwrap();
+        for part in [4096..8192, 0..4096] {
+            // SAFETY: nothing else accesses the memory.
+            let ticket = unsafe { device.submit(&table, part, None, None) }.unwrap();
+            assert!(ticket.wait(soon).unwrap());
+        }
+        let back = device.slots(8192, 4, None, &|| false).unwrap();
+        let gather = device.table(&pool, &back, &[0, 1, 2, 3], Direction::Gather).unwrap();
+        // SAFETY: as above.
+        let ticket = unsafe { device.submit(&gather, 0..8192, None, None) }.unwrap();
+        assert!(ticket.wait(soon).unwrap());
+        let mut fragments = Vec::new();
+        (0..4).for_each(|page| PageSource::fragments(&*back, page, &mut fragments));
+        for (fragment, expected) in fragments.iter().zip([9, 2, 9, 1]) {
+            // SAFETY: inside the slots; no move is in flight.
+            let page = unsafe { std::slice::from_raw_parts(fragment.as_ptr(), 8192) };
+            assert!(page.iter().all(|&byte| byte == expected), "{choice:?}");
+        }
+        drop((ticket, table, gather, slots, back, pool, device));
+        for kind in ["retained", "modules", "streams", "events", "pinned"] {
+            assert_eq!(fake.count(kind), 0, "{kind}");
+        }
+        // The pool's memory, which the test does not free.
+        assert_eq!(fake.count("allocations"), 1);
+    }
+}
+
+#[test]
+fn failed_device_keeps_pinned_memory() {
+    let fake = FakeCuda::new("");
+    let (device, pool, _) = device(&fake, WayChoice::Always(Way::Kernel { grid: 2 }));
+    let slots = device.slots(8192, 2, None, &|| false).unwrap();
+    let table = device.table(&pool, &slots, &[0, 1], Direction::Scatter).unwrap();
+    // The table is copied, and the launch fails.
+    fake.fail_after(1);
+    // SAFETY: nothing else accesses the memory.
+    let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
+    let error = ticket.wait(Instant::now() + Duration::from_secs(30)).unwrap_err();
+    assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
+    assert!(device.is_broken());
+    drop((ticket, table, slots, pool, device));
+    assert_eq!(fake.count("pinned"), 1);
 }

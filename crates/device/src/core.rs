@@ -1,0 +1,158 @@
+//! The shared state of a device: its driver, its two streams, its events, and whether it is broken.
+
+use crate::driver::{Driver, Priority, RawEvent, RawStream};
+use crate::layout::Direction;
+use parking_lot::Mutex;
+use ritornello_format::{Error, ErrorKind, Result};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Maximum events that exist: each move in flight has one.
+const EVENTS_MAX: usize = 4096;
+/// Interval at which a thread asks the driver whether an event is complete: the driver offers no
+/// wait with a deadline.
+pub(crate) const POLL: Duration = Duration::from_micros(50);
+
+/// A driver with its streams and events.
+#[derive(Debug)]
+pub(crate) struct Core {
+    driver: Arc<dyn Driver>,
+    load: RawStream,
+    save: RawStream,
+    events: Mutex<Events>,
+    broken: OnceLock<String>,
+}
+
+#[derive(Debug, Default)]
+struct Events {
+    free: Vec<RawEvent>,
+    made: usize,
+}
+
+impl Core {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Arc<Self>> {
+        let load = driver.create_stream(Priority::High)?;
+        let save = driver.create_stream(Priority::Low).inspect_err(|_| {
+            // SAFETY: created above.
+            unsafe { driver.destroy_stream(load) };
+        })?;
+        let (events, broken) = (Mutex::default(), OnceLock::new());
+        Ok(Arc::new(Self { driver, load, save, events, broken }))
+    }
+
+    pub(crate) fn driver(&self) -> &dyn Driver {
+        &*self.driver
+    }
+
+    /// The stream of all moves in this direction.
+    pub(crate) fn stream(&self, direction: Direction) -> RawStream {
+        match direction {
+            Direction::Scatter => self.load,
+            Direction::Gather => self.save,
+        }
+    }
+
+    /// Passes `result` on. A fatal error of the driver marks the device as broken.
+    pub(crate) fn note<T>(&self, result: Result<T>) -> Result<T> {
+        result.inspect_err(|error| {
+            if error.kind() == ErrorKind::Fatal && self.broken.set(error.to_string()).is_ok() {
+                tracing::error!(%error, "the device failed; its moves are refused from now on");
+            }
+        })
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.get().is_some()
+    }
+
+    /// `Fatal` if the device is broken.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.broken.get() {
+            None => Ok(()),
+            Some(cause) => {
+                Err(Error::fatal("the device failed: restart the engine to use it again")
+                    .with("cause", cause))
+            }
+        }
+    }
+
+    /// An event that no stream uses.
+    pub(crate) fn event(self: &Arc<Self>) -> Result<Event> {
+        let mut events = self.events.lock();
+        let raw = match events.free.pop() {
+            Some(raw) => raw,
+            None if events.made < EVENTS_MAX => {
+                let raw = self.note(self.driver.create_event())?;
+                events.made += 1;
+                raw
+            }
+            None => return Err(Error::retry("too many moves of the device are in flight")),
+        };
+        Ok(Event { core: Arc::clone(self), raw })
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        for event in self.events.get_mut().free.drain(..) {
+            // SAFETY: created by `event`; no `Event` exists.
+            unsafe { self.driver.destroy_event(event) };
+        }
+        for stream in [self.load, self.save] {
+            // SAFETY: created by `new`.
+            unsafe { self.driver.destroy_stream(stream) };
+        }
+    }
+}
+
+/// An event. Dropping it lets another move use it.
+#[derive(Debug)]
+pub struct Event {
+    core: Arc<Core>,
+    raw: RawEvent,
+}
+
+impl Event {
+    /// Marks the work that `stream` has now.
+    ///
+    /// # Safety
+    /// The stream exists.
+    pub(crate) unsafe fn record(&self, stream: RawStream) -> Result<()> {
+        // SAFETY: the event lives as long as `self`; the stream is the caller's promise.
+        self.core.note(unsafe { self.core.driver.record(self.raw, stream) })
+    }
+
+    /// Makes later work of `stream` wait for the marked work.
+    ///
+    /// # Safety
+    /// The stream exists.
+    pub(crate) unsafe fn delay(&self, stream: RawStream) -> Result<()> {
+        self.core.check()?;
+        // SAFETY: the event lives as long as `self`; the stream is the caller's promise.
+        self.core.note(unsafe { self.core.driver.wait(stream, self.raw) })
+    }
+
+    /// Whether the marked work is complete.
+    pub(crate) fn is_complete(&self) -> Result<bool> {
+        self.core.check()?;
+        // SAFETY: the event lives as long as `self`.
+        self.core.note(unsafe { self.core.driver.is_complete(self.raw) })
+    }
+
+    /// Waits until the marked work is complete, at most until `deadline`. Returns whether it is.
+    pub(crate) fn wait(&self, deadline: Instant) -> Result<bool> {
+        while !self.is_complete()? {
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        self.core.events.lock().free.push(self.raw);
+    }
+}

@@ -1,0 +1,274 @@
+//! A device: what an engine's worker opens once.
+
+use crate::core::{Core, Event};
+use crate::driver::cuda::Cuda;
+use crate::driver::{Driver, RawStream};
+use crate::layout::{Direction, Span};
+use crate::mover::{Done, MoveTicket, Mover};
+use crate::pool::Pool;
+use crate::slots::{Arena, Slots};
+use crate::table::{Table, TableMemory};
+use crate::way::{Measured, Way, Ways};
+use ritornello_format::{Error, Result};
+use ritornello_volume::{PageTarget, StagingStats};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum time for measuring the ways of a pool.
+const PROBE_TIME: Duration = Duration::from_millis(30);
+/// Numbers of pieces with which the ways are measured.
+const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
+/// Maximum device memory for measuring.
+const PROBE_BYTES: usize = 64 << 20;
+/// Maximum moves of one measurement: several amortise the interval of the mover's questions.
+const MOVES_MAX: usize = 16;
+/// Maximum time that the device may take for a measured move.
+const MOVE_TIME: Duration = Duration::from_secs(30);
+
+/// How the ways of a pool are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WayChoice {
+    /// By a measurement, which takes about 30 ms.
+    Measure,
+    /// By the length of pieces.
+    ByLength,
+    /// This way, for tests and benchmarks.
+    Always(Way),
+}
+
+/// A device with its streams, its pinned memory and its mover.
+#[derive(Debug)]
+pub struct Device {
+    // Dropped first: it ends the moves that use all other parts.
+    mover: Mover,
+    tables: Arc<TableMemory>,
+    arena: Arc<Arena>,
+    core: Arc<Core>,
+}
+
+impl Device {
+    /// Opens CUDA device `ordinal` with `staging` bytes of pinned memory.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Cuda::open`] and [`Device::new`].
+    pub fn open(ordinal: u32, staging: usize) -> Result<Arc<Self>> {
+        Self::new(Arc::new(Cuda::open(ordinal)?), staging)
+    }
+
+    /// A device of `driver` with `staging` bytes of pinned memory.
+    ///
+    /// # Errors
+    /// `Retry` if memory cannot be allocated or pinned; `Fatal` if the driver fails.
+    pub fn new(driver: Arc<dyn Driver>, staging: usize) -> Result<Arc<Self>> {
+        let core = Core::new(driver)?;
+        let arena = Arena::new(&core, staging)?;
+        let tables = TableMemory::new(&core)?;
+        let mover = Mover::new(&core)?;
+        Ok(Arc::new(Self { mover, tables, arena, core }))
+    }
+
+    /// The device and its driver, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        self.core.driver().describe()
+    }
+
+    /// Whether the driver failed. All moves are refused then.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.core.is_broken()
+    }
+
+    /// Usage of the pinned memory.
+    #[must_use]
+    pub fn staging(&self) -> StagingStats {
+        self.arena.stats()
+    }
+
+    /// Registers an engine's KV memory: `blocks` blocks in `spans`, which are the bytes of a page
+    /// in their order.
+    ///
+    /// # Errors
+    /// `Invalid` if the spans overlap, exceed a limit, or are not allocated on the device; `Retry`
+    /// if memory is short; `Fatal` if the device is broken.
+    ///
+    /// # Safety
+    /// The memory stays allocated until the pool is dropped.
+    pub unsafe fn pool(&self, spans: &[Span], blocks: u32, choice: WayChoice) -> Result<Arc<Pool>> {
+        // SAFETY: promised by the caller.
+        let pool = unsafe { Pool::new(&self.arena, spans, blocks) }?;
+        let ways = match choice {
+            WayChoice::ByLength => pool.ways().clone(),
+            WayChoice::Always(way) => pool.ways().clone().force(way),
+            WayChoice::Measure => self.measure(&pool)?,
+        };
+        Ok(Arc::new(pool.with_ways(ways)))
+    }
+
+    /// Slots for `pages` pages of `page_bytes` bytes. Waits for memory until `deadline`, at most 30
+    /// seconds, or until `is_stopped` returns true. `None` if no memory was free in time, or the
+    /// pages exceed the pinned memory.
+    #[must_use]
+    pub fn slots(
+        &self,
+        page_bytes: usize,
+        pages: usize,
+        deadline: Option<Instant>,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> Option<Arc<Slots>> {
+        Slots::take(&self.arena, page_bytes, pages, deadline, is_stopped).map(Arc::new)
+    }
+
+    /// A table of moves between page `n` of `slots` and block `blocks[n]` of `pool`, for each `n`.
+    ///
+    /// # Errors
+    /// `Invalid` if slots and pool do not belong together, a block does not exist, two pages would
+    /// fill one block, or the table is empty or too long.
+    pub fn table(
+        &self,
+        pool: &Arc<Pool>,
+        slots: &Arc<Slots>,
+        blocks: &[u32],
+        direction: Direction,
+    ) -> Result<Arc<Table>> {
+        Table::new(&self.core, &self.tables, pool, slots, blocks, direction).map(Arc::new)
+    }
+
+    /// Submits the move of bytes `part` of all pages of `table`, behind the work that `after`
+    /// marks. `done` is called on the mover's thread when the move has ended; it must not wait.
+    ///
+    /// # Errors
+    /// `Invalid` if the part does not begin and end between spans; `Retry` if too many moves wait;
+    /// `Fatal` if the device is broken.
+    ///
+    /// # Safety
+    /// From the completion of `after` until the move is complete, no other code or work writes to
+    /// the bytes that it reads, or accesses the bytes that it writes. After a failed move this holds
+    /// without end.
+    pub unsafe fn submit(
+        &self,
+        table: &Arc<Table>,
+        part: Range<u64>,
+        after: Option<Event>,
+        done: Option<Done>,
+    ) -> Result<MoveTicket> {
+        self.core.check()?;
+        let part = table.pool().layout().part(&part)?;
+        // SAFETY: promised by the caller.
+        unsafe { self.mover.submit(table, part, after, done) }
+    }
+
+    /// Marks the work that an engine's stream has now.
+    ///
+    /// # Errors
+    /// `Fatal` if the driver fails, or the device is broken.
+    ///
+    /// # Safety
+    /// The stream exists.
+    pub unsafe fn mark(&self, stream: RawStream) -> Result<Event> {
+        self.core.check()?;
+        let event = self.core.event()?;
+        // SAFETY: promised by the caller.
+        unsafe { event.record(stream) }?;
+        Ok(event)
+    }
+
+    /// Measures the ways with pieces of the pool's average length, in separate memory. Returns
+    /// what was measured within the time.
+    fn measure(&self, pool: &Pool) -> Result<Ways> {
+        let mut ways = pool.ways().clone();
+        let layout = pool.layout();
+        let word = u64::from(layout.word().bytes());
+        let piece = layout.page_bytes() / layout.spans().len() as u64 / word * word;
+        if piece == 0 || !self.core.driver().has_kernels() {
+            return Ok(ways);
+        }
+        let began = Instant::now();
+        let slot_bytes = piece.next_multiple_of(ritornello_format::UNIT) as usize;
+        let most = PROBE_BYTES.min(self.arena.capacity() / 2) / slot_bytes;
+        for pieces in PROBE_PIECES.into_iter().filter(|pieces| *pieces <= most) {
+            let scratch = match self.core.driver().allocate(piece as usize * pieces) {
+                Ok(scratch) => Scratch { core: Arc::clone(&self.core), address: scratch },
+                // An engine may have taken all memory: what was measured decides.
+                Err(_) => break,
+            };
+            let Some(measured) = self.measure_moves(&scratch, piece as u32, pieces)? else { break };
+            ways.add(measured);
+            if began.elapsed() >= PROBE_TIME {
+                break;
+            }
+        }
+        Ok(ways)
+    }
+
+    /// Measures both ways with `pieces` pieces. `None` if the pinned memory is in use.
+    fn measure_moves(
+        &self,
+        scratch: &Scratch,
+        piece: u32,
+        pieces: usize,
+    ) -> Result<Option<Measured>> {
+        let span = Span { base: scratch.address, bytes: piece, stride: u64::from(piece) };
+        let now = Some(Instant::now());
+        let Some(slots) = self.slots(piece as usize, pieces, now, &|| false) else {
+            return Ok(None);
+        };
+        let blocks: Vec<u32> = (0..PageTarget::len(&*slots) as u32).collect();
+        let mut times = [Duration::ZERO; 2];
+        for (time, way) in times.iter_mut().zip([Way::Kernel { grid: 4 }, Way::Copies]) {
+            // SAFETY: the memory was allocated with this length, and outlives the pool.
+            let pool = unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way)) }?;
+            let table = self.table(&pool, &slots, &blocks, Direction::Scatter)?;
+            // The first move includes the upload of the table, and the loading of the kernel.
+            self.measure_move(&table, 1)?;
+            let times = (PROBE_PIECES[2] / pieces).min(MOVES_MAX) as u32;
+            *time = self.measure_move(&table, times)? / times;
+        }
+        Ok(Some(Measured { pieces, kernel: times[0], copies: times[1] }))
+    }
+
+    /// The time of `times` whole moves of `table` in succession.
+    fn measure_move(&self, table: &Arc<Table>, times: u32) -> Result<Duration> {
+        let began = Instant::now();
+        let part = 0..table.pool().layout().page_bytes();
+        let (mut last, mut refusal) = (None, None);
+        for _ in 0..times {
+            // SAFETY: only these moves access slots and scratch memory.
+            match unsafe { self.submit(table, part.clone(), None, None) } {
+                Ok(ticket) => last = Some(ticket),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        // Moves that were submitted must end before their memory is freed.
+        let has_ended = match last {
+            Some(ticket) => ticket.wait(began + MOVE_TIME)?,
+            None => true,
+        };
+        match refusal {
+            Some(error) if has_ended => return Err(error),
+            None if has_ended => return Ok(began.elapsed()),
+            _ => {}
+        }
+        self.core.note(Err(Error::fatal("the device does not complete a move")
+            .with("seconds", MOVE_TIME.as_secs())))
+    }
+}
+
+/// Memory on the device, freed unless the device is broken.
+struct Scratch {
+    core: Arc<Core>,
+    address: u64,
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if self.core.is_broken() {
+            return;
+        }
+        // SAFETY: the measured moves are complete, or the device is broken.
+        if let Err(error) = unsafe { self.core.driver().free(self.address) } {
+            tracing::warn!(%error, "memory of a measurement stays on the device");
+        }
+    }
+}

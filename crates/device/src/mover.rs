@@ -1,0 +1,308 @@
+//! The mover: one thread of a device, which queues moves in the order of their submission and
+//! reports their ends.
+
+use crate::core::{Core, Event, POLL};
+use crate::driver::RawStream;
+use crate::layout::{Direction, Part};
+use crate::table::Table;
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_volume::ForkSafeLock;
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Maximum moves that wait for the thread.
+const QUEUE_MAX: usize = 4096;
+/// Maximum time that closing waits for moves in flight. Their memory is never freed after it.
+const CLOSE_TIME: Duration = Duration::from_secs(10);
+
+/// Called on the mover's thread when a move has ended. It must not wait.
+pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
+
+/// The progress of a move.
+#[derive(Debug, Default)]
+enum Stage {
+    #[default]
+    Submitted,
+    /// Queued on the device. The event marks its end.
+    Queued(Arc<Event>),
+    Complete,
+    Failed(ErrorKind, String),
+}
+
+/// A submitted move.
+#[derive(Clone, Debug, Default)]
+pub struct MoveTicket(Arc<ForkSafeLock<Stage>>);
+
+impl MoveTicket {
+    /// Makes later work of `stream` wait until the move is complete. Waits until the move is queued
+    /// on the device, at most until `deadline`; returns `false`, without an effect on the stream,
+    /// if that comes first.
+    ///
+    /// # Errors
+    /// The move's error if it has failed; `Fatal` if the driver fails.
+    ///
+    /// # Safety
+    /// The stream exists.
+    pub unsafe fn fence(&self, stream: RawStream, deadline: Instant) -> Result<bool> {
+        let event = match &*self.wait_while(deadline, |stage| matches!(stage, Stage::Submitted)) {
+            Stage::Submitted => return Ok(false),
+            Stage::Queued(event) => Arc::clone(event),
+            ended => return ended.result().map(|()| true),
+        };
+        // SAFETY: promised by the caller.
+        unsafe { event.delay(stream) }.map(|()| true)
+    }
+
+    /// Waits until the move has ended, at most until `deadline`; returns `false` if that comes
+    /// first.
+    ///
+    /// # Errors
+    /// The move's error if it has failed. Its memory may then still be written.
+    pub fn wait(&self, deadline: Instant) -> Result<bool> {
+        let is_pending = |stage: &Stage| matches!(stage, Stage::Submitted | Stage::Queued(_));
+        let stage = self.wait_while(deadline, is_pending);
+        if is_pending(&stage) { Ok(false) } else { stage.result().map(|()| true) }
+    }
+
+    fn wait_while(
+        &self,
+        deadline: Instant,
+        is_pending: impl Fn(&Stage) -> bool,
+    ) -> std::sync::MutexGuard<'_, Stage> {
+        let mut stage = self.0.lock();
+        while is_pending(&stage) {
+            match deadline.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => break,
+                left => stage = self.0.wait_for(stage, left),
+            }
+        }
+        stage
+    }
+
+    fn set(&self, stage: Stage) {
+        *self.0.lock() = stage;
+        self.0.wake_all();
+    }
+
+    fn end(&self, result: Result<()>, done: Option<Done>) {
+        self.set(match &result {
+            Ok(()) => Stage::Complete,
+            Err(error) => Stage::Failed(error.kind(), error.to_string()),
+        });
+        let Some(done) = done else { return };
+        if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
+            tracing::error!("the report of a move panicked");
+        }
+    }
+}
+
+impl Stage {
+    fn result(&self) -> Result<()> {
+        match self {
+            Self::Failed(kind, message) => Err(Error::new(*kind, message.clone())),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A move, from its submission to its end.
+struct Move {
+    table: Arc<Table>,
+    part: Part,
+    after: Option<Event>,
+    ticket: MoveTicket,
+    done: Option<Done>,
+}
+
+impl Move {
+    /// Reports the end of a move. Its slots and tables are released before.
+    fn end(self, result: Result<()>) {
+        let Self { table, part: _, after, ticket, done } = self;
+        drop((table, after));
+        ticket.end(result, done);
+    }
+
+    /// Ends a move with an error. If the device is broken, it may still access the memory of the
+    /// move, which is therefore never freed.
+    fn fail(self, core: &Core, error: Error) {
+        if core.is_broken() {
+            std::mem::forget(Arc::clone(&self.table));
+        }
+        self.end(Err(error));
+    }
+}
+
+#[derive(Default)]
+struct State {
+    submitted: VecDeque<Move>,
+    is_closed: bool,
+}
+
+/// The thread.
+pub(crate) struct Mover {
+    state: Arc<ForkSafeLock<State>>,
+    thread: Option<JoinHandle<()>>,
+    process: u32,
+}
+
+impl Mover {
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Self> {
+        let state = Arc::new(ForkSafeLock::new(State::default()));
+        let (of_thread, core) = (Arc::clone(&state), Arc::clone(core));
+        let thread = std::thread::Builder::new()
+            .name("ritornello-mover".into())
+            .spawn(move || InFlight { core, queues: Default::default() }.run(&of_thread))?;
+        Ok(Self { state, thread: Some(thread), process: std::process::id() })
+    }
+
+    /// Submits the move of `part` of all pages of `table`, behind the work that `after` marks.
+    ///
+    /// # Safety
+    /// The conditions of [`crate::Device::submit`] hold.
+    pub(crate) unsafe fn submit(
+        &self,
+        table: &Arc<Table>,
+        part: Part,
+        after: Option<Event>,
+        done: Option<Done>,
+    ) -> Result<MoveTicket> {
+        let ticket = MoveTicket::default();
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(Error::new(ErrorKind::Closed, "the device is closed"));
+        }
+        if state.submitted.len() >= QUEUE_MAX {
+            return Err(Error::retry("too many moves of the device wait"));
+        }
+        let (table, of_caller) = (Arc::clone(table), ticket.clone());
+        state.submitted.push_back(Move { table, part, after, ticket, done });
+        drop(state);
+        self.state.wake_one();
+        Ok(of_caller)
+    }
+}
+
+impl fmt::Debug for Mover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("Mover")
+            .field("submitted", &state.submitted.len())
+            .field("is_closed", &state.is_closed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Mover {
+    fn drop(&mut self) {
+        // A forked child has no such thread.
+        if self.process != std::process::id() {
+            return;
+        }
+        self.state.lock().is_closed = true;
+        self.state.wake_one();
+        // The last reference may be dropped by a report, on the thread itself.
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+            && thread.join().is_err()
+        {
+            tracing::error!("the mover of a device panicked");
+        }
+    }
+}
+
+/// The moves on the device, as the thread keeps them: one queue per stream, in the order in which
+/// they end.
+struct InFlight {
+    core: Arc<Core>,
+    queues: [VecDeque<(Move, Arc<Event>)>; 2],
+}
+
+impl InFlight {
+    fn run(mut self, state: &ForkSafeLock<State>) {
+        loop {
+            let mut locked = state.lock();
+            while locked.submitted.is_empty() && !locked.is_closed {
+                if self.is_empty() {
+                    locked = state.wait(locked);
+                } else {
+                    // The driver does not report the end of a move, so the thread asks.
+                    locked = state.wait_for(locked, POLL);
+                    break;
+                }
+            }
+            let is_closed = locked.is_closed;
+            let next = locked.submitted.pop_front();
+            drop(locked);
+            match next {
+                Some(next) if is_closed => {
+                    next.end(Err(Error::new(ErrorKind::Closed, "the device is closed")));
+                }
+                Some(next) => self.queue(next),
+                None if is_closed => return self.close(),
+                None => {}
+            }
+            self.reap();
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queues.iter().all(VecDeque::is_empty)
+    }
+
+    fn queue(&mut self, next: Move) {
+        if let Err(error) = self.core.check() {
+            return next.end(Err(error));
+        }
+        // SAFETY: the caller of `submit` promised the order of accesses. The table is kept until
+        // the end of the move, and without end after an error. This is the only thread.
+        match unsafe { next.table.queue(&next.part, next.after.as_ref()) } {
+            Ok(event) => {
+                let event = Arc::new(event);
+                next.ticket.set(Stage::Queued(Arc::clone(&event)));
+                let queue = match next.table.direction() {
+                    Direction::Scatter => &mut self.queues[0],
+                    Direction::Gather => &mut self.queues[1],
+                };
+                queue.push_back((next, event));
+            }
+            Err(error) => next.fail(&self.core, error),
+        }
+    }
+
+    /// Reports the moves that have ended. If the device is broken, all moves have ended.
+    fn reap(&mut self) {
+        for queue in &mut self.queues {
+            while let Some((_, event)) = queue.front() {
+                let outcome = event.is_complete();
+                if matches!(outcome, Ok(false)) {
+                    break;
+                }
+                let Some((ended, _)) = queue.pop_front() else { break };
+                match outcome {
+                    Ok(_) => ended.end(Ok(())),
+                    Err(error) => ended.fail(&self.core, error),
+                }
+            }
+        }
+    }
+
+    fn close(&mut self) {
+        let deadline = Instant::now() + CLOSE_TIME;
+        while !self.is_empty() && Instant::now() < deadline {
+            self.reap();
+            std::thread::sleep(POLL);
+        }
+        for (left, _) in self.queues.iter_mut().flat_map(std::mem::take) {
+            let error = Error::fatal("the device did not complete a move before it was closed")
+                .with("seconds", CLOSE_TIME.as_secs());
+            match self.core.note::<()>(Err(error)) {
+                Err(error) => left.fail(&self.core, error),
+                Ok(()) => left.end(Ok(())),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! An engine's KV memory on the device.
+
+use crate::core::Core;
+use crate::layout::{Direction, Layout, Span, SpanEntry, as_bytes};
+use crate::slots::Arena;
+use crate::way::Ways;
+use ritornello_format::{Error, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Maximum time for a small copy at registration, behind the engine's own work.
+const SETUP_TIME: Duration = Duration::from_secs(30);
+
+/// The layout of an engine's KV memory, with its table of spans on the device. The memory belongs
+/// to the engine.
+#[derive(Debug)]
+pub struct Pool {
+    core: Arc<Core>,
+    layout: Layout,
+    /// Address of the table of spans.
+    spans: u64,
+    ways: Ways,
+}
+
+impl Pool {
+    /// # Safety
+    /// The conditions of [`crate::Device::pool`] hold.
+    pub(crate) unsafe fn new(arena: &Arena, spans: &[Span], blocks: u32) -> Result<Self> {
+        let core = arena.core();
+        core.check()?;
+        let layout = Layout::new(spans, blocks)?;
+        for (number, span) in spans.iter().enumerate() {
+            let bytes = span.stride * u64::from(blocks - 1) + u64::from(span.bytes);
+            let checked = core.note(core.driver().check_memory(span.base, bytes));
+            checked.map_err(|error| error.with("span", number))?;
+        }
+        let spans = core.driver().allocate(size_of_val(layout.spans()))?;
+        let piece_bytes = layout.page_bytes() / layout.spans().len() as u64;
+        let ways = Ways::new(piece_bytes, core.driver().has_kernels());
+        // The pool frees the table, also if the table cannot be filled.
+        let pool = Self { core: Arc::clone(core), layout, spans, ways };
+        pool.upload(arena)?;
+        Ok(pool)
+    }
+
+    fn upload(&self, arena: &Arena) -> Result<()> {
+        let bytes = as_bytes(self.layout.spans());
+        let source = arena.pinned_copy(bytes)?;
+        let event = self.core.event()?;
+        let stream = self.core.stream(Direction::Scatter);
+        // SAFETY: the table was allocated with this length, and no work knows it. Table and source
+        // are kept until the copy is complete, or without end.
+        let queued = unsafe { arena.upload(&source, bytes.len(), self.spans, stream) };
+        // SAFETY: the stream lives as long as the core.
+        let recorded = queued.and_then(|()| unsafe { event.record(stream) });
+        let outcome = match recorded.and_then(|()| event.wait(Instant::now() + SETUP_TIME)) {
+            Ok(true) => return Ok(()),
+            Ok(false) => self.core.note(Err(Error::fatal("the device does not complete a copy")
+                .with("seconds", SETUP_TIME.as_secs()))),
+            Err(error) => Err(error),
+        };
+        std::mem::forget(source);
+        outcome
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// How moves are made.
+    #[must_use]
+    pub fn ways(&self) -> &Ways {
+        &self.ways
+    }
+
+    pub(crate) fn with_ways(mut self, ways: Ways) -> Self {
+        self.ways = ways;
+        self
+    }
+
+    /// Address on the device of the entry of span `number`.
+    pub(crate) fn span_address(&self, number: usize) -> u64 {
+        self.spans + (number * size_of::<SpanEntry>()) as u64
+    }
+
+    pub(crate) fn is_of(&self, core: &Arc<Core>) -> bool {
+        Arc::ptr_eq(&self.core, core)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if self.core.is_broken() {
+            return;
+        }
+        // SAFETY: moves in flight hold a reference to the pool.
+        if let Err(error) = unsafe { self.core.driver().free(self.spans) } {
+            tracing::warn!(%error, "a table stays on the device");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Tables: which block belongs to which slot. One table serves all sections of a load.
+
+use crate::core::{Core, Event};
+use crate::driver::{Copies, Launch};
+use crate::layout::{Direction, Kernel, MoveEntry, Part, as_bytes};
+use crate::pool::Pool;
+use crate::slots::Slots;
+use crate::way::Way;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result, UNIT};
+use ritornello_volume::{PageTarget, StagingBuffer};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Maximum pages of a table.
+pub const TABLE_PAGES_MAX: usize = 8192;
+const TABLE_BYTES: usize = TABLE_PAGES_MAX * size_of::<MoveEntry>();
+/// Tables on the device. A move beyond them is made without a kernel.
+const TABLES: u32 = 16;
+
+/// Memory on the device for tables, allocated once.
+#[derive(Debug)]
+pub(crate) struct TableMemory {
+    core: Arc<Core>,
+    base: u64,
+    free: Mutex<Vec<u32>>,
+}
+
+impl TableMemory {
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<Self>> {
+        let base = core.driver().allocate(TABLE_BYTES * TABLES as usize)?;
+        let free = Mutex::new((0..TABLES).collect());
+        Ok(Arc::new(Self { core: Arc::clone(core), base, free }))
+    }
+
+    fn take(self: &Arc<Self>) -> Option<DeviceTable> {
+        let number = self.free.lock().pop()?;
+        Some(DeviceTable { memory: Arc::clone(self), number })
+    }
+}
+
+impl Drop for TableMemory {
+    fn drop(&mut self) {
+        if self.core.is_broken() {
+            return;
+        }
+        // SAFETY: moves in flight hold references to tables.
+        if let Err(error) = unsafe { self.core.driver().free(self.base) } {
+            tracing::warn!(%error, "the tables stay on the device");
+        }
+    }
+}
+
+/// Memory of one table on the device.
+#[derive(Debug)]
+struct DeviceTable {
+    memory: Arc<TableMemory>,
+    number: u32,
+}
+
+impl DeviceTable {
+    fn address(&self) -> u64 {
+        self.memory.base + u64::from(self.number) * TABLE_BYTES as u64
+    }
+}
+
+impl Drop for DeviceTable {
+    fn drop(&mut self) {
+        self.memory.free.lock().push(self.number);
+    }
+}
+
+/// Blocks of a pool and the slots that belong to them: page `n` of the slots is block `blocks[n]`.
+#[derive(Debug)]
+pub struct Table {
+    core: Arc<Core>,
+    pool: Arc<Pool>,
+    slots: Arc<Slots>,
+    direction: Direction,
+    entries: Vec<MoveEntry>,
+    /// `None` if the moves use no kernel.
+    kernel: Option<KernelTable>,
+}
+
+/// The tables that a kernel needs.
+#[derive(Debug)]
+struct KernelTable {
+    grid: u32,
+    on_device: DeviceTable,
+    /// The pinned copy of the entries, from which the device gets the table.
+    source: StagingBuffer,
+    /// Whether the copy to the device is queued.
+    is_queued: AtomicBool,
+}
+
+impl KernelTable {
+    /// `None` if no memory for a table is free: the moves are then made without a kernel.
+    fn new(
+        memory: &Arc<TableMemory>,
+        slots: &Slots,
+        entries: &[MoveEntry],
+        grid: u32,
+    ) -> Option<Self> {
+        let source = slots.arena().pinned_copy(as_bytes(entries)).ok()?;
+        Some(Self { grid, on_device: memory.take()?, source, is_queued: AtomicBool::new(false) })
+    }
+}
+
+impl Table {
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        memory: &Arc<TableMemory>,
+        pool: &Arc<Pool>,
+        slots: &Arc<Slots>,
+        blocks: &[u32],
+        direction: Direction,
+    ) -> Result<Self> {
+        let layout = pool.layout();
+        let is_of_device = pool.is_of(core) && Arc::ptr_eq(slots.arena().core(), core);
+        if !is_of_device || slots.page_bytes() as u64 != layout.page_bytes() {
+            return Err(Error::invalid("slots and pool do not belong together")
+                .with("slot_bytes", slots.page_bytes())
+                .with("page_bytes", layout.page_bytes()));
+        }
+        let most = PageTarget::len(&**slots).min(TABLE_PAGES_MAX);
+        if blocks.is_empty() || blocks.len() > most || !layout.whole().fits(blocks.len()) {
+            return Err(Error::invalid("a move needs a page, and a slot for each page")
+                .with("pages", blocks.len())
+                .with("most", most));
+        }
+        if let Some(block) = blocks.iter().find(|block| **block >= layout.blocks()) {
+            return Err(Error::invalid("the pool has no such block")
+                .with("block", block)
+                .with("blocks", layout.blocks()));
+        }
+        if direction == Direction::Scatter {
+            let mut sorted = blocks.to_vec();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(
+                    Error::invalid("two pages cannot fill one block").with("block", pair[0])
+                );
+            }
+        }
+        let entry = |(page, &block)| MoveEntry { block, slot: slots.unit_of(page) };
+        let entries: Vec<MoveEntry> = blocks.iter().enumerate().map(entry).collect();
+        let pieces = blocks.len() * layout.spans().len();
+        let kernel = match pool.ways().of(direction, pieces) {
+            Way::Kernel { grid } => KernelTable::new(memory, slots, &entries, grid),
+            Way::Copies => None,
+        };
+        let (core, pool, slots) = (Arc::clone(core), Arc::clone(pool), Arc::clone(slots));
+        Ok(Self { core, pool, slots, direction, entries, kernel })
+    }
+
+    /// The slots.
+    #[must_use]
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// The pool.
+    #[must_use]
+    pub fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The direction of the moves.
+    #[must_use]
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// Whether moves of this table use a kernel.
+    #[must_use]
+    pub fn uses_kernel(&self) -> bool {
+        self.kernel.is_some()
+    }
+
+    /// Queues the move of `part` of all pages, behind the work that `after` marks. The event marks
+    /// its end.
+    ///
+    /// # Safety
+    /// Until the move is complete, no other code or work writes to the bytes that it reads, or
+    /// accesses the bytes that it writes. The caller keeps `self` until then, and without end if an
+    /// error is returned. Tables are queued by one thread at a time.
+    pub(crate) unsafe fn queue(&self, part: &Part, after: Option<&Event>) -> Result<Event> {
+        self.core.check()?;
+        let event = self.core.event()?;
+        let stream = self.core.stream(self.direction);
+        if let Some(after) = after {
+            // SAFETY: the stream lives as long as the core.
+            unsafe { after.delay(stream) }?;
+        }
+        match &self.kernel {
+            // SAFETY: promised by the caller.
+            Some(kernel) => unsafe { self.queue_kernel(kernel, part) },
+            // SAFETY: promised by the caller.
+            None => unsafe { self.queue_copies(part) },
+        }?;
+        // SAFETY: the stream lives as long as the core.
+        unsafe { event.record(stream) }?;
+        Ok(event)
+    }
+
+    /// # Safety
+    /// The conditions of [`Table::queue`] hold.
+    unsafe fn queue_kernel(&self, kernel: &KernelTable, part: &Part) -> Result<()> {
+        let stream = self.core.stream(self.direction);
+        let table = kernel.on_device.address();
+        if !kernel.is_queued.swap(true, Ordering::Relaxed) {
+            let bytes = size_of_val(&*self.entries);
+            // SAFETY: no move of this table is queued yet, and `self` keeps the source.
+            unsafe { self.slots.arena().upload(&kernel.source, bytes, table, stream) }?;
+        }
+        let launch = Launch {
+            kernel: Kernel { direction: self.direction, word: self.pool.layout().word() },
+            grid: kernel.grid,
+            spans: self.pool.span_address(part.spans.start),
+            count: part.count(),
+            units: part.units,
+            moves: table,
+            pages: self.entries.len() as u32,
+            arena: self.slots.arena().address(),
+        };
+        // SAFETY: the tables stay as they are while `self` exists; promised by the caller.
+        self.core.note(unsafe { self.core.driver().launch(stream, &launch) })
+    }
+
+    /// # Safety
+    /// The conditions of [`Table::queue`] hold.
+    unsafe fn queue_copies(&self, part: &Part) -> Result<()> {
+        let arena = self.slots.arena().address();
+        let mut copies = Copies::default();
+        for entry in &self.entries {
+            let slot = arena + u64::from(entry.slot) * UNIT;
+            for (address, offset, bytes) in self.pool.layout().pieces(part, entry.block) {
+                match self.direction {
+                    Direction::Scatter => copies.push(address, slot + offset, bytes as usize),
+                    Direction::Gather => copies.push(slot + offset, address, bytes as usize),
+                }
+            }
+        }
+        let stream = self.core.stream(self.direction);
+        // SAFETY: promised by the caller.
+        self.core.note(unsafe { self.core.driver().copy(stream, &copies) })
+    }
+}

@@ -1,0 +1,138 @@
+//! Whether a move uses a kernel or the copy engines of the device.
+
+use crate::layout::Direction;
+use std::time::Duration;
+
+/// Blocks of threads of a launch: 4 of them have 256 KiB in flight, which fills a link of 55 GB/s at
+/// a round trip of 1.3 µs three times.
+const GRID: u32 = 4;
+/// Length of a piece from which the copy engines are taken to be faster, where nothing was measured.
+const COPY_FROM: u64 = 32 << 10;
+
+/// How bytes are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By a kernel on this number of blocks of 1,024 threads.
+    Kernel {
+        /// Number of blocks.
+        grid: u32,
+    },
+    /// By the copy engines, piece by piece.
+    Copies,
+}
+
+/// The times of one scatter both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// Number of pieces.
+    pub pieces: usize,
+    /// Time of the kernel.
+    pub kernel: Duration,
+    /// Time of the copy engines.
+    pub copies: Duration,
+}
+
+/// Chooses the way of each move of a pool.
+#[derive(Clone, Debug)]
+pub struct Ways {
+    piece_bytes: u64,
+    has_kernels: bool,
+    forced: Option<Way>,
+    /// In ascending order of pieces.
+    measured: Vec<Measured>,
+}
+
+impl Ways {
+    /// The ways of a pool whose pieces have `piece_bytes` bytes on average.
+    #[must_use]
+    pub fn new(piece_bytes: u64, has_kernels: bool) -> Self {
+        Self { piece_bytes, has_kernels, forced: None, measured: Vec::new() }
+    }
+
+    /// Uses `way` for all moves, in both directions, for tests and benchmarks. A device without
+    /// kernels copies nevertheless.
+    #[must_use]
+    pub fn force(mut self, way: Way) -> Self {
+        self.forced = Some(way);
+        self
+    }
+
+    /// Adds a measurement. Moves of about its number of pieces use the faster way.
+    pub fn add(&mut self, measured: Measured) {
+        let at = self.measured.partition_point(|other| other.pieces < measured.pieces);
+        self.measured.insert(at, measured);
+    }
+
+    /// The measurements, in ascending order of pieces.
+    #[must_use]
+    pub fn measured(&self) -> &[Measured] {
+        &self.measured
+    }
+
+    /// The way of a move of `pieces` pieces.
+    #[must_use]
+    pub fn of(&self, direction: Direction, pieces: usize) -> Way {
+        let kernel = Way::Kernel { grid: GRID };
+        match (self.forced, direction) {
+            _ if !self.has_kernels => Way::Copies,
+            (Some(way), _) => way,
+            // Writes of a kernel to host memory wait behind the engine's kernels, and a save has
+            // time.
+            (None, Direction::Gather) => Way::Copies,
+            (None, Direction::Scatter) => match self.nearest(pieces) {
+                Some(nearest) if nearest.copies <= nearest.kernel => Way::Copies,
+                Some(_) => kernel,
+                None if self.piece_bytes >= COPY_FROM => Way::Copies,
+                None => kernel,
+            },
+        }
+    }
+
+    /// The measurement whose number of pieces is nearest by ratio.
+    fn nearest(&self, pieces: usize) -> Option<&Measured> {
+        let ratio = |measured: &&Measured| {
+            let (a, b) = (measured.pieces.max(1) as f64, pieces.max(1) as f64);
+            (a / b).ln().abs()
+        };
+        self.measured.iter().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: Way = Way::Kernel { grid: GRID };
+
+    #[test]
+    fn length_of_pieces_decides_without_measurements() {
+        for (bytes, way) in [(8192, KERNEL), (32_767, KERNEL), (32_768, Way::Copies)] {
+            let ways = Ways::new(bytes, true);
+            assert_eq!(ways.of(Direction::Scatter, 1000), way);
+            assert_eq!(ways.of(Direction::Gather, 1000), Way::Copies);
+            assert_eq!(Ways::new(bytes, false).of(Direction::Scatter, 1000), Way::Copies);
+        }
+    }
+
+    #[test]
+    fn nearest_measurement_decides() {
+        let mut ways = Ways::new(65_536, true);
+        let micros = Duration::from_micros;
+        ways.add(Measured { pieces: 4096, kernel: micros(90), copies: micros(50) });
+        ways.add(Measured { pieces: 64, kernel: micros(5), copies: micros(9) });
+        assert!(ways.measured().is_sorted_by_key(|measured| measured.pieces));
+        // The middle by ratio is 512.
+        for (pieces, way) in [(1, KERNEL), (64, KERNEL), (500, KERNEL), (530, Way::Copies)] {
+            assert_eq!(ways.of(Direction::Scatter, pieces), way, "{pieces}");
+        }
+        assert_eq!(ways.of(Direction::Scatter, 100_000), Way::Copies);
+    }
+
+    #[test]
+    fn forced_way_needs_kernels() {
+        let kernel = Way::Kernel { grid: 2 };
+        assert_eq!(Ways::new(65_536, true).force(kernel).of(Direction::Gather, 9), kernel);
+        assert_eq!(Ways::new(512, false).force(kernel).of(Direction::Gather, 9), Way::Copies);
+        assert_eq!(Ways::new(512, true).force(Way::Copies).of(Direction::Scatter, 9), Way::Copies);
+    }
+}
