@@ -180,7 +180,8 @@ fn long_page_is_fetched_to_a_slow_first_tier() {
     const LONG: u64 = 96 << 20;
     const CAPACITY: u64 = 256 << 20;
     let (dir, over) = (tempdir().unwrap(), Arc::new(MemoryBackend::default()));
-    let (settings, address) = (Settings::default(), remote(dir.path()));
+    let settings = Settings { prefetch: PrefetchPolicy::WaitComplete, ..Settings::default() };
+    let address = remote(dir.path());
     let (scope, prompt) = (Arc::new(Scope::opaque("long", LONG, true)), keys(1, 0, 1));
     {
         let backend = Arc::clone(&over) as Arc<dyn Backend>;
