@@ -5,7 +5,7 @@ use crate::node_directory::{CLIENTS, unusable};
 use crate::presence::is_name;
 use ritornello_format::{Error, Result, VolumeMarker};
 use ritornello_medium::Host;
-use ritornello_store::{Directory, POLICY_FILE};
+use ritornello_store::{Directory, POLICY_FILE, is_volume_copy};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ pub fn destroy(path: &Path) -> Result<()> {
 fn remove_all(path: &Path, volumes: &[PathBuf]) -> Result<()> {
     let removed = (|| {
         for volume in volumes {
-            remove_files(volume, is_segment)?;
+            remove_files(volume, |name| is_segment(name) || is_volume_copy(name))?;
             // Remove the marker after the segments, because a repeated removal recognises the
             // directory by its marker.
             remove_where(volume, is_marker)?;

@@ -49,6 +49,9 @@ const MANIFEST: &str = "MANIFEST";
 /// The copy is replaced before `MANIFEST`, so it is never older. An owner that must read the copy
 /// therefore never reuses an owner epoch.
 const MANIFEST_COPY: &str = "MANIFEST.copy";
+/// The copy of the manifest in a volume's directory. A directory with a file `MANIFEST` or
+/// `MANIFEST.copy` is taken for a store, so this copy has another name.
+pub(crate) const COPY_OF_MANIFEST: &str = "VOLUME.manifest";
 
 /// Name of the policy file in the store's directory.
 pub const POLICY_FILE: &str = "policy.toml";

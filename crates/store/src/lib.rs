@@ -50,6 +50,7 @@ mod sync;
 mod ticket;
 mod time_limit;
 mod transfer_stats;
+mod volume_copies;
 mod volumes;
 
 pub use budget::Budget;
@@ -78,4 +79,5 @@ pub use store::{PutOptions, Store, check_sections};
 pub use ticket::{CompletionQueue, Ticket};
 pub use time_limit::time_limit;
 pub use transfer_stats::{StoreStats, TransferStats};
+pub use volume_copies::{VOLUME_COPIES, is_volume_copy};
 pub use volumes::open_segments;

@@ -262,8 +262,9 @@ impl Directory {
         found.is_some_and(|found| found.is_ok_and(|found| found == marker))
     }
 
-    /// Removes the marker of a volume that is no longer used from `dir`.
-    pub(crate) fn remove_marker(&self, dir: &Path) -> io::Result<()> {
+    /// Removes the copies and the marker of a volume that is no longer used from `dir`.
+    pub(crate) fn unmark(&self, dir: &Path) -> io::Result<()> {
+        self.remove_copies(dir)?;
         match self.medium.remove(&dir.join(VolumeMarker::FILE)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.medium.sync_dir(dir),

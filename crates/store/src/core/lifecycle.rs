@@ -160,19 +160,22 @@ impl StoreCore {
     /// be in flight, a volume or segment is absent, or [`SHAPE_TIMEOUT`] has passed.
     fn note_clean(&self) -> Result<()> {
         let until = Instant::now() + SHAPE_TIMEOUT;
-        let Some(_change) = self.shape.change_by(until) else { return Ok(()) };
+        let Some(change) = self.shape.change_by(until) else { return Ok(()) };
         // A call that began before the close may still run a round. If this round fails, the end is
         // not clean.
         match self.lifecycle.rounds.end(until) {
             Err(error) if error.kind() == ErrorKind::Retry => return Ok(()),
             ended => ended?,
         }
-        if !self.is_at_rest() {
-            return Ok(());
+        let mut manifest = self.shape.manifest();
+        if self.is_at_rest() {
+            self.scopes.compact();
+            manifest = Arc::new(Manifest { clean: true, ..Manifest::clone(&manifest) });
+            self.shape.directory().write_manifest(&manifest)?;
         }
-        self.scopes.compact();
-        let manifest = Manifest { clean: true, ..Manifest::clone(&self.shape.manifest()) };
-        self.shape.directory().write_manifest(&manifest)
+        drop(change);
+        self.finish_copies(&manifest);
+        Ok(())
     }
 
     /// Returns whether no write of this owner, or of a dead process, may be in flight. The store is

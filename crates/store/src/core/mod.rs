@@ -7,6 +7,7 @@
 
 mod absence;
 mod commit;
+mod copies;
 mod durability;
 mod eviction;
 mod lifecycle;
@@ -34,6 +35,7 @@ pub use space::capacity::CapacityChange;
 use crate::options::Options;
 use crate::stats::Counters;
 use absence::hidden::Hidden;
+use copies::Copies;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
 use limits::quota::QuotaBuilds;
@@ -68,6 +70,7 @@ pub struct StoreCore {
     hidden: Hidden,
     lifecycle: Lifecycle,
     maintenance: Maintenance,
+    copies: Copies,
     counters: Counters,
 }
 

@@ -1,4 +1,4 @@
-//! Periodic maintenance: expired leases, dead clients, background syncs.
+//! Periodic maintenance: expired leases, dead clients, background syncs, copies in the volumes.
 
 use crate::core::StoreCore;
 use crate::core::durability::PENDING_BYTES_MAX;
@@ -64,6 +64,7 @@ impl StoreCore {
         if self.lifecycle.is_poisoned() {
             return;
         }
+        self.refresh_copies();
         self.maintain_retention();
         self.maintain_index_memory();
         let index = self.index.stats();

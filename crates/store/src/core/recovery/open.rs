@@ -6,6 +6,7 @@ use crate::budget::Budget;
 use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
+use crate::core::copies::Copies;
 use crate::core::lifecycle::{Lifecycle, OpenReport};
 use crate::core::limits::admission::PutAdmission;
 use crate::core::limits::index_memory::IndexMemory;
@@ -202,6 +203,7 @@ impl StoreCore {
                 OpenReport { millis: started.elapsed().as_secs_f64() * 1e3, dropped },
             ),
             maintenance: Maintenance::new(alive),
+            copies: Copies::default(),
             counters: Counters::default(),
         });
         core.start_drain();

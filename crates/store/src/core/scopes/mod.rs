@@ -37,6 +37,8 @@ pub(crate) struct Scopes {
     /// One more than the number of registrations by this owner. Uses of scopes are stamped with
     /// this number, so that the least recently used scope can be found.
     registrations: AtomicU64,
+    /// Number of changes of the registry by this owner.
+    changes: AtomicU64,
     /// Maximum bytes of the live scopes' records.
     bytes_max: AtomicU64,
 }
@@ -99,6 +101,7 @@ impl Scopes {
             registry: Mutex::new(Registry { table, file, arrangements }),
             live: RwLock::new(live),
             registrations: AtomicU64::new(1),
+            changes: AtomicU64::new(0),
             bytes_max: AtomicU64::new(bytes_max),
         })
     }
@@ -106,6 +109,17 @@ impl Scopes {
     /// Maximum bytes of the live scopes' records.
     pub(crate) fn bytes_max(&self) -> u64 {
         self.bytes_max.load(Ordering::Relaxed)
+    }
+
+    /// Number of changes of the registry by this owner.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The registry, with at least the changes that [`Scopes::changes`] counted before this call;
+    /// `None` while it is being changed.
+    pub(crate) fn table(&self) -> Option<ScopeRegistry> {
+        self.registry.try_lock().map(|registry| registry.table.clone())
     }
 
     pub(crate) fn live(&self) -> &RwLock<Live> {
@@ -165,6 +179,7 @@ impl Scopes {
             self.rounds.poison_if_fatal(&error);
             return Err(error);
         }
+        self.changes.fetch_add(1, Ordering::Release);
         arrangements.note(slot, &scope);
         let mut live = self.live.write();
         let reference = live.add(slot, &scope, ScopeSettings::default(), self.codec)?;
@@ -190,6 +205,7 @@ impl Scopes {
         }
         if changed != *table {
             file.replace(&changed).inspect_err(|error| self.rounds.poison_if_fatal(error))?;
+            self.changes.fetch_add(1, Ordering::Release);
         }
         self.live.write().add(scope.slot, &stored, settings, self.codec)?;
         *table = changed;
@@ -247,6 +263,7 @@ impl Scopes {
         removed.inspect_err(|error| self.rounds.poison_if_fatal(error))?;
         gone.iter().for_each(|(slot, scope)| arrangements.drop_scope(*slot, scope));
         *table = changed;
+        self.changes.fetch_add(1, Ordering::Release);
         Ok(())
     }
 

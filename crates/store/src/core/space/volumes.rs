@@ -111,13 +111,17 @@ impl StoreCore {
         Ok(candidate)
     }
 
-    /// Whether a file in `dir` belongs neither to the file system nor to an interrupted addition or
-    /// marking of the directory.
+    /// Whether a file in `dir` belongs neither to the file system nor to an interrupted addition,
+    /// marking or removal of the directory.
     fn is_foreign_file(&self, dir: &Path, name: &OsStr) -> bool {
-        let is_own_marker = name == VolumeMarker::FILE
-            && self.shape.directory().is_marked_by(dir, self.shape.manifest().uuid);
+        let (directory, store) = (self.shape.directory(), self.shape.manifest().uuid);
+        let is_own_marker = name == VolumeMarker::FILE && directory.is_marked_by(dir, store);
         let is_new_marker = name == format!("{}.new", VolumeMarker::FILE).as_str();
-        !(name == LOST_AND_FOUND || Segments::is_left_over(name) || is_own_marker || is_new_marker)
+        !(name == LOST_AND_FOUND
+            || Segments::is_left_over(name)
+            || is_own_marker
+            || is_new_marker
+            || directory.is_own_copy(dir, name, store))
     }
 
     /// Returns the number of the volume in the directory `dir`.
@@ -166,12 +170,12 @@ impl StoreCore {
         Ok(number)
     }
 
-    /// Removes the marker from the directory of a volume that is no longer used.
+    /// Removes the copies and the marker from the directory of a volume that is no longer used.
     fn remove_marker(&self, number: u8) {
         let marker = VolumeMarker { store: self.shape.manifest().uuid, volume: number };
         if let Ok(dir) = self.segments.dir(number)
             && self.shape.directory().has_marker(&dir, marker)
-            && let Err(error) = self.shape.directory().remove_marker(&dir)
+            && let Err(error) = self.shape.directory().unmark(&dir)
         {
             tracing::warn!(%error, dir = %dir.display(), "the marker of a drained volume stays");
         }
