@@ -2,6 +2,7 @@
 //! drains.
 
 mod periodic;
+mod salvage;
 pub(crate) mod scrub;
 pub(crate) mod space_thread;
 pub(crate) mod verify;

@@ -1,14 +1,12 @@
-//! Reads and verifies pages, for `fsck` and scrubbing, and salvages runs that the index has lost.
+//! Reads and verifies pages, for `fsck` and scrubbing.
 
 use crate::catalog::ScopeRef;
 use crate::core::StoreCore;
-use crate::core::residents::resident;
 use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
-use ritornello_index::{NewRun, RunId, RunView};
-use ritornello_volume::transfer::{
-    Control, MissReason, PageOutcome, SalvagedRun, is_unreadable_on_disk,
-};
+use ritornello_index::{RunId, RunView};
+use ritornello_volume::transfer::{Control, MissReason, PageOutcome, is_unreadable_on_disk};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -54,6 +52,14 @@ pub struct Verification {
     pub pages_dropped: u64,
     /// Pages salvaged.
     pub pages_salvaged: u64,
+    /// Of the salvaged pages, those that follow a page that the store lacks: they are hits again
+    /// after that page is put.
+    pub pages_behind_lost: u64,
+    /// Pages of runs that were found and not salvaged, by reason: `scope` if the store has no such
+    /// scope, `overwritten` if the page fails verification, which every run that was evicted does
+    /// sooner or later, `unreadable` if its volume is missing or fails, `space` if another run has
+    /// its space, `index` if the index is full.
+    pub not_salvaged: BTreeMap<String, u64>,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -61,8 +67,8 @@ pub struct Verification {
 impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
     /// that the disk cannot read. With `salvage`, then searches all segments for runs that the
-    /// index does not know. If such a run is of this store, its scope is live, its place is free
-    /// and none of its verified leading pages is stored, inserts these pages.
+    /// index does not know, and inserts their leading pages that verify and are not stored:
+    /// [`super::salvage`].
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned; `Fatal` if the result could not be made durable.
@@ -101,11 +107,8 @@ impl StoreCore {
             }
             progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
-        // A parent usually has a lower generation than its children, so in this order a parent is
-        // salvaged before the children that are linked to it.
-        lost.sort_by_key(|run: &SalvagedRun| run.place.generation);
-        for run in lost {
-            report.pages_salvaged += self.salvage_run(run);
+        if salvage {
+            self.salvage(lost, &mut report)?;
         }
         self.make_durable()?;
         report.seconds = started.elapsed().as_secs_f64();
@@ -206,54 +209,6 @@ impl StoreCore {
                 None => true,
             },
             Err(error) => error.kind() == ErrorKind::Miss,
-        }
-    }
-
-    /// Inserts the leading pages of a lost run that pass verification. Returns the number of pages
-    /// salvaged.
-    fn salvage_run(&self, found: SalvagedRun) -> u64 {
-        let SalvagedRun { mut place, header, .. } = found;
-        let Some(scope) = self.scopes.by_slot(header.slot) else { return 0 };
-        let ours = header.store == self.shape.manifest().uuid
-            && header.scope == scope.id
-            && header.page_bytes == scope.page_bytes;
-        if !ours {
-            return 0;
-        }
-        let Ok(read) = self.segments.verify_run(&place, &Control::default()) else { return 0 };
-        let good = read.pages.iter().take_while(|outcome| outcome.is_verified()).count();
-        let hashes: Vec<PageHash> =
-            header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key)).collect();
-        if good == 0 || self.index.exists(scope.slot, &hashes).contains(&true) {
-            return 0;
-        }
-        place.truncate(good as u32);
-        let mut state = self.state.lock();
-        if !self.scopes.is_live(scope.slot) || !state.space.mark(&place.extents) {
-            return 0;
-        }
-        let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
-        let found = parent.and_then(|page| self.index.locate(scope.slot, page));
-        let new = NewRun {
-            scope: scope.slot,
-            chained: scope.chained,
-            parent: parent.filter(|_| found.is_some()),
-            pages: &hashes,
-            place: &place,
-            recency: state.residents.clock.tick(),
-        };
-        match self.index.insert(&new) {
-            Ok(run) => {
-                let resident = resident(run, found, &hashes, &place);
-                state.residents.admit(scope.slot, &resident, good as u64, place.units());
-                // The process that wrote the run may not have synced it.
-                state.unsynced.note(&place.extents);
-                good as u64
-            }
-            Err(_) => {
-                state.space.free(&place.extents);
-                0
-            }
         }
     }
 }

@@ -188,6 +188,19 @@ impl Scopes {
         Ok((reference, dropped))
     }
 
+    /// Gives `slot` and the slots before it to no new scope, durably.
+    pub(crate) fn never_reuse(&self, slot: ScopeSlot) -> Result<()> {
+        let mut registry = self.registry.lock();
+        let Registry { table, file, .. } = &mut *registry;
+        let next = slot.0.saturating_add(1);
+        if table.next < next {
+            table.next = next;
+            file.replace(table).inspect_err(|error| self.rounds.poison_if_fatal(error))?;
+            self.changes.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// Changes the settings of a scope, durably.
     pub(crate) fn configure(&self, scope: ScopeRef, settings: ScopeSettings) -> Result<()> {
         let mut registry = self.registry.lock();

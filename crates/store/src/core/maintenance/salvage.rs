@@ -1,0 +1,175 @@
+//! Salvages runs that the index has lost, which were found by their headers.
+//!
+//! Segments also hold runs that the index did not have: evicted runs, intact or partly overwritten,
+//! and runs that were refused because another put had stored one of their pages. Of two runs with
+//! the same pages the later is usually the one that the index had, so runs are chosen by descending
+//! generation; an earlier run that has all pages of a later run and more takes its place. A parent
+//! usually has a lower generation than its children, so runs are inserted by ascending generation,
+//! and a run is linked to its parent.
+
+use super::verify::Verification;
+use crate::catalog::ScopeRef;
+use crate::core::StoreCore;
+use crate::core::residents::resident;
+use ritornello_format::{ErrorKind, PageHash, Place, Result, ScopeSlot};
+use ritornello_index::NewRun;
+use ritornello_volume::transfer::{Control, PageOutcome, SalvagedRun};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// The runs to insert.
+#[derive(Default)]
+struct Chosen {
+    runs: Vec<Option<ChosenRun>>,
+    /// The run of each page, by its position in `runs`.
+    claimed: HashMap<(ScopeSlot, PageHash), usize>,
+}
+
+/// A run whose space is marked as in use and whose pages verify.
+struct ChosenRun {
+    scope: ScopeRef,
+    place: Place,
+    pages: Vec<PageHash>,
+    parent: Option<PageHash>,
+}
+
+impl StoreCore {
+    /// Inserts the leading pages of each run in `found` that are of this store and a live scope,
+    /// verify, and are not stored. Never gives a slot of a found run to a new scope.
+    ///
+    /// # Errors
+    /// Errors of the scope registry.
+    pub(super) fn salvage(
+        &self,
+        mut found: Vec<SalvagedRun>,
+        report: &mut Verification,
+    ) -> Result<()> {
+        let store = self.shape.manifest().uuid;
+        found.retain(|run| run.header.store == store);
+        found.sort_by_key(|run| Reverse(run.place.generation));
+        if let Some(slot) = found.iter().map(|run| run.header.slot).max() {
+            self.scopes.never_reuse(slot)?;
+        }
+        let mut chosen = Chosen::default();
+        for run in found {
+            self.choose(run, &mut chosen, report);
+        }
+        let mut chosen: Vec<ChosenRun> = chosen.runs.into_iter().flatten().rev().collect();
+        // Insert runs after their parents, and at the end runs whose parents are lost.
+        loop {
+            let before = chosen.len();
+            chosen.retain(|run| {
+                let is_ready =
+                    run.parent.is_none_or(|page| self.index.locate(run.scope.slot, page).is_some());
+                if is_ready {
+                    self.insert_salvaged(run, report);
+                }
+                !is_ready
+            });
+            if chosen.len() == before {
+                break;
+            }
+        }
+        for run in &chosen {
+            report.pages_behind_lost += self.insert_salvaged(run, report);
+        }
+        Ok(())
+    }
+
+    /// Chooses the leading pages of a run that verify, are not stored, and are in no chosen run that
+    /// has other pages too. Marks their space.
+    fn choose(&self, found: SalvagedRun, chosen: &mut Chosen, report: &mut Verification) {
+        let SalvagedRun { mut place, header, .. } = found;
+        let all = header.keys.len() as u64;
+        let scope = self.scopes.by_slot(header.slot);
+        let known =
+            scope.filter(|scope| header.scope == scope.id && header.page_bytes == scope.page_bytes);
+        let Some(scope) = known else {
+            report.leave("scope", all);
+            return;
+        };
+        let outcomes = match self.segments.verify_run(&place, &Control::default()) {
+            Ok(read) => read.pages,
+            Err(error) => {
+                let is_damaged = error.kind() == ErrorKind::Miss;
+                report.leave(if is_damaged { "overwritten" } else { "unreadable" }, all);
+                return;
+            }
+        };
+        let good = outcomes.iter().take_while(|outcome| outcome.is_verified()).count();
+        match outcomes.get(good) {
+            Some(PageOutcome::Missed(why)) if !why.is_damage() => {
+                report.leave("unreadable", all - good as u64);
+            }
+            _ => report.leave("overwritten", all - good as u64),
+        }
+        let hashes = header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key));
+        let mut pages: Vec<PageHash> = hashes.collect();
+        let stored = self.index.exists(scope.slot, &pages);
+        let claims = |page: &PageHash| chosen.claimed.get(&(scope.slot, *page)).copied();
+        let rival = pages.first().and_then(claims);
+        let is_free =
+            |at: &usize| !stored[*at] && claims(&pages[*at]).is_none_or(|run| Some(run) == rival);
+        let new = (0..good).take_while(is_free).count();
+        let shared = pages[..new].iter().filter(|page| claims(page).is_some()).count();
+        let replaced = rival.and_then(|run| chosen.runs[run].as_ref()).map(|run| run.pages.len());
+        if new == 0 || replaced.is_some_and(|pages| shared < pages || new == pages) {
+            return;
+        }
+        pages.truncate(new);
+        place.truncate(new as u32);
+        let mut state = self.state.lock();
+        if !state.space.mark(&place.extents) {
+            report.leave("space", new as u64);
+            return;
+        }
+        if let Some(run) = rival.and_then(|run| chosen.runs[run].take()) {
+            state.space.free(&run.place.extents);
+        }
+        drop(state);
+        let number = chosen.runs.len();
+        chosen.claimed.extend(pages.iter().map(|page| ((scope.slot, *page), number)));
+        let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
+        let parent = parent.filter(|_| scope.chained);
+        chosen.runs.push(Some(ChosenRun { scope, place, pages, parent }));
+    }
+
+    /// Inserts a chosen run, or frees its space. Returns the number of pages inserted.
+    fn insert_salvaged(&self, run: &ChosenRun, report: &mut Verification) -> u64 {
+        let (slot, pages) = (run.scope.slot, run.pages.len() as u64);
+        let mut state = self.state.lock();
+        // A client may have put a page, or dropped the scope, since the run was chosen.
+        let is_stored = self.index.exists(slot, &run.pages).contains(&true);
+        let found = run.parent.and_then(|page| self.index.locate(slot, page));
+        let new = NewRun {
+            scope: slot,
+            chained: run.scope.chained,
+            parent: run.parent.filter(|_| found.is_some()),
+            pages: &run.pages,
+            place: &run.place,
+            recency: state.residents.clock.tick(),
+        };
+        let inserted = (self.scopes.is_live(slot) && !is_stored).then(|| self.index.insert(&new));
+        let Some(Ok(id)) = inserted else {
+            state.space.free(&run.place.extents);
+            if inserted.is_some() {
+                report.leave("index", pages);
+            }
+            return 0;
+        };
+        let resident = resident(id, found, &run.pages, &run.place);
+        state.residents.admit(slot, &resident, pages, run.place.units());
+        // The process that wrote the run may not have synced it.
+        state.unsynced.note(&run.place.extents);
+        report.pages_salvaged += pages;
+        pages
+    }
+}
+
+impl Verification {
+    fn leave(&mut self, reason: &str, pages: u64) {
+        if pages > 0 {
+            *self.not_salvaged.entry(reason.to_owned()).or_default() += pages;
+        }
+    }
+}
