@@ -153,7 +153,8 @@ def test_loss_of_first_directory_changes_no_other(tmp_path: Path, *, mount_point
         assert "the store's own directory is wrong: mount or name the right one" in str(
             refused.value
         )
-        assert str(others[0]) in str(refused.value) and "\n" not in str(refused.value)
+        command = " ".join(["ritornello paths restore", *map(str, listed)])
+        assert f"`{command}`" in str(refused.value) and "\n" not in str(refused.value)
     with pytest.raises(InvalidError, match="not a Ritornello store"):
         open_small(others)
     assert others_files() == before

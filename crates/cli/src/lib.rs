@@ -69,7 +69,7 @@ enum Command {
     Serve(ServeArgs),
     /// Make a store larger or smaller while it is in use
     Resize(ResizeArgs),
-    /// List, add or drain the directories of a store while it is in use
+    /// List, add or drain the directories of a store while it is in use, or restore a lost one
     Paths(PathsArgs),
     /// Convert the index of a store that no process uses
     ConvertIndex(ConvertArgs),

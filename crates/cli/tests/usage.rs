@@ -17,6 +17,7 @@ fn every_help_has_examples() {
         &["serve"],
         &["resize"],
         &["paths"],
+        &["paths", "restore"],
         &["convert-index"],
         &["destroy"],
         &["simulate"],

@@ -88,6 +88,13 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Whether a restore of the store has begun and not ended. A store that is being created has no
+    /// generations.
+    #[must_use]
+    pub fn is_being_restored(&self) -> bool {
+        self.owner_epoch == 0 && self.generations > 0
+    }
+
     /// The directory of every volume of the store in `dir`; empty for retired volumes.
     #[must_use]
     pub fn paths(&self, dir: &Path) -> Vec<PathBuf> {

@@ -12,6 +12,7 @@ pub mod convert;
 pub mod doctor;
 pub mod fsck;
 pub mod remote;
+pub mod restore;
 pub mod serve;
 pub mod simulate;
 pub mod space;

@@ -1,5 +1,6 @@
 //! `ritornello resize`, `paths` and `destroy`: the space of a store.
 
+use crate::restore::{self, RestoreArgs};
 use clap::{Args, Subcommand};
 use ritornello_format::{Error, ErrorKind};
 use ritornello_node::Node;
@@ -40,7 +41,8 @@ Examples:
   ritornello paths list /nvme/kv
   ritornello paths add /nvme/kv /nvme2/kv-segments
   ritornello paths drain /nvme/kv segments
-  ritornello paths forget /nvme/kv /nvme3/dead-disk")]
+  ritornello paths forget /nvme/kv /nvme3/dead-disk
+  ritornello paths restore /nvme/kv /nvme2/kv-segments")]
 pub struct PathsArgs {
     /// The operation.
     #[command(subcommand)]
@@ -92,6 +94,8 @@ Examples:
         /// The directory to give up, as `paths list` shows it
         path: PathBuf,
     },
+    /// Restore a store whose own directory is lost, from its other directories
+    Restore(RestoreArgs),
 }
 
 /// Arguments of `destroy`.
@@ -129,7 +133,7 @@ pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
     change_capacity(context, &args.dir, &CapacityChange::Capacity(args.capacity))
 }
 
-/// Lists, adds, drains or gives up directories.
+/// Lists, adds, drains, gives up or restores directories.
 ///
 /// # Errors
 /// If the store cannot be opened, or the directory cannot be used.
@@ -150,6 +154,7 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
         PathsCommand::Forget { dir, path } => {
             change_capacity(context, dir, &CapacityChange::ForgetVolume(resolve_listed(dir, path)?))
         }
+        PathsCommand::Restore(args) => restore::run(context, args),
     }
 }
 

@@ -7,7 +7,8 @@
 //! RESERVATIONS    space clients write to      appended, replaced at open or when mostly obsolete
 //! policy.toml     permissions                 written by operators only, see `permissions`
 //! index/          files of the index backend
-//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`
+//! segments/       VOLUME, seg-000000 ...      or in the directories of `paths`, see `volumes`; there
+//!                                             with copies, see `volume_copies`
 //! ```
 
 use crate::budget::Budget;
@@ -189,6 +190,13 @@ impl Directory {
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
         let stored = match self.manifest()? {
             Some(stored) if stored.owner_epoch > 0 => stored,
+            Some(begun) if begun.is_being_restored() => {
+                return Err(Error::invalid(
+                    "a restore of this store was interrupted: type the command `ritornello paths \
+                     restore` again",
+                )
+                .with("dir", self.display()));
+            }
             begun => return self.new_manifest(options, begun),
         };
         IndexKind::stored(&stored.index).map_err(|error| error.with("dir", self.display()))?;
@@ -336,16 +344,38 @@ impl Directory {
             };
             let found = names.iter().find(is_volume);
             if let Some(found) = found.filter(|_| named) {
-                return Err(Error::invalid(
-                    "the directory holds a volume of another store: name an empty or new \
-                     directory; if the volume is this store's, the store's own directory is \
-                     wrong: mount or name the right one",
-                )
-                .with("dir", dir.display())
-                .with("found", found.to_string_lossy()));
+                let mut advice = "the directory holds a volume of another store: name an empty or \
+                                  new directory; if the volume is this store's, the store's own \
+                                  directory is wrong: mount or name the right one"
+                    .to_owned();
+                if let Some(command) = self.restoring_command(options) {
+                    advice += &format!(
+                        ", or if its disk is lost, stop all processes of the store and type `{command}`"
+                    );
+                }
+                return Err(Error::invalid(advice)
+                    .with("dir", dir.display())
+                    .with("found", found.to_string_lossy()));
             }
         }
         Ok(volumes)
+    }
+
+    /// Returns the command that restores the store with the pages in the listed directories; `None`
+    /// if none has a copy of the manifest.
+    fn restoring_command(&self, options: &Options) -> Option<String> {
+        let has_copy = |dir: &&PathBuf| {
+            let found = self.read_in(dir, COPY_OF_MANIFEST).ok().flatten();
+            found.is_some_and(|bytes| Manifest::recognize(&bytes))
+        };
+        let others: Vec<String> = options
+            .further()
+            .iter()
+            .filter(has_copy)
+            .map(|dir| dir.display().to_string())
+            .collect();
+        let command = format!("ritornello paths restore {} {}", self.display(), others.join(" "));
+        (!others.is_empty()).then_some(command)
     }
 
     /// Returns the directory of a volume's name. Resolves `..`, and symbolic links in the part of

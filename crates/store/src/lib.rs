@@ -42,6 +42,7 @@ mod permissions;
 mod put;
 mod registry_file;
 mod resolved;
+mod restore;
 pub mod rounds;
 mod stats;
 mod store;
@@ -71,6 +72,7 @@ pub use outcome::Outcome;
 pub use owner_silent::{OwnerSilent, StoreReopening};
 pub use ownership::foreign_directory;
 pub use permissions::{ClientCall, StorePolicy};
+pub use restore::{Restore, Restored};
 pub use stats::{
     AbsentSpace, AdmissionStats, CatalogStats, Counter, Counters, IndexDecision, IndexTuning,
     IoStats, LsmEstimate, PiecePercentiles, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,

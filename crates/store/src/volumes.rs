@@ -202,7 +202,8 @@ impl Directory {
     /// # Errors
     /// `Invalid` if a directory holds a different volume; file-system errors.
     pub(crate) fn mark_volumes(&self, manifest: &mut Manifest) -> Result<()> {
-        let (store, being_made) = (manifest.uuid, manifest.owner_epoch == 0);
+        let store = manifest.uuid;
+        let being_made = manifest.owner_epoch == 0 && !manifest.is_being_restored();
         let path = self.path().to_owned();
         for (number, volume) in (0..=u8::MAX).zip(&mut manifest.volumes) {
             if volume.is_retired() {

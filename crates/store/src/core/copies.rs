@@ -82,6 +82,10 @@ impl StoreCore {
 
     /// Starts to write the copies that are out of date and, with `now`, due.
     fn start_copies(&self, manifest: &Arc<Manifest>, now: Option<Instant>) {
+        if manifest.is_being_restored() {
+            // The restore may have to begin again from the copies.
+            return;
+        }
         let version = Version { manifest: Arc::clone(manifest), scopes: self.scopes.changes() };
         let absent = self.state.lock().absence.volumes();
         let volumes = (0..=u8::MAX).zip(&manifest.volumes).filter(|(number, volume)| {

@@ -47,6 +47,7 @@ impl StoreCore {
         let store = self.shape.manifest().uuid;
         found.retain(|run| run.header.store == store);
         found.sort_by_key(|run| Reverse(run.place.generation));
+        report.generation_max = found.first().map_or(0, |run| run.place.generation);
         if let Some(slot) = found.iter().map(|run| run.header.slot).max() {
             self.scopes.never_reuse(slot)?;
         }

@@ -60,6 +60,9 @@ pub struct Verification {
     /// sooner or later, `unreadable` if its volume is missing or fails, `space` if another run has
     /// its space, `index` if the index is full.
     pub not_salvaged: BTreeMap<String, u64>,
+    /// The highest generation of a run that was found without the index; zero if none was.
+    #[serde(skip)]
+    pub(crate) generation_max: u64,
     /// Duration in seconds.
     pub seconds: f64,
 }

@@ -70,16 +70,32 @@ impl StoreCore {
         options: &Options,
         alive: ClientAlive,
     ) -> Result<Arc<Self>> {
+        let directory = Directory::new(medium, &options.dir);
+        let manifest = directory.manifest_to_resize(options)?;
+        Self::open_as(&directory, manifest, options, alive)
+    }
+
+    /// Like [`StoreCore::open`], with a manifest that was read or made. A manifest that is being
+    /// restored stays so.
+    ///
+    /// # Errors
+    /// Errors of [`StoreCore::open`].
+    pub(crate) fn open_as(
+        directory: &Directory,
+        mut manifest: Manifest,
+        options: &Options,
+        alive: ClientAlive,
+    ) -> Result<Arc<Self>> {
         let started = Instant::now();
-        let directory = Directory::new(Arc::clone(&medium), &options.dir);
-        let mut manifest = directory.manifest_to_resize(options)?;
+        let (directory, medium) = (directory.clone(), Arc::clone(&directory.medium));
+        let being_restored = manifest.is_being_restored();
         let budget = Budget::divide(manifest.capacity, manifest.segment_bytes)?;
-        if manifest.owner_epoch == 0 {
+        let being_made = manifest.owner_epoch == 0 && !being_restored;
+        if being_made {
             // Make the store's identity durable before any directory is marked with it, so that the
             // next opening can continue an interrupted creation.
             directory.write_manifest(&manifest)?;
         }
-        let being_made = manifest.owner_epoch == 0;
         directory.mark_volumes(&mut manifest)?;
         let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
@@ -98,7 +114,7 @@ impl StoreCore {
         leave_out_unsyncable(&segments, &manifest, &mut absence);
         let clean = manifest.clean;
         let kind = resolve_index(&medium, &directory, &mut manifest, &absence, options)?;
-        manifest.owner_epoch += 1;
+        manifest.owner_epoch += u32::from(!being_restored);
         manifest.generations += 1;
         manifest.clean = false;
         manifest.owner = owner_line();
@@ -150,7 +166,7 @@ impl StoreCore {
         let parents =
             kept.iter().filter_map(|kept| Some((kept.resident.run, kept.resident.parent?.0)));
         let hidden = Hidden::new(&absent, &parents.collect());
-        if scopes.len() > EMPTY_SCOPES_MAX {
+        if scopes.len() > EMPTY_SCOPES_MAX && !being_restored {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
             // Keep an empty scope with settings: they must apply when its pages return.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();

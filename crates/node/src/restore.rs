@@ -1,0 +1,60 @@
+//! Restoring a store whose own directory is lost.
+
+use crate::exclusive::with_exclusive_store;
+use crate::mounts;
+use crate::node_directory::unusable;
+use ritornello_format::{Error, Result};
+use ritornello_medium::{Host, Medium};
+use ritornello_store::{Restore, Restored};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Restores in `dir`, which is new or empty, the store of which `others` are directories, with the
+/// pages in them: see [`Restore`]. `progress` receives the number of bytes searched and the total.
+///
+/// # Errors
+/// `Invalid` if a process is seen to use `others`, or owns the store in `dir`; any error of
+/// [`Restore::plan`] and [`Restore::run`].
+pub fn restore(
+    dir: &Path,
+    others: &[PathBuf],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Restored> {
+    let medium: Arc<dyn Medium> = Arc::new(Host);
+    let name = std::path::absolute(dir).map_err(|error| unusable(dir, error))?;
+    let path = match fs::canonicalize(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            mounts::check_creation(&name)?;
+            name
+        }
+        found => found.map_err(|error| unusable(dir, error))?,
+    };
+    // Check all before the directory is created, and before a lock file is.
+    Restore::plan(&medium, &path, others)?;
+    if let Some(process) = user_of(others) {
+        return Err(Error::invalid(
+            "a process has files of the store open: stop all processes that use the store",
+        )
+        .with("pid", process));
+    }
+    medium.create_dir(&path).map_err(|error| unusable(dir, error))?;
+    let path = fs::canonicalize(&path).map_err(|error| unusable(dir, error))?;
+    with_exclusive_store(&path, |path| Restore::plan(&medium, path, others)?.run(progress))
+}
+
+/// Another process that has a file in `dirs` open; `None` if none is seen. The processes of a lost
+/// directory cannot be found by their locks, which were in it. Processes of other users and in
+/// other containers may not be seen.
+fn user_of(dirs: &[PathBuf]) -> Option<u32> {
+    let dirs: Vec<PathBuf> = dirs.iter().filter_map(|dir| fs::canonicalize(dir).ok()).collect();
+    let is_open_in = |process: u32| {
+        let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+        let mut files = open.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        files.any(|file| dirs.iter().any(|dir| file.starts_with(dir)))
+    };
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    processes.find(|process| *process != std::process::id() && is_open_in(*process))
+}

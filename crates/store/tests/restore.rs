@@ -1,0 +1,419 @@
+//! A store over several directories whose first directory is lost is restored from the others.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{ErrorKind, Scope, checksum};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Rule, Schedule, SimDisk};
+use ritornello_store::{Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const PAGE: u64 = 32 << 10;
+const SINGLES: usize = 60;
+const CHAINS: u64 = 8;
+const OTHERS: [&str; 2] = ["/a", "/b"];
+
+fn listed() -> Options {
+    let further_dirs = Some(OTHERS.iter().map(PathBuf::from).collect());
+    Options { further_dirs, background_threads: false, ..options(Path::new("/store"), 24) }
+}
+
+fn open_sim(disk: &SimDisk) -> Open {
+    open_on(Arc::new(disk.clone()), &listed()).unwrap()
+}
+
+fn restore_on(medium: Arc<dyn Medium>, others: &[&str]) -> ritornello_format::Result<Restored> {
+    let others: Vec<PathBuf> = others.iter().map(PathBuf::from).collect();
+    Restore::plan(&medium, Path::new("/store"), &others)?.run(&mut |_, _| ())
+}
+
+fn restore(disk: &SimDisk) -> Restored {
+    restore_on(Arc::new(disk.clone()), &OTHERS).unwrap()
+}
+
+fn singles() -> Vec<Vec<u8>> {
+    sequence(1000, SINGLES)
+}
+
+/// Puts single pages of an unchained scope, and chains that grow page by page: several runs of
+/// each are on every volume.
+fn fill(open: &Open) {
+    for key in singles().chunks(1) {
+        assert_eq!(put(&open.store, &unchained(PAGE), key, None).pages, 1);
+    }
+    for name in 0..CHAINS {
+        let keys = sequence(name, 8);
+        for pages in [2, 5, 8] {
+            assert_eq!(put(&open.store, &chained(PAGE), &keys[..pages], None).pages, pages);
+        }
+    }
+    open.store.flush().unwrap();
+}
+
+/// The volume on which each stored page begins, and the generation of its run.
+fn places(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(u8, u64)> {
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    let reference = catalog.resolve(scope, false).unwrap().unwrap();
+    let locate = |at: usize| {
+        let keys = if scope.chained { &keys[..=at] } else { &keys[at..=at] };
+        let located = catalog.begin_read(reference, &refs(keys)).unwrap();
+        catalog.release(located.lease).unwrap();
+        let place = &located.runs.last().unwrap().place;
+        (place.extents[0].segment.volume(), place.generation)
+    };
+    (0..keys.len()).map(locate).collect()
+}
+
+/// What a loss of volume 0 leaves: the single pages on other volumes, and of each chain the pages
+/// before the first on volume 0. And the highest generation.
+struct Expected {
+    singles: Vec<bool>,
+    chains: Vec<usize>,
+    generation: u64,
+}
+
+impl Expected {
+    fn of(open: &Open) -> Self {
+        let found = places(open, &unchained(PAGE), &singles());
+        let mut generation = found.iter().map(|(_, generation)| *generation).max().unwrap();
+        let mut chains = Vec::new();
+        for name in 0..CHAINS {
+            let found = places(open, &chained(PAGE), &sequence(name, 8));
+            chains.push(found.iter().take_while(|(volume, _)| *volume != 0).count());
+            generation = generation.max(found.iter().map(|(_, number)| *number).max().unwrap());
+        }
+        let singles: Vec<bool> = found.iter().map(|(volume, _)| *volume != 0).collect();
+        let left = singles.iter().filter(|there| **there).count();
+        assert!((10..SINGLES - 10).contains(&left), "{left} single pages are on other volumes");
+        assert!(chains.iter().any(|pages| *pages > 0) && chains.iter().any(|pages| *pages < 8));
+        Self { singles, chains, generation }
+    }
+
+    fn check(&self, open: &Open) {
+        assert_eq!(get(&open.store, &unchained(PAGE), &singles()).ok, self.singles);
+        for (name, pages) in (0..CHAINS).zip(&self.chains) {
+            let found = get(&open.store, &chained(PAGE), &sequence(name, 8));
+            assert_eq!(found.pages, *pages, "chain {name}");
+        }
+    }
+
+    /// Checks the pages of a restored store, puts the others again, and checks all after a
+    /// reopening.
+    fn check_use(&self, disk: &SimDisk) {
+        let open = open_sim(disk);
+        let stats = open.store.stats().unwrap().catalog;
+        let dirs: Vec<String> = stats.paths.into_iter().map(|path| path.dir).collect();
+        assert_eq!(dirs, ["/a", "/b", "segments"]);
+        self.check(&open);
+        fill(&open);
+        let again = places(&open, &unchained(PAGE), &singles());
+        for (at, (volume, generation)) in again.into_iter().enumerate() {
+            assert_eq!(self.singles[at], generation <= self.generation, "page {at}");
+            assert!(volume > 0, "volume 0 is retired");
+        }
+        open.close();
+        let open = open_sim(disk);
+        assert_eq!(get(&open.store, &unchained(PAGE), &singles()).pages, SINGLES);
+        for name in 0..CHAINS {
+            assert_eq!(get(&open.store, &chained(PAGE), &sequence(name, 8)).pages, 8);
+        }
+        let report = open.core.verify(false, &mut |_, _| {}).unwrap();
+        assert_eq!((report.findings.len(), report.pages_dropped), (0, 0));
+        open.close();
+    }
+}
+
+fn read(disk: &SimDisk, path: &str) -> Vec<u8> {
+    let file = disk.open(Path::new(path), Access::default()).unwrap();
+    let mut bytes = vec![0; file.length().unwrap() as usize];
+    file.read_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn write(disk: &SimDisk, path: &str, bytes: &[u8]) {
+    let access = Access { write: true, create: true, direct: false };
+    let file = disk.open(Path::new(path), access).unwrap();
+    file.set_len(0).unwrap();
+    file.write_at(bytes, 0).unwrap();
+    file.sync_data().unwrap();
+}
+
+fn copies() -> Vec<String> {
+    let paths = OTHERS.map(|dir| VOLUME_COPIES.map(|name| format!("{dir}/{name}")));
+    paths.concat()
+}
+
+fn lose_first(disk: &SimDisk) {
+    disk.unmount(Path::new("/store")).unwrap();
+}
+
+#[test]
+fn lost_first_directory_costs_only_its_pages() {
+    for seed in 0..4 {
+        let disk = SimDisk::new(96 * MIB);
+        let open = open_sim(&disk);
+        fill(&open);
+        let expected = Expected::of(&open);
+        let disk = if seed == 0 {
+            open.close();
+            disk
+        } else {
+            // The owner is killed, and the power fails.
+            open.core.run_once();
+            let after = disk.crash(seed);
+            open.forget();
+            after
+        };
+        lose_first(&disk);
+        let error = open_on(Arc::new(disk.clone()), &listed()).map(Open::close).unwrap_err();
+        assert!(error.to_string().contains("`ritornello paths restore /store /a /b`"), "{error}");
+        let restored = restore(&disk);
+        let singles = expected.singles.iter().filter(|there| **there).count() as u64;
+        let chained: usize = expected.chains.iter().sum();
+        let found = &restored.verification;
+        assert_eq!(found.pages_salvaged - found.pages_behind_lost, singles + chained as u64);
+        assert_eq!((restored.scopes, restored.absent.len()), (2, 0));
+        expected.check_use(&disk);
+    }
+}
+
+/// Pages behind a lost page are salvaged too, and are hits once the lost page is put again.
+#[test]
+fn pages_behind_a_lost_page_return_with_it() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    let all: Vec<_> =
+        (0..CHAINS).map(|name| places(&open, &chained(PAGE), &sequence(name, 8))).collect();
+    open.close();
+    lose_first(&disk);
+    assert!(restore(&disk).verification.pages_behind_lost > 0);
+    let open = open_sim(&disk);
+    for (name, places) in (0..CHAINS).zip(all) {
+        let keys = sequence(name, 8);
+        let lost: Vec<usize> = (0..8).filter(|at| places[*at].0 == 0).collect();
+        if let (Some(first), Some(last)) = (lost.first(), lost.last()) {
+            let parent = first.checked_sub(1).map(|at| keys[at].as_slice());
+            put(&open.store, &chained(PAGE), &keys[*first..=*last], parent);
+        }
+        assert_eq!(get(&open.store, &chained(PAGE), &keys).pages, 8, "chain {name}");
+    }
+    open.close();
+}
+
+/// An evicted run may have an intact first page; the run that was put later has all pages.
+#[test]
+fn later_run_is_salvaged_rather_than_the_rest_of_an_evicted_one() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    for round in 0..30 {
+        for name in 0..40 {
+            let name = if name < 10 { name } else { name + 100 * round };
+            put(&open.store, &chained(PAGE), &sequence(name, 12), None);
+        }
+    }
+    assert!(open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0);
+    let mut expected = Vec::new();
+    for name in (0..10).chain(2910..2940) {
+        let found = get(&open.store, &chained(PAGE), &sequence(name, 12)).pages;
+        let places = places(&open, &chained(PAGE), &sequence(name, 12)[..found]);
+        expected.push((name, places.iter().take_while(|(volume, _)| *volume != 0).count()));
+    }
+    assert!(expected.iter().filter(|(_, pages)| *pages == 12).count() > 5, "{expected:?}");
+    open.store.flush().unwrap();
+    open.close();
+    lose_first(&disk);
+    restore(&disk);
+    let open = open_sim(&disk);
+    for (name, pages) in expected {
+        let found = get(&open.store, &chained(PAGE), &sequence(name, 12)).pages;
+        assert!(found >= pages, "{found} of {pages} pages of sequence {name}");
+    }
+    open.close();
+}
+
+/// The copies are of an earlier owner, which knew fewer scopes.
+#[test]
+fn stale_copies_cost_only_later_scopes() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    put(&open.store, &unchained(PAGE), &sequence(1, 1), None);
+    put(&open.store, &chained(PAGE), &sequence(1, 1), None);
+    open.close();
+    let old: Vec<Vec<u8>> = copies().iter().map(|path| read(&disk, path)).collect();
+    let late = Scope::opaque("late", PAGE, false);
+    for _ in 0..3 {
+        let open = open_sim(&disk);
+        open.store.flush().unwrap();
+        open.close();
+    }
+    let open = open_sim(&disk);
+    fill(&open);
+    assert_eq!(put(&open.store, &late, &sequence(7, 12), None).pages, 12);
+    open.store.flush().unwrap();
+    let expected = Expected::of(&open);
+    let late_slot = slot(&open, &late);
+    open.forget();
+    for (path, bytes) in copies().iter().zip(&old) {
+        write(&disk, path, bytes);
+    }
+    lose_first(&disk);
+    let restored = restore(&disk);
+    assert!(restored.verification.not_salvaged.get("scope").is_none_or(|pages| *pages == 12));
+    let open = open_sim(&disk);
+    assert_eq!(get(&open.store, &late, &sequence(7, 12)).pages, 0);
+    put(&open.store, &late, &sequence(8, 1), None);
+    if restored.verification.not_salvaged.contains_key("scope") {
+        assert!(slot(&open, &late) > late_slot, "the slot is used again");
+    }
+    open.close();
+    expected.check_use(&disk);
+}
+
+fn slot(open: &Open, scope: &Scope) -> u32 {
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.resolve(scope, false).unwrap().unwrap().slot.0
+}
+
+/// One copy lists a scope that the other no longer lists: it was dropped.
+#[test]
+fn scope_dropped_by_any_copy_stays_dropped() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    open.core.run_once();
+    let old = [read(&disk, "/a/VOLUME.manifest"), read(&disk, "/a/VOLUME.scopes")];
+    let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+    catalog.drop_scope(catalog.resolve(&chained(PAGE), false).unwrap().unwrap()).unwrap();
+    open.close();
+    write(&disk, "/a/VOLUME.manifest", &old[0]);
+    write(&disk, "/a/VOLUME.scopes", &old[1]);
+    lose_first(&disk);
+    assert_eq!(restore(&disk).scopes, 1);
+    let open = open_sim(&disk);
+    assert_eq!(get(&open.store, &chained(PAGE), &sequence(1, 8)).pages, 0);
+    open.close();
+}
+
+#[test]
+fn restore_without_a_directory_leaves_it_absent() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    open.close();
+    lose_first(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    let restored = restore_on(Arc::new(disk.clone()), &["/a"]).unwrap();
+    assert_eq!(restored.absent, ["/b"]);
+    assert!(disk.created_under(Path::new("/b")).is_empty());
+    let open = open_sim(&disk);
+    let before = get(&open.store, &unchained(PAGE), &singles()).ok;
+    disk.mount(Path::new("/b")).unwrap();
+    open.core.run_once();
+    assert!(open.core.verify(true, &mut |_, _| {}).unwrap().pages_salvaged > 0);
+    let after = get(&open.store, &unchained(PAGE), &singles()).ok;
+    let count = |ok: &[bool]| ok.iter().filter(|ok| **ok).count();
+    assert!(count(&after) > count(&before), "{after:?}");
+    open.close();
+}
+
+#[test]
+fn unsuitable_directories_are_refused() {
+    let make = || {
+        let disk = SimDisk::new(96 * MIB);
+        let open = open_sim(&disk);
+        fill(&open);
+        open.close();
+        disk
+    };
+    let refused = |disk: &SimDisk, others: &[&str], words: &str| {
+        let error = restore_on(Arc::new(disk.clone()), others).map(drop).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    let disk = make();
+    refused(&disk, &OTHERS, "not empty");
+    lose_first(&disk);
+    write(&disk, "/store/notes", b"mine");
+    refused(&disk, &OTHERS, "not a Ritornello store");
+    disk.remove(Path::new("/store/notes")).unwrap();
+    refused(&disk, &["/a", "/c"], "no marker");
+    refused(&disk, &["/a", "/a"], "listed twice");
+    refused(&disk, &[], "no directory");
+    // A copy of a later format.
+    let intact: Vec<Vec<u8>> = copies().iter().map(|path| read(&disk, path)).collect();
+    let mut later = intact[0].clone();
+    later[8] = 2;
+    let end = later.len() - 8;
+    let sum = checksum(&later[..end]).to_le_bytes();
+    later[end..].copy_from_slice(&sum);
+    write(&disk, "/a/VOLUME.manifest", &later);
+    refused(&disk, &OTHERS, "is of format 2");
+    // Damaged copies; one intact pair suffices.
+    for path in &copies() {
+        write(&disk, path, b"another program");
+    }
+    refused(&disk, &OTHERS, "not a Ritornello");
+    for (path, bytes) in copies().iter().zip(&intact) {
+        let mut bytes = bytes.clone();
+        let last = bytes.len() - 1;
+        bytes[last] ^= 1;
+        write(&disk, path, &bytes);
+    }
+    refused(&disk, &OTHERS, "intact copy");
+    for path in &copies() {
+        disk.remove(Path::new(path)).unwrap();
+    }
+    refused(&disk, &OTHERS, "intact copy");
+    // Two stores.
+    let other = Options { dir: "/other".into(), further_dirs: Some(vec!["/c".into()]), ..listed() };
+    open_on(Arc::new(disk.clone()), &other).unwrap().close();
+    refused(&disk, &["/a", "/c"], "different stores");
+    for (path, bytes) in copies().iter().zip(&intact).skip(2) {
+        write(&disk, path, bytes);
+    }
+    restore(&disk);
+    refused(&disk, &OTHERS, "not empty");
+}
+
+/// A restore ends at any of its operations, by an error and a power failure. Until the restore is
+/// repeated, no store is opened or created in the directory.
+#[test]
+fn interrupted_restore_can_be_repeated() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    let expected = Expected::of(&open);
+    open.close();
+    lose_first(&disk);
+    let base = disk.crash(0);
+    let (mut fails, mut at) = (0, 1);
+    loop {
+        let disk = base.crash(at);
+        let schedule = Schedule::new();
+        schedule.add(Rule::nth(at, MediumFault::Io).onward());
+        let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
+        let ended = restore_on(medium, &OTHERS).is_ok();
+        let disk = disk.crash(at + 1);
+        if !ended {
+            fails += 1;
+            if let Ok(open) = open_on(Arc::new(disk.clone()), &listed()) {
+                // Only the last step, which completed the restore, was not confirmed.
+                expected.check(&open);
+                open.close();
+            } else {
+                restore(&disk);
+            }
+        }
+        let open = open_sim(&disk);
+        expected.check(&open);
+        open.close();
+        if ended {
+            break;
+        }
+        at += 1 + at / 8;
+    }
+    assert!(fails > 20, "{fails}");
+}
