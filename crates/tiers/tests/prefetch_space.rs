@@ -212,22 +212,22 @@ fn long_page_is_fetched_to_a_slow_first_tier() {
     drop(node);
 }
 
-/// The prompt is shorter than a step of an unlimited remote, and takes 40 seconds at the limit,
-/// which is longer than a transfer waits.
+/// A step of an unlimited remote, 512 pages, takes 51 seconds at the limit, which is longer than a
+/// transfer waits.
 #[test]
 fn slow_remote_is_loaded_in_short_steps() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let prompt = [keys(1, 0, 1000)];
     fill(remote_dir.path(), &scopes, &prompt);
-    let slow = format!("{} rate=500KB", remote(remote_dir.path()));
+    let slow = format!("{} rate=200KB", remote(remote_dir.path()));
     let cache = open(&[&host(&dir, 64), &slow]);
     let options = LookupOptions { page_bytes: 0, ..HALVES };
     cache.lookup(&scopes[0], &refs(&prompt[0]), TTL, &options).unwrap();
     until("the first step is complete", || cache.stats().unwrap().prefetch.pages > 0);
     let never = LookupOptions { mode: LoadMode::Never, ..options };
     assert!(cache.cancel(&scopes[0], &refs(&prompt[0])).unwrap(), "the prefetch continues");
-    assert!(answer(&cache, &scopes[0], &prompt[0], &never).local >= 16);
+    assert!(answer(&cache, &scopes[0], &prompt[0], &never).local >= 8);
 }
 
 #[test]
