@@ -2,7 +2,7 @@
 
     make bench-shared                         all set-ups that fit into 30 minutes
     python -m benches.shared --offloading     vLLM's own offloading, with our tier below it
-    python -m benches.shared --short          one of each kind, a tiny model: facts only
+    python -m benches.shared --short          engine alone, disk, S3; a tiny model: facts only
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
 status 0 if all facts held (answers equal the answers of the engine alone, hits come from the tier
@@ -66,7 +66,8 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # Longest duration of a set-up at one length of history.
+    # Longest duration of a set-up, divided by its number of measured lengths of history (tokens of
+    # a conversation before its first question).
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:

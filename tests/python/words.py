@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Counts lines of comments and documents that are not in plain technical English.
 
-A marked line names a person instead of a role, or begins a sentence without its subject. Code
-spans, code blocks and headings do not count. The share of marked lines may fall, and never rise.
+A marked line names a person instead of a role, begins a sentence without naming its subject, or has
+an idiom or a vague reference that `ANYWHERE` lists. Code spans, code blocks and headings do not
+count. The share of marked lines must not exceed `LIMIT`.
 
     python3 tests/python/words.py           # the share of each part
     python3 tests/python/words.py --list    # each marked line as well

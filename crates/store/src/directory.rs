@@ -82,8 +82,8 @@ impl Directory {
     /// disk; `None` if no store exists.
     ///
     /// # Errors
-    /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if both
-    /// copies are damaged; file-system errors, with advice.
+    /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if one
+    /// copy is damaged, and the other is damaged or missing; file-system errors, with advice.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
         let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
             let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;
@@ -165,8 +165,9 @@ impl Directory {
         Ok(copy)
     }
 
-    /// Creates the manifest of a new store, or returns the stored one. Logs the differences between
-    /// `options` and the stored manifest, which prevails.
+    /// Returns the stored manifest, and logs the differences between `options` and this manifest,
+    /// which prevails. Without a store, or if its creation was interrupted, returns a new manifest,
+    /// which is not written yet. Makes the directory if it does not exist.
     ///
     /// # Errors
     /// Errors of [`Self::manifest`]; `Invalid` if the stored index is unknown, or the options do

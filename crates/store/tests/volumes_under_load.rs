@@ -98,7 +98,7 @@ fn under_load(stores: &[&Store], items: &[Item], change: impl FnOnce()) {
     });
 }
 
-/// A process that uses the store of `home` and does not own it.
+/// Opens the store of `home` as a client of the core of `open`, in this process.
 fn client(open: &Open, medium: Arc<dyn Medium>, home: &Path) -> Arc<Store> {
     let (_, segments) = open_segments(medium, home, IoChoice::Auto).unwrap();
     let catalog = Arc::new(open.core.catalog_for(ClientId(7), "seven"));
