@@ -151,8 +151,8 @@ impl Directory {
 
     /// Chooses between MANIFEST, which was missing at the first read, and `copy`. Reads MANIFEST
     /// again, because another process may have created the store since. If MANIFEST is still
-    /// missing, a copy of epoch 0 is of a creation that has not ended; a later copy means that
-    /// MANIFEST was lost.
+    /// missing, a copy of epoch 0 is of a creation or a restore that has not ended; a later copy
+    /// means that MANIFEST was lost.
     fn manifest_behind(&self, copy: Manifest) -> Result<Manifest> {
         if let Some(bytes) = self.read(MANIFEST)? {
             let decoded = Manifest::decode(&bytes);

@@ -43,7 +43,9 @@ pub(crate) struct Scopes {
     bytes_max: AtomicU64,
 }
 
-/// The registry on disk, and the arrangements with which a new scope is compared.
+/// The registry on disk, and the registered scopes by all fields except the arrangement of their
+/// pages: layout, page bytes and chaining. A new scope that differs from a registered scope only in
+/// arrangement can cause a warning, because neither finds the other's pages.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) table: ScopeRegistry,
