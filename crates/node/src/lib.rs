@@ -30,10 +30,10 @@
 //! covered, because these may be lost. A put also acknowledges pages that it found present and that
 //! another process wrote.
 //!
-//! **Failed writes.** A failed write or sync poisons the owner's `StoreCore`, which then refuses
-//! writes. The owner opens another core in its place when the disks accept writes again
-//! (`heal.rs`). To clients this looks like the death of one owner and the start of the next, except
-//! that their calls miss immediately in between.
+//! **Failed writes.** A failed sync, or a failed write of metadata, poisons the owner's
+//! `StoreCore`, which then refuses writes. The owner opens another core in its place when the disks
+//! accept writes again (`heal.rs`). To clients this looks like the death of one owner and the start
+//! of the next, except that their calls miss immediately in between.
 //!
 //! **Fork.** A child inherits no locks. In the child, calls on handles of the parent return
 //! `Closed` and do not touch shared state; `close` does nothing. The child becomes a client when it

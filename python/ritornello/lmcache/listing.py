@@ -1,4 +1,4 @@
-"""Lists the stored keys, a page at a time.
+"""Lists the stored keys, a page of the list at a time.
 
 The store lists all keys of a run (pages stored together) in one call, so a cursor names a scope, a
 position among its runs, and the number of keys to skip there.
@@ -19,9 +19,10 @@ def list_objects(
     limit: int,
     cursor: str | None,
 ) -> tuple[list[tuple[Family, bytes, int]], str | None]:
-    """Returns family, key and bytes of at most `limit` objects of `stored` (scopes with their
-    numbers of objects), and the cursor of the next page, None after the last page. ValueError for
-    an invalid cursor or a limit below 1.
+    """Returns the family (model, object group and salt), the key and the length in bytes of at most
+    `limit` objects, and the cursor of the next page of the list, None after its last page.
+    `stored`: families, their scopes, and the number of objects in each scope. ValueError for an
+    invalid cursor or a limit below 1.
     """
     if limit < 1:
         raise ValueError(f"a page has at least one key, not {limit}")

@@ -76,7 +76,7 @@ fn u16_of(bytes: &[u8; 2]) -> u16 {
 
 /// Encodes rows of keys, one row per token, that share their groups. `out` receives the smallest
 /// numbers of all channels, their steps, then the codes row by row. `None` if a number, or the
-/// range of a group, is not finite, or if `out` is too short.
+/// range of a group, is not finite, or if `out` is too short for the scales.
 #[inline(always)]
 pub fn encode_keys<N: Number>(
     bits: Bits,
@@ -139,7 +139,7 @@ pub fn decode_keys<N: Number>(
 
 /// Encodes one row of values in groups of `group` channels. `out` receives the smallest numbers of
 /// all groups, their steps, then the codes. `None` if a number, or the range of a group, is not
-/// finite, or if `out` is too short.
+/// finite, or if `out` is too short for the scales.
 #[inline(always)]
 pub fn encode_values<N: Number>(
     bits: Bits,
