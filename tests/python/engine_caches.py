@@ -161,7 +161,7 @@ class VllmTierCache(EngineCache):
 
 
 class ObservedStore(SGLangCacheStore):
-    """Counts the lookups that wait for the remote."""
+    """Counts the waits for the remote; a lookup may wait several times."""
 
     waits = 0
 
@@ -227,7 +227,7 @@ class LMCacheLookup(EngineLookup):
 
 
 class LMCacheCache(EngineCache):
-    """The objects of LMCache's adapters."""
+    """The store of objects that both of LMCache's interfaces use; each page is one object."""
 
     chained = False
     FAMILY = Family("org/model-7b", 0, "")

@@ -13,12 +13,12 @@
 //! and a later client still gets some.
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
-//! grant, the client's units are at most the units of the store on which no client has a counted
-//! lease. A run counts once per client that leases it, independent of the number of its leases, and
-//! once in the store's total, independent of the number of clients. Requests that share a prefix
-//! therefore share its units, and a lease on runs that another client has leased does not reduce
-//! the shares of other clients. Leases of reads and of puts in progress do not count: they end with
-//! their I/O, and the I/O in flight is bounded.
+//! grant that adds to the client's units, these are at most the units of the store on which no
+//! client has a counted lease. A run counts once per client that leases it, independent of the
+//! number of its leases, and once in the store's total, independent of the number of clients.
+//! Requests that share a prefix therefore share its units, and a lease on runs that another client
+//! has leased does not reduce the shares of other clients. Leases of reads and of puts in progress
+//! do not count: they end with their I/O, and the I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};

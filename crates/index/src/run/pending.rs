@@ -141,8 +141,8 @@ impl RunIndex {
                 let tables = self.tables.read();
                 for &run in batch {
                     // Clear the flag before reading the recency, so that a later touch lists the
-                    // run again. If the record has been reused since the touch, its new run is
-                    // either not flagged, or is in the list itself.
+                    // run again. If the run was removed since its touch, a new run may have its
+                    // number in the table; the new run is flagged only if it was touched itself.
                     if tables.runs.is_live(run)
                         && tables.runs.hot(run).touched.swap(false, Ordering::AcqRel)
                     {

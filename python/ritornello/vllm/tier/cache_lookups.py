@@ -3,7 +3,8 @@
 Invariants:
 * A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because
   a remote packs chunks into objects by their position in the prompt. `computed` tells the gate of
-  the chunks that vLLM has. In a group with a window, a lookup names the chunks of one window.
+  the chunks that vLLM has. A chunk is looked up alone if vLLM has not recorded its position, or the
+  position of a chunk before it. In a group with a window, a lookup names the chunks of one window.
 * While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
 * vLLM looks for a window from the end of the found prefix, and in the same step for windows before
