@@ -1,4 +1,5 @@
-//! Chains of synthetic keys, for benchmarks and the command line's `bench store`.
+//! Chains of synthetic keys, for the example `measure`, and the generator [`mix`], for benchmarks
+//! and tests.
 //!
 //! Keys are 32 pseudo-random bytes, as long as SHA-256 block hashes. The keys are computed on
 //! demand, so that they take no memory beside the index.
@@ -61,8 +62,8 @@ impl Shape {
         key
     }
 
-    /// Inserts all pages, chain by chain. Each run has one extent, as in a store. Returns the
-    /// number of runs.
+    /// Inserts all pages, chain by chain. Each run has one extent, as nearly all runs of a store
+    /// have. Returns the number of runs.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::insert`], and of [`PrefixIndex::sync`], which is called whenever

@@ -1,5 +1,6 @@
 //! The list of directories that a store is opened with: the store's own directory, and further
-//! directories, one per disk, which hold only segments.
+//! directories, one per disk, which hold segments, and copies of the manifest and of the scope
+//! registry.
 //!
 //! A list never removes a directory from a store. A directory whose disk may not be mounted is not
 //! added: segments below a mount point would be hidden by the mount.

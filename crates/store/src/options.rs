@@ -145,9 +145,10 @@ impl IndexKind {
 pub struct Options {
     /// The directory: metadata, the socket, and the segments unless `paths` is set.
     pub dir: PathBuf,
-    /// Directories besides `dir`, one per disk, which hold only segments; `None` if the caller gave
-    /// no list. A new store is created with all of them. Opening an existing store adds the listed
-    /// directories that the store lacks, and keeps its directories that are not listed.
+    /// Directories besides `dir`, one per disk, which hold segments, and copies of the manifest and
+    /// of the scope registry; `None` if the caller gave no list. A new store is created with all of
+    /// them. Opening an existing store adds the listed directories that the store lacks, and keeps
+    /// its directories that are not listed.
     pub further_dirs: Option<Vec<PathBuf>>,
     /// Budget in bytes. Required for a new store; the owner resizes an existing store to this
     /// capacity.

@@ -12,8 +12,8 @@ Invariants:
   In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier steps whose
   outcome is known (see `deferred`), so a failed load of the numbered step does not stop their
   saves.
-* No page is loaded or saved while the weights of any worker differ from the weights at the
-  beginning of the epoch, even in a step that was planned before the change.
+* No page is loaded or saved after a change of weights since the beginning of the epoch that this
+  worker knows of (see `_weights_changed`), even in a step that was planned before the change.
 """
 
 from collections import deque

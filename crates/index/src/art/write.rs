@@ -133,8 +133,8 @@ impl ArtIndex {
     }
 
     /// Removes or cuts the run's record first, after which no page after the cut exists. If the
-    /// process dies before all batches are applied, the next open with
-    /// [`ArtOptions::verify`](super::ArtOptions) removes the remaining chunks of these pages.
+    /// process dies before all batches are applied, keys that list these pages' hashes remain; the
+    /// next open with [`ArtOptions::verify`](super::ArtOptions) removes them.
     fn cut_one(&self, run: RunId, keep: u32) -> Result<Option<Removed>> {
         let Some(mut record) = self.record(run)? else { return Ok(None) };
         let Some(pages) = self.pages(run, &record)? else { return Ok(None) };

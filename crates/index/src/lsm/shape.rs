@@ -64,8 +64,9 @@ impl TreeShape {
         if most > self.width() { most } else { self.width() }
     }
 
-    /// Sets the options of a database that is not open yet. RocksDB accepts the maximum number of
-    /// runs only after the open.
+    /// Sets the options of a database that is not open yet, except the maximum number of runs: the
+    /// crate `rocksdb` has no setter for it, and [`TreeShape::options`] sets it by name after the
+    /// open.
     pub(super) fn open_with(&self, options: &mut Options) {
         let mut universal = UniversalCompactOptions::default();
         universal.set_size_ratio(self.size_ratio() as i32);

@@ -19,7 +19,7 @@ pub(super) struct Tuner {
 }
 
 /// The shape whose options RocksDB was given last. `None` until the first call of [`Tuner::tune`]:
-/// RocksDB does not accept `max_read_amp`, the maximum number of runs, at open.
+/// the open does not set `max_read_amp`, the maximum number of runs.
 #[derive(Debug, Default)]
 struct Applied {
     shape: Option<TreeShape>,

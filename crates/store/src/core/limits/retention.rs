@@ -74,8 +74,8 @@ impl StoreCore {
         grew
     }
 
-    /// Retains `run` and its ancestors whose retention ends earlier. Starts at the root, so that
-    /// among runs with the same end a leaf is added after its ancestors. Returns whether anything
+    /// Retains `run` and its ancestors whose retention ends earlier, ancestors first, so that among
+    /// runs with the same end a leaf is added after its ancestors. Returns whether anything
     /// changed.
     fn retain_path(
         &self,
