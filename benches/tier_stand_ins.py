@@ -67,6 +67,7 @@ def engine_of(settings: dict[str, Any]) -> Any:
         attention_config=SimpleNamespace(backend=None),
         device_config=SimpleNamespace(device_type="bench"),
         speculative_config=None,
+        parallel_config=SimpleNamespace(world_size=1),
     )
 
 

@@ -26,6 +26,7 @@ from ritornello.connector.interface import (
 )
 from ritornello.vllm import composition
 from ritornello.vllm.engine_config import EngineConfig
+from ritornello.vllm.host_layout import stages_refusal
 from ritornello.vllm.interface import INTERFACE, PARAMETERS
 from ritornello.vllm.offloading_settings import (
     HOST_BYTES_SMALL,
@@ -156,13 +157,17 @@ def _sized(
     settings: OffloadingSettings,
     tiers: list[dict[str, Any]],
 ) -> "tuple[VllmConfig, str]":
-    """Returns the configuration with the sizes of chunks and host memory, and a description."""
+    """Returns the configuration with the sizes of chunks and host memory, and a description. Raises
+    ValueError if the processes of the engine would derive different sizes.
+    """
     engines = vllm_config.parallel_config.data_parallel_size_local
     host_bytes = settings.host_bytes
     if host_bytes is None:
         host_bytes = default_host_bytes(engines, memory_bytes(), shm_bytes())
     else:
         check_host_bytes(host_bytes, engines, memory_bytes(), shm_bytes())
+    if reason := stages_refusal(vllm_config, kv_cache_config):
+        raise ValueError(f"ritornello does not serve this engine: {reason}")
     offloading = build_offloading_config(_configured(vllm_config), kv_cache_config)
     copies = 1 if offloading.replicated_layout else offloading.parallel.world_size
     block_bytes = offloading.worker_kv_bytes_per_block * copies

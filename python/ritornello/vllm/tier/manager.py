@@ -24,6 +24,7 @@ from ritornello.connector.interface import accept_defaults, override_difference
 from ritornello.connector.meter import Meter
 from ritornello.vllm import engine_config, kernels
 from ritornello.vllm.engine_config import EngineConfig
+from ritornello.vllm.host_layout import machines_refusal, stages_refusal
 from ritornello.vllm.prefill_times import PrefillTimes
 from ritornello.vllm.tier.cache import TierCache
 from ritornello.vllm.tier.counts import COUNTERS, PREFIX
@@ -116,6 +117,12 @@ class RitornelloTier(SecondaryTierManager):
         reason = unsupported_reason(
             engine.vllm_config if engine else None, offloading_spec.config, row_bytes
         )
+        if engine is not None:
+            reason = (
+                reason
+                or machines_refusal(engine.vllm_config.parallel_config)
+                or stages_refusal(engine.vllm_config, engine.kv_cache_config)
+            )
         if reason or engine is None:
             logger.warning("ritornello: %s; neither hits nor stores", reason)
             return

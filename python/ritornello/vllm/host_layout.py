@@ -1,0 +1,72 @@
+"""Whether a row of vLLM's host memory holds the bytes of all workers of an engine.
+
+vLLM's host memory is a file in /dev/shm that all workers map. Each worker derives the length of a
+row, and its own place in each row, from its own layers, and nothing compares the results. If two
+pipeline stages have different numbers of bytes in a block, their places overlap, and their numbers
+of rows differ. Workers on other machines map a file of their machine, which the scheduler's process
+does not see: for a tier, their part of a row is never filled.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ritornello.vllm import drafts
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+# vLLM's executor whose workers are on one machine, if there is one node.
+ONE_MACHINE = "mp"
+# A group whose layers differ in the bytes of a block, as workers see it.
+MIXED_LAYERS = "UniformTypeKVCacheSpecs"
+
+
+def machines_refusal(parallel: "ParallelConfig") -> str:
+    """Returns why the scheduler's process may not see the rows of all workers; "" if it does."""
+    if parallel.world_size == 1:
+        return ""
+    if parallel.nnodes_within_dp > 1:
+        return "workers on other machines have host memory that this machine does not see"
+    backend = parallel.distributed_executor_backend
+    if backend != ONE_MACHINE:
+        return (
+            f"workers of the executor {backend} may be on other machines, whose host memory this "
+            f'machine does not see; "--distributed-executor-backend {ONE_MACHINE}" is served'
+        )
+    return ""
+
+
+def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
+    """Returns why pipeline stages may differ in the bytes of a block; "" if they do not.
+    `kv_cache_config`: of this process, so with the layers of one stage.
+    """
+    parallel = vllm_config.parallel_config
+    if parallel.world_size == 1 or parallel.pipeline_parallel_size == 1:
+        return ""
+    from vllm.distributed.utils import get_pp_indices
+
+    stages = parallel.pipeline_parallel_size
+    total = vllm_config.model_config.get_total_num_hidden_layers()
+    bounds = [get_pp_indices(total, stage, stages) for stage in range(stages)]
+    layers = [past - first for first, past in bounds]
+    has_draft_kv = drafts.keeps_kv(vllm_config)
+    if stages_are_equal(layers, kv_cache_config.kv_cache_groups, has_draft_kv=has_draft_kv):
+        return ""
+    return (
+        f"{stages} pipeline stages, with {', '.join(map(str, layers))} layers, may differ in the "
+        "bytes of a block, and vLLM's offloading would let their chunks overlap in host memory: "
+        "use pipeline parallel size 1, or stages with equal layers"
+    )
+
+
+def stages_are_equal(layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool) -> bool:
+    """Returns whether all stages have equal bytes in a block. `layers`: of each stage. `groups`:
+    the KV cache groups of one stage. A draft's layers are in the last stage only, and several
+    groups may be split unequally even if the layers are not.
+    """
+    if has_draft_kv or len(set(layers)) != 1 or len(groups) != 1:
+        return False
+    (group,) = groups
+    kind = type(group.kv_cache_spec).__name__
+    return kind != MIXED_LAYERS and len(group.layer_names) == layers[0]

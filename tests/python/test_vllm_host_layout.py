@@ -1,0 +1,75 @@
+"""Which engines' host memory holds the bytes of all workers in each row."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ritornello.vllm.host_layout import machines_refusal, stages_are_equal, stages_refusal
+
+
+class FullAttentionSpec:
+    """Stand-in for vLLM's class."""
+
+
+class UniformTypeKVCacheSpecs:
+    """Stand-in for vLLM's class."""
+
+
+def parallel(**changes: Any) -> Any:
+    fields = {"world_size": 4, "nnodes_within_dp": 1, "distributed_executor_backend": "mp"}
+    return SimpleNamespace(**(fields | changes))
+
+
+def group(layers: int, kind: type = FullAttentionSpec) -> Any:
+    return SimpleNamespace(layer_names=[f"l.{n}" for n in range(layers)], kv_cache_spec=kind())
+
+
+@pytest.mark.parametrize(
+    "served", [{}, {"world_size": 1, "distributed_executor_backend": "ray"}], ids=str
+)
+def test_workers_on_one_machine_are_served(served: dict[str, Any]) -> None:
+    assert machines_refusal(parallel(**served)) == ""
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        ({"nnodes_within_dp": 2}, "other machines"),
+        ({"distributed_executor_backend": "ray"}, "--distributed-executor-backend mp"),
+        ({"distributed_executor_backend": "external_launcher"}, "external_launcher"),
+    ],
+)
+def test_workers_elsewhere_are_refused(refused: dict[str, Any], said: str) -> None:
+    reason = machines_refusal(parallel(**refused))
+    assert said in reason
+    assert "\n" not in reason
+
+
+def test_equal_stages_are_served() -> None:
+    assert stages_are_equal([30, 30], [group(30)], has_draft_kv=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "groups", "has_draft_kv"),
+    [
+        ([31, 30], [group(31)], False),
+        ([31, 30], [group(30)], False),
+        # Some of the layers keep no KV, in other stages perhaps more of them.
+        ([30, 30], [group(20)], False),
+        ([30, 30], [group(15), group(15)], False),
+        ([30, 30], [group(30, UniformTypeKVCacheSpecs)], False),
+        ([30, 30], [group(30)], True),
+    ],
+)
+def test_stages_that_may_differ_are_refused(
+    layers: list[int], groups: list[Any], has_draft_kv: bool
+) -> None:
+    assert not stages_are_equal(layers, groups, has_draft_kv=has_draft_kv)
+
+
+def test_one_stage_is_served() -> None:
+    for sizes in ({"world_size": 1}, {"pipeline_parallel_size": 1}):
+        config: Any = SimpleNamespace(parallel_config=parallel(**sizes))
+        caches: Any = SimpleNamespace(kv_cache_groups=[])
+        assert stages_refusal(config, caches) == ""
