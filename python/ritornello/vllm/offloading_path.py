@@ -130,6 +130,9 @@ def _configured(vllm_config: "VllmConfig", **extra: Any) -> "VllmConfig":
     """
     config, transfer = copy.copy(vllm_config), copy.copy(vllm_config.kv_transfer_config)
     transfer.kv_connector, transfer.kv_connector_module_path = "OffloadingConnector", None
+    # The name of the file of vLLM's host memory. MultiConnector permits a second offloading, which
+    # is configured by hand and would otherwise fill the same rows.
+    transfer.engine_id = f"{transfer.engine_id}-ritornello"
     # Answers are stored too, as on CPUs: they are the beginning of the next turn's prompt.
     transfer.kv_connector_extra_config = SPEC | {"offload_prompt_only": False} | extra
     config.kv_transfer_config = transfer
