@@ -133,3 +133,29 @@ fn restore_prints_what_is_found_and_what_is_missing() {
     let pages = answer.json()["pages_salvaged"].as_u64().unwrap();
     assert!(pages > 0, "{}{}", answer.out, answer.err);
 }
+
+/// The disk of the lost directory comes back. Its manifest still names the directories that the
+/// restored store uses.
+#[test]
+fn returned_first_directory_is_not_destroyed() {
+    let root = scratch();
+    let dirs = ["a", "b", "c"].map(|name| root.path().join(name));
+    let close = |node: Arc<Node>| node.close().unwrap();
+    let node = open(&dirs);
+    fill(&node);
+    close(node);
+    let returned = root.path().join("returned");
+    std::fs::rename(&dirs[0], &returned).unwrap();
+    let words = ["paths", "restore", text(&dirs[0]), text(&dirs[1]), text(&dirs[2])];
+    let answer = ritornello(&words);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let node = open(&dirs);
+    fill(&node);
+    close(node);
+    let answer = ritornello(&["destroy", text(&returned), "--yes"]);
+    assert_ne!(answer.code, 0, "{}", answer.out);
+    assert!(answer.err.contains("restored in another directory"), "{}", answer.err);
+    let node = open(&dirs);
+    assert_eq!(found(&node), PAGES);
+    close(node);
+}

@@ -30,9 +30,10 @@ const FILES: [&str; 7] = [
 /// so that an interrupted removal can be repeated.
 ///
 /// # Errors
-/// `Invalid` if there is no store, another process owns it, or this process has it open; `Fatal` if
-/// both copies of the manifest are damaged, because no other file names the volumes; `Retry` if the
-/// file system refuses.
+/// `Invalid` if there is no store, another process owns it, this process has it open, or the store
+/// was restored in another directory, which has its volumes now; `Fatal` if both copies of the
+/// manifest are damaged, because no other file names the volumes; `Retry` if the file system
+/// refuses.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
     let directory = Directory::new(Arc::new(Host), &path);
@@ -45,6 +46,7 @@ pub fn destroy(path: &Path) -> Result<()> {
     if !directory.is_foreign(&drained, &manifest) {
         volumes.push(drained);
     }
+    directory.check_not_restored(&manifest, &volumes)?;
     with_exclusive_store(&path, |path| remove_all(path, &volumes))?;
     // The removal fails, and keeps the directory, if the directory is not empty.
     let _ = fs::remove_dir(&path);

@@ -3,13 +3,15 @@
 //!
 //! A restored store begins as a manifest with owner epoch 0, which nothing but a restore opens. The
 //! last step gives it an owner epoch, so an interrupted restore is begun again. The copies are not
-//! changed meanwhile.
+//! changed before.
 
 use crate::core::{StoreCore, Verification};
 use crate::directory::{COPY_OF_MANIFEST, Directory, SEGMENTS, VOLUMES_MAX};
 use crate::options::{IndexKind, Options};
 use crate::volume_copies::COPY_OF_SCOPES;
-use ritornello_format::{Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeRecord};
+use ritornello_format::{
+    Error, ErrorKind, Manifest, Result, ScopeRegistry, VolumeMarker, VolumeRecord,
+};
 use ritornello_index::Backend;
 use ritornello_medium::Medium;
 use serde::Serialize;
@@ -79,7 +81,7 @@ impl Restore {
             .with("stores", stores.len()));
         }
         let manifests = survivors.iter().filter_map(|other| other.manifest.as_ref());
-        let newest = manifests.max_by_key(|copy| (copy.owner_epoch, copy.generations));
+        let newest = manifests.max_by_key(|copy| age(copy));
         let (Some(newest), Some(scopes)) = (newest, merge_scopes(&survivors)) else {
             return Err(Error::invalid(
                 "no directory has an intact copy of the manifest and the scopes, so the store \
@@ -122,6 +124,7 @@ impl Restore {
         manifest.generations = manifest.generations.max(found).saturating_add(OWNERS_SKIPPED);
         manifest.owner_epoch = owner_epoch;
         directory.write_manifest(&manifest)?;
+        directory.claim_volumes(&manifest);
         let absent = stats.paths.into_iter().filter(|path| path.absent.is_some());
         let absent = absent.map(|path| path.dir).collect();
         Ok(Restored { verification, scopes: stats.scopes, absent })
@@ -191,12 +194,24 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
     Some(merged)
 }
 
+/// Orders copies of the manifest by age. Copies of one owner have equal epochs and generations, but
+/// numbers of volumes, retired volumes and segments never decrease.
+fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
+    let volumes = &copy.volumes;
+    let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
+    let numbers = volumes.iter().map(|volume| u64::from(volume.first_segment)).sum();
+    (copy.owner_epoch, copy.generations, volumes.len(), retired, numbers)
+}
+
 /// The manifest with which the restore of a store in `dir` begins: volumes in the lost directory
-/// are retired, `survivors` have their paths of now, and a volume in `dir` is added.
+/// are retired, and `survivors` have their paths of now. A volume in `dir` is added if a volume in
+/// the lost directory took runs, or if no other volume takes runs.
 fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manifest> {
     let mut volumes = newest.volumes.clone();
+    let mut took_runs = false;
     for volume in &mut volumes {
         if Path::new(&volume.dir).is_relative() || Path::new(&volume.dir).starts_with(dir) {
+            took_runs |= volume.is_active();
             *volume = VolumeRecord::default();
         }
     }
@@ -208,12 +223,14 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
         survivor.name.clone_into(&mut volumes[at].dir);
         volumes[at].marked = true;
     }
-    if volumes.len() >= VOLUMES_MAX {
-        return Err(Error::invalid(
-            "a store has at most 256 directories, including removed ones: make a new store",
-        ));
+    if took_runs || !volumes.iter().any(VolumeRecord::is_active) {
+        if volumes.len() >= VOLUMES_MAX {
+            return Err(Error::invalid(
+                "a store has at most 256 directories, including removed ones: make a new store",
+            ));
+        }
+        volumes.push(VolumeRecord::new(SEGMENTS));
     }
-    volumes.push(VolumeRecord::new(SEGMENTS));
     Ok(Manifest {
         owner_epoch: 0,
         generations: newest.generations.max(1),
@@ -225,6 +242,50 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
 }
 
 impl Directory {
+    /// Refuses the former directory of a store that was restored in another one, which uses its
+    /// `volumes` now. Two owners would overwrite each other's pages.
+    ///
+    /// # Errors
+    /// `Invalid` if a volume has a copy of a manifest of the restored store.
+    pub fn check_not_restored(&self, manifest: &Manifest, volumes: &[PathBuf]) -> Result<()> {
+        if manifest.is_being_restored() {
+            return Ok(());
+        }
+        // A copy is never later than the manifest, and a restored store skips `OWNERS_SKIPPED`
+        // owners after the newest copy, which may be older than the manifest.
+        let last = manifest.owner_epoch.saturating_add(OWNERS_SKIPPED / 2);
+        let is_restored = |dir: &&PathBuf| {
+            let copy = self.copied_manifest(dir, manifest.uuid);
+            copy.is_some_and(|copy| copy.owner_epoch > last)
+        };
+        volumes.iter().find(is_restored).map_or(Ok(()), |dir| {
+            Err(Error::invalid(
+                "this store was restored in another directory, which uses its volumes now: name \
+                 that directory, and remove this one (to give up the restored store instead, \
+                 remove the files VOLUME.manifest)",
+            )
+            .with("dir", self.path().display())
+            .with("volume", dir.display()))
+        })
+    }
+
+    /// Replaces the copies in the volumes outside a restored store, so that a further restore, and
+    /// the former directory, find its owner epoch there. A copy that fails is written by the next
+    /// owner.
+    fn claim_volumes(&self, manifest: &Manifest) {
+        let Ok(Some(scopes)) = self.registry() else { return };
+        let (files, owner) = ([manifest.encode(), scopes.registry.encode()], manifest.owner_epoch);
+        for (number, volume) in (0..=u8::MAX).zip(&manifest.volumes) {
+            let dir = Path::new(&volume.dir);
+            let marker = VolumeMarker { store: manifest.uuid, volume: number };
+            if dir.is_absolute()
+                && let Err(error) = self.write_copies(dir, marker, owner, &files[0], &files[1])
+            {
+                tracing::debug!(%error, dir = volume.dir, "a copy was not written");
+            }
+        }
+    }
+
     /// Refuses a directory in which a store cannot be restored: it has files, other than those of
     /// an interrupted restore of `store`.
     fn check_restorable(&self, store: [u8; 16]) -> Result<()> {

@@ -6,9 +6,12 @@ mod common;
 use common::*;
 use ritornello_format::{ErrorKind, Scope, checksum};
 use ritornello_medium::{Access, Faulty, Medium, MediumFault, Rule, Schedule, SimDisk};
-use ritornello_store::{Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES};
+use ritornello_store::{
+    CapacityChange, Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES,
+};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 const PAGE: u64 = 32 << 10;
 const SINGLES: usize = 60;
@@ -295,6 +298,82 @@ fn scope_dropped_by_any_copy_stays_dropped() {
     let open = open_sim(&disk);
     assert_eq!(get(&open.store, &chained(PAGE), &sequence(1, 8)).pages, 0);
     open.close();
+}
+
+/// The directories of a restored store.
+fn dirs_on(disk: &SimDisk, options: &Options) -> Vec<String> {
+    let open = open_on(Arc::new(disk.clone()), options).unwrap();
+    let stats = open.store.stats().unwrap().catalog;
+    open.close();
+    stats.paths.into_iter().map(|path| path.dir).collect()
+}
+
+/// One directory did not take the last copy of an owner, to which a directory was added.
+#[test]
+fn last_copy_of_an_owner_is_taken() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    open.core.run_once();
+    let old = read(&disk, "/a/VOLUME.manifest");
+    let add = CapacityChange::AddVolume("/c".to_owned());
+    open.core.change_capacity(&add, Duration::from_secs(60)).unwrap();
+    open.core.run_once();
+    open.forget();
+    write(&disk, "/a/VOLUME.manifest", &old);
+    lose_first(&disk);
+    for others in [["/a", "/b"], ["/b", "/a"]] {
+        let disk = disk.crash(1);
+        restore_on(Arc::new(disk.clone()), &others).unwrap();
+        assert_eq!(dirs_on(&disk, &listed()), ["/a", "/b", "/c", "segments"], "{others:?}");
+    }
+}
+
+/// The lost directory held no segments, so the restored one holds none.
+#[test]
+fn directory_without_segments_is_restored_without() {
+    let disk = SimDisk::new(96 * MIB);
+    let paths = OTHERS.map(PathBuf::from).to_vec();
+    let options = Options { paths, further_dirs: None, ..listed() };
+    let open = open_on(Arc::new(disk.clone()), &options).unwrap();
+    assert_eq!(put(&open.store, &unchained(PAGE), &singles(), None).pages, SINGLES);
+    open.close();
+    lose_first(&disk);
+    assert_eq!(restore(&disk).verification.pages_salvaged, SINGLES as u64);
+    assert_eq!(dirs_on(&disk, &options), OTHERS);
+}
+
+/// The disk of the lost directory comes back.
+#[test]
+fn returning_first_directory_is_refused() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    open.close();
+    lose_first(&disk);
+    restore(&disk);
+    let copy = read(&disk, "/a/VOLUME.manifest");
+    let refused = |disk: &SimDisk| {
+        let error = open_on(Arc::new(disk.clone()), &listed()).map(Open::close).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+        assert!(error.to_string().contains("restored in another directory"), "{error}");
+    };
+    disk.mount(Path::new("/store")).unwrap();
+    refused(&disk);
+    assert_eq!(read(&disk, "/a/VOLUME.manifest"), copy);
+    disk.unmount(Path::new("/store")).unwrap();
+    open_sim(&disk).close();
+    // A second restore, in another directory.
+    let medium: Arc<dyn Medium> = Arc::new(disk.clone());
+    let others = OTHERS.map(PathBuf::from);
+    let again = Restore::plan(&medium, Path::new("/again"), &others).unwrap();
+    again.run(&mut |_, _| ()).unwrap();
+    refused(&disk);
+    // An operator gives up the second store.
+    for path in copies() {
+        disk.remove(Path::new(&path)).unwrap();
+    }
+    open_sim(&disk).close();
 }
 
 #[test]

@@ -109,7 +109,8 @@ impl StoreCore {
             progress.begin(number);
             let write = move || {
                 let [manifest, scopes] = &*files;
-                let written = directory.write_copies(&dir, marker, manifest, scopes);
+                let owner = version.manifest.owner_epoch;
+                let written = directory.write_copies(&dir, marker, owner, manifest, scopes);
                 progress.end(number, &dir, version, manifest.len() + scopes.len(), written);
             };
             if !self.options.background_threads {

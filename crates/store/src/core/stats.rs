@@ -6,7 +6,9 @@ use super::state::State;
 use crate::stats::{
     CatalogStats, IoStats, LsmEstimate, PiecePercentiles, SpaceHealth, VolumeStats,
 };
-use ritornello_format::{Manifest, PageHash, Result, UNIT, WHOLE_PAGE_UNITS, units_of};
+use ritornello_format::{
+    Manifest, PageHash, Result, UNIT, VolumeRecord, WHOLE_PAGE_UNITS, units_of,
+};
 use ritornello_index::RunView;
 
 /// Pages in more extents than this are counted as pages in this number of extents.
@@ -59,8 +61,12 @@ impl StoreCore {
         let paths = paths(&manifest, &state);
         let absent_space = state.absence.describe(&manifest, self.hidden.len() as u64);
         let mut warnings = report.advice();
-        warnings.extend(state.space.avoided_volumes().map(|number| {
-            let dir = manifest.volumes.get(usize::from(number)).map_or("", |v| v.dir.as_str());
+        // A volume that was drained or given up is no longer tested, so it would count as avoided
+        // until the store is reopened.
+        let avoided = state.space.avoided_volumes().filter_map(|number| {
+            manifest.volumes.get(usize::from(number)).filter(|volume| !volume.is_retired())
+        });
+        warnings.extend(avoided.map(|VolumeRecord { dir, .. }| {
             format!("{dir}: writes fail, so puts avoid it, and test it every 30 s: check its disk")
         }));
         let (limbo, quarantined) = (state.space.limbo_units(), state.space.quarantined_units());

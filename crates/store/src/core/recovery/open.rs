@@ -99,6 +99,8 @@ impl StoreCore {
         directory.mark_volumes(&mut manifest)?;
         let found = directory.volume_states(&manifest);
         directory.check_expected(&manifest, &found)?;
+        let dirs = found.iter().map(VolumeState::dir).filter(|dir| !dir.as_os_str().is_empty());
+        directory.check_not_restored(&manifest, &dirs.collect::<Vec<_>>())?;
         directory.repair_markers(&mut manifest, &found);
         let mut absence = Absence::of(&manifest, &found);
         let segments = directory.open_segments(&manifest, &found, options.io)?;
