@@ -8,12 +8,13 @@ use common::*;
 use ritornello_medium::{
     DiskChange, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk, Watch, Watched,
 };
-use ritornello_store::{ClientId, Options, Outcome, Store};
+use ritornello_store::{CapacityChange, ClientId, Options, Outcome, Store};
 use ritornello_volume::staging::Staging;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 const PAGE: u64 = 64 << 10;
 /// Number of runs that may fail before puts avoid a volume.
@@ -130,6 +131,29 @@ fn bad_sector_costs_one_put() {
     let used = used(&open);
     assert!(used[0].abs_diff(used[1]) <= 2 * MIB, "both volumes take puts: {used:?}");
     open.close();
+}
+
+/// The next owner does not know of the bad sector, and the hole that it is in is the best place for
+/// a run that a drain moves.
+#[test]
+fn bad_sector_does_not_stop_a_drain() {
+    let sector = Arc::new(BadSector::default());
+    let disk = SimDisk::new(256 * MIB);
+    let open = || {
+        let watch = Arc::clone(&sector) as Arc<dyn Watch>;
+        two_volumes(Arc::new(Watched::new(Arc::new(disk.clone()), watch)))
+    };
+    let first = open();
+    assert_eq!(stored(&put_pages(&first.store, 1, 100)), 99);
+    first.close();
+    let next = open();
+    let drain = CapacityChange::DrainVolume("/a".to_owned());
+    let is_drained = || next.core.change_capacity(&drain, Duration::from_secs(60)).is_ok();
+    assert!((0..10).any(|_| is_drained()));
+    assert_eq!(sector.failed.load(Ordering::Relaxed), 2, "a put and a copy failed");
+    let found = get(&next.store, &unchained(PAGE), &sequence(1, 100)).ok;
+    assert_eq!(found.iter().filter(|found| **found).count(), 99);
+    next.close();
 }
 
 #[test]

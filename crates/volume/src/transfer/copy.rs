@@ -4,15 +4,18 @@ use super::Control;
 use super::chunk::RunLayout;
 use super::verify_run::{SingleOp, is_unreadable_on_disk};
 use super::wide_crc;
-use super::write::stopped;
+use super::write::{FailedWrite, stopped};
 use crate::io_engine::{IoVec, Op};
 use crate::memory_block::Block;
 use crate::segments::Segments;
 use ritornello_format::{Error, ErrorKind, Extent, Place, Result, RunHeader, SliceChecksum, UNIT};
+use std::error::Error as StdError;
 use std::io;
 
 /// Bytes that are read and then written at a time; one page if pages are longer.
 const WINDOW: u64 = 4 << 20;
+
+type AnyError = Box<dyn StdError + Send + Sync>;
 
 impl Segments {
     /// Copies a run, verifies each page on the way, and returns the header checksum that the index
@@ -26,8 +29,9 @@ impl Segments {
     /// # Errors
     /// `Miss` if the header or a live page fails verification, if the disk refuses to read the
     /// header (`EIO`), or if a live page cannot be read for any reason. `Retry` if the header
-    /// cannot be read for another reason, a write failed, no memory was free, or `control` stopped
-    /// the call. `Invalid` if the two places do not match each other, `live` or the segments.
+    /// cannot be read for another reason, a write failed (see
+    /// [`failed_volume`](super::failed_volume)), no memory was free, or `control` stopped the call.
+    /// `Invalid` if the two places do not match each other, `live` or the segments.
     pub fn copy_run(
         &self,
         from: &Place,
@@ -111,9 +115,13 @@ impl Segments {
         Ok(())
     }
 
-    fn write_extents(&self, extents: &[Extent], mut from: &mut [u8]) -> io::Result<()> {
+    fn write_extents(
+        &self,
+        extents: &[Extent],
+        mut from: &mut [u8],
+    ) -> std::result::Result<(), AnyError> {
         if self.is_inherited() {
-            return Err(io::Error::other("these segments were opened before a fork"));
+            return Err(io::Error::other("these segments were opened before a fork").into());
         }
         for extent in extents {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
@@ -121,7 +129,8 @@ impl Segments {
             let iovec = IoVec::new(now.as_mut_ptr(), now.len());
             // SAFETY: `now` is borrowed until the engine returns.
             let op = unsafe { Op::new(0, file, true, extent.offset(), vec![iovec]) };
-            SingleOp::run(self, op.on(extent.segment.volume()))?;
+            SingleOp::run(self, op.on(extent.segment.volume()))
+                .map_err(|error| FailedWrite::new(extent.segment, error))?;
             from = rest;
         }
         Ok(())
@@ -149,7 +158,7 @@ fn unread(place: &Place, error: io::Error) -> Error {
         .because(error)
 }
 
-fn unwritten(place: &Place, error: io::Error) -> Error {
+fn unwritten(place: &Place, error: AnyError) -> Error {
     Error::retry("a run could not be written to its new place")
         .with("generation", place.generation)
         .because(error)

@@ -14,7 +14,7 @@ use crate::core::state::State;
 use parking_lot::MutexGuard;
 use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, SegmentId, UNIT};
 use ritornello_index::{RunId, RunView};
-use ritornello_volume::transfer::Control;
+use ritornello_volume::transfer::{Control, failed_volume};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -107,7 +107,7 @@ impl StoreCore {
                 Ok(Some(Copied { run, view, place }))
             }
             Err(error) => {
-                self.state.lock().space.free(&place.extents);
+                self.free_failed_copy(place.extents, &error);
                 match error.kind() {
                     // Remove pages that fail verification, and copy the remaining pages.
                     ErrorKind::Miss => {
@@ -154,6 +154,7 @@ impl StoreCore {
 
     fn switch_to_copy(&self, state: &mut MutexGuard<'_, State>, copied: &Copied) -> bool {
         let Copied { run, view, place } = copied;
+        state.space.note_written(&place.extents);
         let same = self.is_unchanged(*run, view);
         let Some(gone) = same.then(|| self.index.relocate(*run, place)).flatten() else {
             state.space.free(&place.extents);
@@ -172,6 +173,20 @@ impl StoreCore {
         self.counters.runs_moved.add(1);
         self.counters.bytes_moved.add(place.units() * UNIT);
         true
+    }
+
+    /// Frees the place of a copy that failed with `error`. If the disk failed a write there, the
+    /// place counts as the place of a failed put does: otherwise the next attempt would get it again.
+    fn free_failed_copy(&self, extents: Vec<Extent>, error: &Error) {
+        let space = &mut self.state.lock().space;
+        let reusable = match failed_volume(error) {
+            Some(volume) => {
+                self.counters.runs_failed.add(1);
+                space.note_failed(extents, &[volume])
+            }
+            None => extents,
+        };
+        space.free(&reusable);
     }
 
     /// Frees copies that the index does not name.
