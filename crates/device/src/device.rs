@@ -80,6 +80,21 @@ impl Device {
         self.core.is_broken()
     }
 
+    /// `Fatal` if the device is broken.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.core.check()
+    }
+
+    /// Breaks the device, because it did not complete a move within `time`. Returns the error.
+    pub(crate) fn give_up(&self, time: Duration) -> Error {
+        let error =
+            Error::fatal("the device does not complete a move").with("seconds", time.as_secs());
+        match self.core.note::<()>(Err(error)) {
+            Err(error) => error,
+            Ok(()) => Error::fatal("the device does not complete a move"),
+        }
+    }
+
     /// Usage of the pinned memory.
     #[must_use]
     pub fn staging(&self) -> StagingStats {
@@ -250,8 +265,7 @@ impl Device {
             None if has_ended => return Ok(began.elapsed()),
             _ => {}
         }
-        self.core.note(Err(Error::fatal("the device does not complete a move")
-            .with("seconds", MOVE_TIME.as_secs())))
+        Err(self.give_up(MOVE_TIME))
     }
 }
 

@@ -227,6 +227,27 @@ impl Layout {
         self.word
     }
 
+    /// Checks that all blocks exist and, for a scatter, that they differ.
+    ///
+    /// # Errors
+    /// `Invalid` if a block does not exist, or two pages would fill one block.
+    pub fn check_blocks(&self, blocks: &[u32], direction: Direction) -> Result<()> {
+        if let Some(block) = blocks.iter().find(|block| **block >= self.blocks) {
+            return Err(Error::invalid("the pool has no such block")
+                .with("block", block)
+                .with("blocks", self.blocks));
+        }
+        if direction == Direction::Scatter {
+            let mut sorted = blocks.to_vec();
+            sorted.sort_unstable();
+            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+                let twice = Error::invalid("two pages cannot fill one block");
+                return Err(twice.with("block", pair[0]));
+            }
+        }
+        Ok(())
+    }
+
     /// The whole page.
     #[must_use]
     pub fn whole(&self) -> Part {

@@ -134,7 +134,7 @@ impl Slots {
         deadline: Option<Instant>,
         is_stopped: &dyn Fn() -> bool,
     ) -> Option<Self> {
-        let stride = page_bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
+        let stride = Self::stride(page_bytes);
         // One span for all pages: calls that each hold a part of their pages could wait for each
         // other.
         let bytes = stride.checked_mul(pages)?;
@@ -145,6 +145,17 @@ impl Slots {
         let first = NonNull::from(memory).cast::<u8>();
         let arena = Arc::clone(arena);
         Some(Self { arena, _buffer: buffer, first, pages, page_bytes, stride })
+    }
+
+    /// Distance between pages of `page_bytes` bytes.
+    pub(crate) fn stride(page_bytes: usize) -> usize {
+        page_bytes.max(1).next_multiple_of(UNIT as usize)
+    }
+
+    /// Address of the first page, and the distance between pages.
+    #[must_use]
+    pub fn memory(&self) -> (*mut u8, usize) {
+        (self.first.as_ptr(), self.stride)
     }
 
     /// Length of a page in bytes.

@@ -128,20 +128,7 @@ impl Table {
                 .with("pages", blocks.len())
                 .with("most", most));
         }
-        if let Some(block) = blocks.iter().find(|block| **block >= layout.blocks()) {
-            return Err(Error::invalid("the pool has no such block")
-                .with("block", block)
-                .with("blocks", layout.blocks()));
-        }
-        if direction == Direction::Scatter {
-            let mut sorted = blocks.to_vec();
-            sorted.sort_unstable();
-            if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-                return Err(
-                    Error::invalid("two pages cannot fill one block").with("block", pair[0])
-                );
-            }
-        }
+        layout.check_blocks(blocks, direction)?;
         let entry = |(page, &block)| MoveEntry { block, slot: slots.unit_of(page) };
         let entries: Vec<MoveEntry> = blocks.iter().enumerate().map(entry).collect();
         let pieces = blocks.len() * layout.spans().len();

@@ -16,6 +16,7 @@ mod backend;
 mod batch;
 mod cache;
 mod completions;
+mod device;
 mod error;
 mod lease;
 mod log;
@@ -44,6 +45,8 @@ mod _core {
     use super::completions::Completions;
     #[pymodule_export]
     use super::destroy;
+    #[pymodule_export]
+    use super::device::{Device, DeviceMove, DevicePages, DevicePool, DeviceSlots};
     #[pymodule_export]
     use super::lease::LeasedPrefix;
     #[pymodule_export]

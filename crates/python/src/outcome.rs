@@ -2,6 +2,7 @@
 
 use crate::arguments::deadline;
 use crate::batch::BatchMemory;
+use crate::device::Fence;
 use crate::error::{OrRaise, raise};
 use crate::scope::Scope;
 use pyo3::prelude::*;
@@ -73,12 +74,19 @@ pub(crate) struct Ticket {
     pub(crate) ticket: ritornello_store::Ticket,
     /// Memory of the operation; `None` if the bytes were copied at submission.
     batch: Option<BatchMemory>,
+    /// Orders writes to the blocks of a put from a device.
+    fence: Option<Fence>,
     process: u32,
 }
 
 impl Ticket {
     pub(crate) fn new(ticket: ritornello_store::Ticket, batch: Option<BatchMemory>) -> Self {
-        Self { ticket, batch, process: std::process::id() }
+        Self { ticket, batch, fence: None, process: std::process::id() }
+    }
+
+    /// A put from a device.
+    pub(crate) fn of_save(ticket: ritornello_store::Ticket, fence: Fence) -> Self {
+        Self { fence: Some(fence), ..Self::new(ticket, None) }
     }
 
     /// Returns the outcome if the ticket is done, and releases its buffers.
@@ -152,6 +160,17 @@ impl Ticket {
             }
             py.check_signals()?;
         }
+    }
+
+    /// Makes later work of `stream` wait until the put has read its blocks on a device. Returns
+    /// False if that was not possible within `timeout` seconds: the stream then does not wait.
+    /// Other tickets do nothing.
+    #[pyo3(signature = (stream, timeout=30.0))]
+    fn order(&self, py: Python<'_>, stream: u64, timeout: f64) -> PyResult<bool> {
+        check_process(py, self.process)?;
+        let Some(fence) = &self.fence else { return Ok(true) };
+        let deadline = deadline(py, Some(timeout))?;
+        py.detach(|| fence.order(stream, deadline)).or_raise(py)
     }
 
     fn __repr__(&self) -> &'static str {

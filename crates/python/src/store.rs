@@ -4,6 +4,7 @@ use crate::arguments::{
     Keys, budget_of, bytes_of, control, directories, duration, io_choice, put_options,
 };
 use crate::batch::{BatchMemory, Submission, ask};
+use crate::device::DevicePages;
 use crate::error::{OrRaise, as_setting};
 use crate::lease::LeasedPrefix;
 use crate::log;
@@ -209,7 +210,8 @@ impl Store {
     /// ticket is done.
     #[pyo3(
         signature = (
-            scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None
+            scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None,
+            after=None
         )
     )]
     // Python callers pass the arguments by name.
@@ -224,9 +226,16 @@ impl Store {
         copy: bool,
         retain_until: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
+        after: Option<u64>,
     ) -> PyResult<Ticket> {
         let terms = put_options(parent, retain_until.as_ref())?;
         let node = self.node.get(py)?;
+        if let Ok(pages) = pages.cast::<DevicePages>() {
+            let (pages, control) = (pages.get(), control(py, timeout)?);
+            let (scope, keys) = (Arc::clone(&scope.inner), Keys::of(keys)?.boxed());
+            let saved = py.detach(|| pages.save(node.store(), scope, keys, terms, control, after));
+            return saved.or_raise(py).map(|(ticket, fence)| Ticket::of_save(ticket, fence));
+        }
         let (put, store) = (Submission::put(scope, keys, pages, 0, timeout)?, node.store());
         let (scope, keys, control) = (put.scope, put.keys, put.control);
         if copy {
@@ -257,6 +266,12 @@ impl Store {
         timeout: Option<f64>,
     ) -> PyResult<Ticket> {
         let node = self.node.get(py)?;
+        if let Ok(pages) = out.cast::<DevicePages>() {
+            let (pages, control) = (pages.get(), control(py, timeout)?);
+            let (scope, keys) = (Arc::clone(&scope.inner), Keys::of(keys)?.boxed());
+            let loaded = py.detach(|| pages.load(node.store(), scope, keys, control));
+            return loaded.or_raise(py).map(|ticket| Ticket::new(ticket, None));
+        }
         let get = Submission::get(scope, keys, out, sections, timeout)?;
         let (store, target) = (node.store(), Arc::clone(&get.memory.0));
         let control = Control { through_staging: staged, ..get.control };

@@ -146,6 +146,24 @@ impl Store {
         })
     }
 
+    /// Runs `work` in the queue of puts, with a ticket like a put's. `pages` must be the number of
+    /// `keys`. The control that `work` gets reports a cancellation of the ticket.
+    ///
+    /// # Errors
+    /// Like `submit_put`.
+    pub fn submit_write(
+        self: &Arc<Self>,
+        keys: Vec<Box<[u8]>>,
+        pages: usize,
+        control: Control,
+        work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
+    ) -> Result<Ticket> {
+        self.submit(JobKind::Put, keys, pages, control, move |_, keys, control| {
+            let started = Instant::now();
+            Ok(work(keys, control)?.timed(started.elapsed()))
+        })
+    }
+
     /// Starts a get. `target` belongs to the store until the ticket is done. If `control` names
     /// sections of the pages, each section is announced as soon as all pages of this get have it
     /// ([`Ticket::wait_section`]).

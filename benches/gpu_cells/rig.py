@@ -1,0 +1,149 @@
+"""The device under test, and KV memory on it in the layouts of engines."""
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+
+import torch
+from ritornello import Device, DevicePool, DeviceSlots
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Shape:
+    """KV memory of a model: a page has `layers` pieces of `piece` bytes, one a layer."""
+
+    name: str
+    layers: int
+    piece: int
+
+    @property
+    def page(self) -> int:
+        return self.layers * self.piece
+
+
+# Bytes of a layer's block: heads * tokens * head size * 2 (K and V) * 2 bytes.
+SHAPES = (
+    Shape("8B, blocks of 16", 32, 64 << 10),
+    Shape("8B, blocks of 64", 32, 256 << 10),
+    Shape("70B TP8, blocks of 16", 80, 8 << 10),
+    Shape("70B TP8, blocks of 64", 80, 32 << 10),
+    Shape("MLA, blocks of 64", 61, 72 << 10),
+)
+TINY = (Shape("tiny", 2, 4 << 10),)
+
+
+@dataclass
+class Memory:
+    """Tensors on the device, and a view of `[blocks, bytes]` for each span of a page."""
+
+    tensors: list[torch.Tensor]
+    views: list[torch.Tensor]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.views[0])
+
+    @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        return [(v.data_ptr(), v.shape[1], v.stride(0)) for v in self.views]
+
+    def page(self, block: int) -> torch.Tensor:
+        """The bytes of a page in the order of its spans."""
+        return torch.cat([view[block] for view in self.views])
+
+    def pages(self, blocks: Sequence[int]) -> torch.Tensor:
+        """The bytes of pages, one row for each."""
+        index = torch.tensor(blocks, device=self.views[0].device)
+        return torch.cat([view[index] for view in self.views], dim=1)
+
+
+@dataclass
+class Rig:
+    device: Device
+    torch_device: torch.device
+    folder: Path
+    staging: int
+    emulated: bool
+    # Bytes per second of one large copy from pinned memory to the device and back.
+    link: dict[str, float]
+
+    @classmethod
+    def open(cls, folder: Path, *, emulated: bool, staging: int) -> "Rig":
+        where = torch.device("cpu" if emulated else "cuda:0")
+        if not emulated:
+            torch.cuda.init()
+            torch.zeros(1, device=where)
+        device = Device.open(0, staging=staging, emulated=emulated)
+        return cls(device, where, folder, staging, emulated, {})
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return TINY if self.emulated else SHAPES
+
+    def stream(self) -> int | None:
+        """The engine's stream. The emulated device knows no streams of others."""
+        return None if self.emulated else torch.cuda.current_stream().cuda_stream
+
+    def finish(self) -> None:
+        if not self.emulated:
+            torch.cuda.synchronize()
+
+    def random(self, nbytes: int, seed: int) -> torch.Tensor:
+        generator = torch.Generator(self.torch_device).manual_seed(seed)
+        # Random 32-bit words are generated eight times faster than random bytes.
+        words = (nbytes + 3) // 4
+        random = torch.randint(
+            -(1 << 31),
+            1 << 31,
+            (words,),
+            dtype=torch.int32,
+            device=self.torch_device,
+            generator=generator,
+        )
+        return random.view(torch.uint8)[:nbytes]
+
+    def memory(self, shape: Shape, blocks: int, seed: int = 1) -> Memory:
+        """One tensor of random bytes for each layer, as vLLM allocates them."""
+        tensors = [
+            self.random(blocks * shape.piece, seed * 1000 + layer).view(blocks, shape.piece)
+            for layer in range(shape.layers)
+        ]
+        return Memory(tensors, tensors)
+
+    def pool(self, memory: Memory, way: str = "auto") -> DevicePool:
+        self.finish()
+        return self.device.pool(memory.spans, memory.blocks, owner=memory.tensors, way=way)
+
+    def slots(self, page_bytes: int, pages: int) -> DeviceSlots:
+        slots = self.device.slots(page_bytes, pages, timeout=30)
+        if slots is None:
+            raise SystemExit(f"{pages} pages of {page_bytes} bytes do not fit the pinned memory")
+        return slots
+
+
+def bytes_of(slots: DeviceSlots, pages: int) -> torch.Tensor:
+    """The memory of slots as a tensor of `[pages, bytes]`."""
+    first, stride = slots.memory
+    array = (ctypes.c_uint8 * (stride * pages)).from_address(first)
+    whole = torch.frombuffer(array, dtype=torch.uint8).view(pages, stride)
+    return whole[:, : slots.page_bytes]
+
+
+@dataclass
+class Times:
+    """Seconds of wall clock and of the processor."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+@contextmanager
+def timed() -> Iterator[Times]:
+    times = Times(perf_counter(), process_time())
+    yield times
+    times.wall, times.cpu = perf_counter() - times.wall, process_time() - times.cpu

@@ -1,0 +1,190 @@
+//! Loads: pages that a reader fills slot by slot, copied to the device while later pages are read.
+
+use crate::device::Device;
+use crate::layout::Direction;
+use crate::mover::MoveTicket;
+use crate::pool::Pool;
+use crate::slots::Slots;
+use crate::table::TABLE_PAGES_MAX;
+use crate::windows::Windows;
+use parking_lot::Mutex;
+use ritornello_format::{Error, Result};
+use ritornello_volume::transfer::{Control, MissReason};
+use ritornello_volume::{PageTarget, run_on_threads};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Windows of one load that are read at the same time. One read checks its bytes on few threads,
+/// which alone do not keep up with a link.
+const LANES: usize = 4;
+/// Maximum time that the device may take for the copies of a load after its last read.
+pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
+
+/// What a load, a save or one of their windows achieved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Leading pages that were moved.
+    pub pages: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Why the page after them was not moved; empty if all pages were.
+    pub reason: &'static str,
+}
+
+/// Fills pages of a load: the range of pages, and slots with one page for each.
+pub type Read<'a> = dyn Fn(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + Sync + 'a;
+
+/// A load in progress, which its lanes share.
+struct Load<'a> {
+    device: &'a Device,
+    pool: &'a Arc<Pool>,
+    blocks: &'a [u32],
+    control: &'a Control,
+    read: &'a Read<'a>,
+    windows: Windows,
+    /// The next window to read.
+    next: AtomicUsize,
+    ends: Mutex<Ends>,
+}
+
+/// The first page that the load will not deliver, and why.
+struct Ends {
+    at: usize,
+    reason: &'static str,
+    error: Option<Error>,
+}
+
+impl Ends {
+    fn note(&mut self, at: usize, reason: &'static str, error: Option<Error>) {
+        if at < self.at {
+            *self = Self { at, reason, error };
+        }
+    }
+}
+
+impl Device {
+    /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`.
+    /// Windows of pages are read by up to four threads, the caller's included; each is copied while
+    /// later ones are read. Returns after the last copy, also if `control` stops the load earlier.
+    /// Blocks of pages that were not moved hold any bytes.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Device::table`] and [`Device::submit`], and the error of `read` if it
+    /// failed for the first page that was not moved.
+    ///
+    /// # Safety
+    /// Until this returns, no other code or work accesses the blocks. After an error of kind `Fatal`
+    /// this holds without end.
+    pub unsafe fn load(
+        &self,
+        pool: &Arc<Pool>,
+        blocks: &[u32],
+        control: &Control,
+        read: &Read<'_>,
+    ) -> Result<Moved> {
+        self.check()?;
+        pool.layout().check_blocks(blocks, Direction::Scatter)?;
+        let load = Load {
+            device: self,
+            pool,
+            blocks,
+            control,
+            read,
+            windows: self.windows(pool, blocks.len()),
+            next: AtomicUsize::new(0),
+            ends: Mutex::new(Ends { at: blocks.len(), reason: "", error: None }),
+        };
+        let lanes = LANES.min(load.windows.count());
+        // SAFETY: promised by the caller.
+        let lanes = run_on_threads(lanes, "device-load", || unsafe { load.run_lane() });
+        let moves: Vec<(Range<usize>, MoveTicket)> = lanes
+            .into_iter()
+            .flat_map(|lane| lane.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect();
+        let mut ends = load.ends.into_inner();
+        let deadline = Instant::now() + MOVES_TIME;
+        for (pages, ticket) in moves {
+            match ticket.wait(deadline) {
+                Ok(true) => {}
+                Ok(false) => return Err(self.give_up(MOVES_TIME)),
+                Err(error) => ends.note(pages.start, "device", Some(error)),
+            }
+        }
+        match ends.error {
+            Some(error) => Err(error),
+            None => {
+                let bytes = ends.at as u64 * pool.layout().page_bytes();
+                Ok(Moved { pages: ends.at, bytes, reason: ends.reason })
+            }
+        }
+    }
+
+    pub(crate) fn windows(&self, pool: &Pool, pages: usize) -> Windows {
+        let slot_bytes = Slots::stride(pool.layout().page_bytes() as usize);
+        Windows::new(pages, slot_bytes, self.staging().capacity, TABLE_PAGES_MAX)
+    }
+}
+
+impl Load<'_> {
+    /// Reads windows and submits their copies until no window is left, or the load has ended.
+    ///
+    /// # Safety
+    /// The conditions of [`Device::load`] hold.
+    unsafe fn run_lane(&self) -> Vec<(Range<usize>, MoveTicket)> {
+        let mut moves = Vec::new();
+        loop {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            if number >= self.windows.count() {
+                return moves;
+            }
+            let pages = self.windows.pages(number);
+            if pages.start >= self.ends.lock().at {
+                return moves;
+            }
+            // SAFETY: promised by the caller; windows have different blocks.
+            match unsafe { self.move_window(pages.clone()) } {
+                Ok((read, ticket)) => {
+                    moves.extend(ticket.map(|ticket| (pages.clone(), ticket)));
+                    if read.pages < pages.len() {
+                        self.ends.lock().note(pages.start + read.pages, read.reason, None);
+                    }
+                }
+                Err(error) => self.ends.lock().note(pages.start, "error", Some(error)),
+            }
+        }
+    }
+
+    /// Reads one window, and submits the copy of the pages that were read.
+    ///
+    /// # Safety
+    /// The conditions of [`Device::load`] hold.
+    unsafe fn move_window(&self, pages: Range<usize>) -> Result<(Moved, Option<MoveTicket>)> {
+        let none = |reason| Ok((Moved { pages: 0, bytes: 0, reason }, None));
+        if let Some(reason) = self.control.stop() {
+            return none(reason.word());
+        }
+        let page_bytes = self.pool.layout().page_bytes();
+        let is_stopped = || self.control.stop().is_some() || self.device.is_broken();
+        let deadline = self.control.deadline;
+        let slots = self.device.slots(page_bytes as usize, pages.len(), deadline, &is_stopped);
+        let Some(slots) = slots else {
+            return none(self.control.stop().unwrap_or(MissReason::Staging).word());
+        };
+        // Copies of other lanes are in flight, so a panic must not unwind through them.
+        let read =
+            AssertUnwindSafe(|| (self.read)(pages.clone(), Arc::clone(&slots), self.control));
+        let read = catch_unwind(read).unwrap_or_else(|_| Err(Error::fatal("a reader panicked")))?;
+        let read = Moved { pages: read.pages.min(PageTarget::len(&*slots)), ..read };
+        if read.pages == 0 {
+            return Ok((read, None));
+        }
+        let blocks = &self.blocks[pages.start..pages.start + read.pages];
+        let table = self.device.table(self.pool, &slots, blocks, Direction::Scatter)?;
+        // SAFETY: promised by the caller; the reader has returned.
+        let ticket = unsafe { self.device.submit(&table, 0..page_bytes, None, None) }?;
+        Ok((read, Some(ticket)))
+    }
+}

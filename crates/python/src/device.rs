@@ -1,0 +1,365 @@
+//! The Python classes of a device: an engine's KV memory on it, slots in pinned host memory, moves,
+//! and the loads and saves of a store.
+
+use crate::arguments::deadline;
+use crate::error::{OrRaise, invalid};
+use crate::outcome::stats_of;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use ritornello_device::driver::RawStream;
+use ritornello_device::layout::{Direction, Span};
+use ritornello_device::{Device as Core, Event, MoveTicket, Moved, Save, Way, WayChoice};
+use ritornello_format::{ErrorKind, Result, Scope};
+use ritornello_store::{Outcome, PutOptions, Store, Ticket};
+use ritornello_volume::transfer::Control;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time for which `fence` waits if the caller gives none.
+const FENCE_TIME: Duration = Duration::from_secs(30);
+
+/// A GPU, with pinned host memory and a thread that queues moves.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct Device(Arc<Core>);
+
+/// An engine's KV memory, and the Python objects that own it. Work of the device may outlast the
+/// Python objects, so each job keeps a reference.
+struct BlockMemory {
+    device: Arc<Core>,
+    pool: Arc<ritornello_device::Pool>,
+    /// Dropped on any thread, without the interpreter: pyo3 releases it when a thread next attaches.
+    #[expect(dead_code, reason = "kept, not read")]
+    owner: Py<PyAny>,
+}
+
+impl BlockMemory {
+    /// Keeps the engine's memory for good if the device may still access it.
+    fn end<T>(self: Arc<Self>, result: &Result<T>) {
+        if matches!(result, Err(error) if error.kind() == ErrorKind::Fatal) {
+            mem::forget(self);
+        }
+    }
+}
+
+/// Registered KV memory of an engine.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct DevicePool(Arc<BlockMemory>);
+
+/// Some blocks of a pool, in order; accepted by `Store.submit_get` and `Store.submit_put`.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct DevicePages {
+    memory: Arc<BlockMemory>,
+    blocks: Vec<u32>,
+}
+
+/// Pages in pinned host memory.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct DeviceSlots(Arc<ritornello_device::Slots>);
+
+/// A submitted move between blocks and slots.
+#[pyclass(frozen, module = "ritornello._core")]
+pub(crate) struct DeviceMove(MoveTicket);
+
+#[pymethods]
+impl Device {
+    /// Opens CUDA device `ordinal` with `staging` bytes of pinned memory.
+    #[staticmethod]
+    #[pyo3(signature = (ordinal=0, *, staging=1 << 30, emulated=false))]
+    fn open(py: Python<'_>, ordinal: u32, staging: usize, emulated: bool) -> PyResult<Self> {
+        crate::log::start();
+        let open = || if emulated { open_emulated(staging) } else { Core::open(ordinal, staging) };
+        py.detach(open).or_raise(py).map(Self)
+    }
+
+    /// Registers KV memory: `spans` holds the address of block 0, the bytes of a block, and the
+    /// distance between blocks of each tensor. `owner` keeps the memory. `way` is "auto", "length",
+    /// "copies", or "kernel:N" with N blocks of threads.
+    #[pyo3(signature = (spans, blocks, *, owner, way="auto"))]
+    fn pool(
+        &self,
+        py: Python<'_>,
+        spans: Vec<(u64, u32, u64)>,
+        blocks: u32,
+        owner: Py<PyAny>,
+        way: &str,
+    ) -> PyResult<DevicePool> {
+        let choice = choice_of(py, way)?;
+        let span = |(base, bytes, stride)| Span { base, bytes, stride };
+        let spans: Vec<Span> = spans.into_iter().map(span).collect();
+        let device = Arc::clone(&self.0);
+        // SAFETY: `owner` keeps the memory, and every job keeps `owner`; the Python caller promises
+        // that the addresses are `owner`'s.
+        let pool = py.detach(|| unsafe { device.pool(&spans, blocks, choice) }).or_raise(py)?;
+        Ok(DevicePool(Arc::new(BlockMemory { device, pool, owner })))
+    }
+
+    /// Slots for `pages` pages of `page_bytes` bytes, or None if no memory became free in `timeout`
+    /// seconds.
+    #[pyo3(signature = (page_bytes, pages, *, timeout=0.0))]
+    fn slots(
+        &self,
+        py: Python<'_>,
+        page_bytes: usize,
+        pages: usize,
+        timeout: f64,
+    ) -> PyResult<Option<DeviceSlots>> {
+        let deadline = deadline(py, Some(timeout))?;
+        let take = || self.0.slots(page_bytes, pages, deadline, &|| false);
+        Ok(py.detach(take).map(DeviceSlots))
+    }
+
+    /// The device and its driver, in words.
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    /// Whether the driver failed. All moves are refused then.
+    #[getter]
+    fn broken(&self) -> bool {
+        self.0.is_broken()
+    }
+
+    /// Statistics: the device in words, and the bytes of its pinned memory.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let staging = self.0.staging();
+        let stats = serde_json::json!({
+            "device": self.0.describe(),
+            "broken": self.0.is_broken(),
+            "staging": {
+                "capacity": staging.capacity,
+                "in_use": staging.in_use,
+                "peak": staging.peak,
+                "backing": format!("{:?}", staging.backing),
+            },
+        });
+        stats_of(py, &stats)
+    }
+}
+
+#[cfg(feature = "emulated")]
+fn open_emulated(staging: usize) -> Result<Arc<Core>> {
+    use ritornello_device::driver::emulated::Emulated;
+    Core::new(Arc::new(Emulated::default()), staging)
+}
+
+#[cfg(not(feature = "emulated"))]
+fn open_emulated(_: usize) -> Result<Arc<Core>> {
+    Err(ritornello_format::Error::invalid(
+        "this wheel has no emulated device: build one with `make wheel-device`",
+    ))
+}
+
+fn choice_of(py: Python<'_>, way: &str) -> PyResult<WayChoice> {
+    Ok(match way {
+        "auto" => WayChoice::Measure,
+        "length" => WayChoice::ByLength,
+        "copies" => WayChoice::Always(Way::Copies),
+        _ => match way.strip_prefix("kernel:").and_then(|grid| grid.parse().ok()) {
+            Some(grid @ 1..) => WayChoice::Always(Way::Kernel { grid }),
+            _ => {
+                let ways = "way is \"auto\", \"length\", \"copies\" or \"kernel:N\"";
+                return Err(invalid(py, format!("{ways}, not {way:?}")));
+            }
+        },
+    })
+}
+
+#[pymethods]
+impl DevicePool {
+    /// Bytes of a page, over all tensors.
+    #[getter]
+    fn page_bytes(&self) -> u64 {
+        self.0.pool.layout().page_bytes()
+    }
+
+    /// What was measured: numbers of pieces, with the seconds of a kernel and of the copy engines.
+    #[getter]
+    fn measured(&self) -> Vec<(usize, f64, f64)> {
+        let ways = self.0.pool.ways().measured().iter();
+        ways.map(|m| (m.pieces, m.kernel.as_secs_f64(), m.copies.as_secs_f64())).collect()
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.pool.layout().blocks() as usize
+    }
+
+    /// Returns the pages in these blocks, in this order.
+    fn pages(&self, blocks: Vec<u32>) -> DevicePages {
+        DevicePages { memory: Arc::clone(&self.0), blocks }
+    }
+}
+
+#[pymethods]
+impl DevicePages {
+    fn __len__(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Starts to copy slots to these blocks: bytes `part` of each page, behind the work that stream
+    /// `after` has now.
+    #[pyo3(signature = (slots, *, part=None, after=None))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        slots: &DeviceSlots,
+        part: Option<(u64, u64)>,
+        after: Option<u64>,
+    ) -> PyResult<DeviceMove> {
+        self.submit(slots, Direction::Scatter, part, after).or_raise(py)
+    }
+
+    /// Starts to copy these blocks to slots.
+    #[pyo3(signature = (slots, *, part=None, after=None))]
+    fn gather(
+        &self,
+        py: Python<'_>,
+        slots: &DeviceSlots,
+        part: Option<(u64, u64)>,
+        after: Option<u64>,
+    ) -> PyResult<DeviceMove> {
+        self.submit(slots, Direction::Gather, part, after).or_raise(py)
+    }
+}
+
+impl DevicePages {
+    fn submit(
+        &self,
+        slots: &DeviceSlots,
+        direction: Direction,
+        part: Option<(u64, u64)>,
+        after: Option<u64>,
+    ) -> Result<DeviceMove> {
+        let memory = Arc::clone(&self.memory);
+        let device = Arc::clone(&memory.device);
+        let part = part.map_or(0..memory.pool.layout().page_bytes(), |(start, end)| start..end);
+        let table = device.table(&memory.pool, &slots.0, &self.blocks, direction)?;
+        let after = mark(&device, after)?;
+        let done = Box::new(move |result: Result<()>| memory.end(&result));
+        // SAFETY: the Python caller promises the order of accesses to blocks and slots.
+        unsafe { device.submit(&table, part, after, Some(done)) }.map(DeviceMove)
+    }
+
+    /// Starts a get of `keys` from `store` into these blocks.
+    pub(crate) fn load(
+        &self,
+        store: &Arc<Store>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        control: Control,
+    ) -> Result<Ticket> {
+        let (memory, blocks) = (Arc::clone(&self.memory), self.blocks.clone());
+        let (pages, reader) = (blocks.len(), Arc::clone(store));
+        store.submit_read(keys, pages, control, move |keys, control| {
+            let device = Arc::clone(&memory.device);
+            let read = |pages: std::ops::Range<usize>, slots: Arc<_>, control: &Control| {
+                let slots: Arc<ritornello_device::Slots> = slots;
+                Ok(moved(&reader.get_batch(&scope, &keys[pages], slots.as_ref(), control)?))
+            };
+            // SAFETY: the Python caller leaves the blocks alone until the ticket is done.
+            let loaded = unsafe { device.load(&memory.pool, &blocks, control, &read) };
+            memory.end(&loaded);
+            Ok(outcome(pages, loaded?))
+        })
+    }
+
+    /// Starts a put of these blocks, behind the work that stream `after` has now.
+    pub(crate) fn save(
+        &self,
+        store: &Arc<Store>,
+        scope: Arc<Scope>,
+        keys: Vec<Box<[u8]>>,
+        options: PutOptions,
+        control: Control,
+        after: Option<u64>,
+    ) -> Result<(Ticket, Fence)> {
+        let memory = Arc::clone(&self.memory);
+        let save = Save::new(&memory.pool, &self.blocks)?;
+        let (after, pages) = (mark(&memory.device, after)?, self.blocks.len());
+        let fence = Fence(Arc::clone(&save));
+        let writer = Arc::clone(store);
+        let ticket = store.submit_write(keys, pages, control, move |keys, control| {
+            let device = Arc::clone(&memory.device);
+            let mut write = |pages: std::ops::Range<usize>, slots: Arc<_>, control: &Control| {
+                let slots: Arc<ritornello_device::Slots> = slots;
+                let before = pages.start.checked_sub(1).map(|last| keys[last].into());
+                let options = PutOptions {
+                    parent: before.or_else(|| options.parent.clone()),
+                    ..options.clone()
+                };
+                let put =
+                    writer.put_batch(&scope, &keys[pages], slots.as_ref(), &options, control)?;
+                Ok(moved(&put))
+            };
+            // SAFETY: the Python caller orders later writes to the blocks by a fence, or waits for
+            // the ticket.
+            let saved = unsafe { device.save(&save, after, control, &mut write) };
+            memory.end(&saved);
+            Ok(outcome(pages, saved?))
+        })?;
+        Ok((ticket, fence))
+    }
+}
+
+/// Orders writes to the blocks of a save.
+#[derive(Clone)]
+pub(crate) struct Fence(Arc<Save>);
+
+impl Fence {
+    /// Makes later work of `stream` wait until the blocks were read.
+    pub(crate) fn order(&self, stream: u64, deadline: Option<Instant>) -> Result<bool> {
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + FENCE_TIME);
+        // SAFETY: the Python caller passes a stream that exists.
+        unsafe { self.0.fence(RawStream(stream), deadline) }
+    }
+}
+
+fn mark(device: &Core, stream: Option<u64>) -> Result<Option<Event>> {
+    // SAFETY: the Python caller passes a stream that exists.
+    stream.map(|stream| unsafe { device.mark(RawStream(stream)) }).transpose()
+}
+
+fn moved(outcome: &Outcome) -> Moved {
+    Moved { pages: outcome.pages, bytes: outcome.bytes, reason: outcome.reason }
+}
+
+fn outcome(pages: usize, moved: Moved) -> Outcome {
+    let mut ok = vec![false; pages];
+    ok[..moved.pages].fill(true);
+    Outcome { pages: moved.pages, bytes: moved.bytes, seconds: 0.0, reason: moved.reason, ok }
+}
+
+#[pymethods]
+impl DeviceSlots {
+    /// Address of the first page, and the distance between pages.
+    #[getter]
+    fn memory(&self) -> (usize, usize) {
+        let (first, stride) = self.0.memory();
+        (first.addr(), stride)
+    }
+
+    /// Bytes of a page.
+    #[getter]
+    fn page_bytes(&self) -> usize {
+        self.0.page_bytes()
+    }
+}
+
+#[pymethods]
+impl DeviceMove {
+    /// Waits until the move has ended, at most `timeout` seconds. Returns whether it has.
+    #[pyo3(signature = (timeout=30.0))]
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let deadline = deadline(py, Some(timeout))?.unwrap_or_else(Instant::now);
+        py.detach(|| self.0.wait(deadline)).or_raise(py)
+    }
+
+    /// Makes later work of `stream` wait until the move is complete. Returns False if the move was
+    /// not queued within `timeout` seconds: the stream then does not wait.
+    #[pyo3(signature = (stream, timeout=30.0))]
+    fn fence(&self, py: Python<'_>, stream: u64, timeout: f64) -> PyResult<bool> {
+        let deadline = deadline(py, Some(timeout))?.unwrap_or_else(Instant::now);
+        // SAFETY: the Python caller passes a stream that exists.
+        py.detach(|| unsafe { self.0.fence(RawStream(stream), deadline) }).or_raise(py)
+    }
+}
