@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time for measuring the ways of a pool.
+/// Maximum time for measuring the ways of a pool in one direction.
 const PROBE_TIME: Duration = Duration::from_millis(30);
 /// Numbers of pieces with which the ways are measured.
 const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
@@ -29,7 +29,7 @@ const MOVE_TIME: Duration = Duration::from_secs(30);
 /// How the ways of a pool are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayChoice {
-    /// By a measurement, which takes about 30 ms.
+    /// By a measurement, which takes about 60 ms.
     Measure,
     /// By the length of pieces.
     ByLength,
@@ -165,7 +165,7 @@ impl Device {
         &self,
         table: &Arc<Table>,
         part: Range<u64>,
-        after: Option<Event>,
+        after: Option<Arc<Event>>,
         done: Option<Done>,
     ) -> Result<MoveTicket> {
         self.core.check()?;
@@ -181,12 +181,12 @@ impl Device {
     ///
     /// # Safety
     /// The stream exists.
-    pub unsafe fn mark(&self, stream: RawStream) -> Result<Event> {
+    pub unsafe fn mark(&self, stream: RawStream) -> Result<Arc<Event>> {
         self.core.check()?;
         let event = self.core.event()?;
         // SAFETY: promised by the caller.
         unsafe { event.record(stream) }?;
-        Ok(event)
+        Ok(Arc::new(event))
     }
 
     /// Measures the ways with pieces of the pool's average length, in separate memory. Returns
@@ -199,19 +199,22 @@ impl Device {
         if piece == 0 || !self.core.driver().has_kernels() {
             return Ok(ways);
         }
-        let began = Instant::now();
         let slot_bytes = piece.next_multiple_of(ritornello_format::UNIT) as usize;
         let most = PROBE_BYTES.min(self.arena.capacity() / 2) / slot_bytes;
-        for pieces in PROBE_PIECES.into_iter().filter(|pieces| *pieces <= most) {
-            let scratch = match self.core.driver().allocate(piece as usize * pieces) {
-                Ok(scratch) => Scratch { core: Arc::clone(&self.core), address: scratch },
-                // An engine may have taken all memory: what was measured decides.
-                Err(_) => break,
-            };
-            let Some(measured) = self.measure_moves(&scratch, piece as u32, pieces)? else { break };
-            ways.add(measured);
-            if began.elapsed() >= PROBE_TIME {
-                break;
+        for direction in [Direction::Scatter, Direction::Gather] {
+            let began = Instant::now();
+            for pieces in PROBE_PIECES.into_iter().filter(|pieces| *pieces <= most) {
+                let scratch = match self.core.driver().allocate(piece as usize * pieces) {
+                    Ok(scratch) => Scratch { core: Arc::clone(&self.core), address: scratch },
+                    // An engine may have taken all memory: what was measured decides.
+                    Err(_) => break,
+                };
+                let measured = self.measure_moves(&scratch, piece as u32, pieces, direction)?;
+                let Some(measured) = measured else { break };
+                ways.add(measured);
+                if began.elapsed() >= PROBE_TIME {
+                    break;
+                }
             }
         }
         Ok(ways)
@@ -223,6 +226,7 @@ impl Device {
         scratch: &Scratch,
         piece: u32,
         pieces: usize,
+        direction: Direction,
     ) -> Result<Option<Measured>> {
         let span = Span { base: scratch.address, bytes: piece, stride: u64::from(piece) };
         let now = Some(Instant::now());
@@ -234,13 +238,13 @@ impl Device {
         for (time, way) in times.iter_mut().zip([Way::Kernel { grid: 4 }, Way::Copies]) {
             // SAFETY: the memory was allocated with this length, and outlives the pool.
             let pool = unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way)) }?;
-            let table = self.table(&pool, &slots, &blocks, Direction::Scatter)?;
+            let table = self.table(&pool, &slots, &blocks, direction)?;
             // The first move includes the upload of the table, and the loading of the kernel.
             self.measure_move(&table, 1)?;
             let times = (PROBE_PIECES[2] / pieces).min(MOVES_MAX) as u32;
             *time = self.measure_move(&table, times)? / times;
         }
-        Ok(Some(Measured { pieces, kernel: times[0], copies: times[1] }))
+        Ok(Some(Measured { direction, pieces, kernel: times[0], copies: times[1] }))
     }
 
     /// The time of `times` whole moves of `table` in succession.

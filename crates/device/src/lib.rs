@@ -29,7 +29,7 @@ pub use device::{Device, WayChoice};
 pub use load::{Moved, Read};
 pub use mover::{Done, MoveTicket};
 pub use pool::Pool;
-pub use save::{Save, Write};
+pub use save::{Save, SaveFence, Write};
 pub use slots::Slots;
 pub use table::{TABLE_PAGES_MAX, Table};
 pub use way::{Measured, Way, Ways};

@@ -1,5 +1,6 @@
 //! Loads: pages that a reader fills slot by slot, copied to the device while later pages are read.
 
+use crate::core::Event;
 use crate::device::Device;
 use crate::layout::Direction;
 use crate::mover::MoveTicket;
@@ -19,7 +20,16 @@ use std::time::{Duration, Instant};
 
 /// Windows of one load that are read at the same time. One read checks its bytes on few threads,
 /// which alone do not keep up with a link.
-const LANES: usize = 4;
+const LANES: usize = 8;
+/// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing, and
+/// slots that are used again soon stay in the processor's cache, so windows are short.
+const WINDOW_BYTES: usize = 8 << 20;
+fn lanes() -> usize {
+    std::env::var("RIT_LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(LANES)
+}
+fn window_bytes() -> usize {
+    std::env::var("RIT_WINDOW").ok().and_then(|v| v.parse().ok()).unwrap_or(WINDOW_BYTES)
+}
 /// Maximum time that the device may take for the copies of a load after its last read.
 pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
 
@@ -42,6 +52,8 @@ struct Load<'a> {
     device: &'a Device,
     pool: &'a Arc<Pool>,
     blocks: &'a [u32],
+    /// Each move waits for it: lanes submit their moves in any order.
+    after: Option<Arc<Event>>,
     control: &'a Control,
     read: &'a Read<'a>,
     windows: Windows,
@@ -66,7 +78,8 @@ impl Ends {
 }
 
 impl Device {
-    /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`.
+    /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`, behind
+    /// the work that `after` marks.
     /// Windows of pages are read by up to four threads, the caller's included; each is copied while
     /// later ones are read. Returns after the last copy, also if `control` stops the load earlier.
     /// Blocks of pages that were not moved hold any bytes.
@@ -76,12 +89,13 @@ impl Device {
     /// failed for the first page that was not moved.
     ///
     /// # Safety
-    /// Until this returns, no other code or work accesses the blocks. After an error of kind `Fatal`
+    /// From the completion of `after` until this returns, no other code or work accesses the blocks. After an error of kind `Fatal`
     /// this holds without end.
     pub unsafe fn load(
         &self,
         pool: &Arc<Pool>,
         blocks: &[u32],
+        after: Option<Arc<Event>>,
         control: &Control,
         read: &Read<'_>,
     ) -> Result<Moved> {
@@ -91,13 +105,14 @@ impl Device {
             device: self,
             pool,
             blocks,
+            after,
             control,
             read,
-            windows: self.windows(pool, blocks.len()),
+            windows: self.windows(pool, blocks.len(), 2 * lanes(), window_bytes()),
             next: AtomicUsize::new(0),
             ends: Mutex::new(Ends { at: blocks.len(), reason: "", error: None }),
         };
-        let lanes = LANES.min(load.windows.count());
+        let lanes = lanes().min(load.windows.count());
         // SAFETY: promised by the caller.
         let lanes = run_on_threads(lanes, "device-load", || unsafe { load.run_lane() });
         let moves: Vec<(Range<usize>, MoveTicket)> = lanes
@@ -122,9 +137,18 @@ impl Device {
         }
     }
 
-    pub(crate) fn windows(&self, pool: &Pool, pages: usize) -> Windows {
+    /// Windows of `pages` pages of `pool`, of at most `window_bytes` bytes, of which the pinned
+    /// memory holds at least `windows`.
+    pub(crate) fn windows(
+        &self,
+        pool: &Pool,
+        pages: usize,
+        windows: usize,
+        window_bytes: usize,
+    ) -> Windows {
         let slot_bytes = Slots::stride(pool.layout().page_bytes() as usize);
-        Windows::new(pages, slot_bytes, self.staging().capacity, TABLE_PAGES_MAX)
+        let window_bytes = window_bytes.min(self.staging().capacity / windows);
+        Windows::new(pages, slot_bytes, window_bytes, TABLE_PAGES_MAX)
     }
 }
 
@@ -184,7 +208,8 @@ impl Load<'_> {
         let blocks = &self.blocks[pages.start..pages.start + read.pages];
         let table = self.device.table(self.pool, &slots, blocks, Direction::Scatter)?;
         // SAFETY: promised by the caller; the reader has returned.
-        let ticket = unsafe { self.device.submit(&table, 0..page_bytes, None, None) }?;
+        let ticket =
+            unsafe { self.device.submit(&table, 0..page_bytes, self.after.clone(), None) }?;
         Ok((read, Some(ticket)))
     }
 }

@@ -113,7 +113,7 @@ impl Stage {
 struct Move {
     table: Arc<Table>,
     part: Part,
-    after: Option<Event>,
+    after: Option<Arc<Event>>,
     ticket: MoveTicket,
     done: Option<Done>,
 }
@@ -167,7 +167,7 @@ impl Mover {
         &self,
         table: &Arc<Table>,
         part: Part,
-        after: Option<Event>,
+        after: Option<Arc<Event>>,
         done: Option<Done>,
     ) -> Result<MoveTicket> {
         let ticket = MoveTicket::default();
@@ -259,7 +259,7 @@ impl InFlight {
         }
         // SAFETY: the caller of `submit` promised the order of accesses. The table is kept until
         // the end of the move, and without end after an error. This is the only thread.
-        match unsafe { next.table.queue(&next.part, next.after.as_ref()) } {
+        match unsafe { next.table.queue(&next.part, next.after.as_deref()) } {
             Ok(event) => {
                 let event = Arc::new(event);
                 next.ticket.set(Stage::Queued(Arc::clone(&event)));

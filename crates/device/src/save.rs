@@ -16,6 +16,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Windows that the pinned memory holds: one is put while the next is gathered, beside loads.
+const WINDOWS: usize = 8;
+/// Maximum bytes of a window. A put of this length keeps a disk busy to its end, although the next
+/// put begins only after it.
+const WINDOW_BYTES: usize = 256 << 20;
+
 /// Stores pages of a save: the range of pages, and slots with these pages.
 pub type Write<'a> = dyn FnMut(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + 'a;
 
@@ -27,25 +33,43 @@ struct Gathers {
     are_all: bool,
 }
 
-/// A save. Its blocks may be written to behind a fence, before its pages are stored.
+/// A save. Dropping it ends the waits of its fence.
 #[derive(Debug)]
 pub struct Save {
     pool: Arc<Pool>,
     blocks: Box<[u32]>,
-    gathers: ForkSafeLock<Gathers>,
+    fence: Arc<SaveFence>,
 }
+
+/// Orders writes to the blocks of a save, which are safe before its pages are stored.
+#[derive(Debug, Default)]
+pub struct SaveFence(ForkSafeLock<Gathers>);
 
 impl Save {
     /// A save of `blocks` of `pool`.
     ///
     /// # Errors
     /// `Invalid` if a block does not exist.
-    pub fn new(pool: &Arc<Pool>, blocks: &[u32]) -> Result<Arc<Self>> {
+    pub fn new(pool: &Arc<Pool>, blocks: &[u32]) -> Result<Self> {
         pool.layout().check_blocks(blocks, Direction::Gather)?;
-        let (pool, blocks) = (Arc::clone(pool), blocks.into());
-        Ok(Arc::new(Self { pool, blocks, gathers: ForkSafeLock::default() }))
+        let (pool, blocks, fence) = (Arc::clone(pool), blocks.into(), Arc::default());
+        Ok(Self { pool, blocks, fence })
     }
 
+    /// The fence of this save.
+    #[must_use]
+    pub fn fence(&self) -> Arc<SaveFence> {
+        Arc::clone(&self.fence)
+    }
+}
+
+impl Drop for Save {
+    fn drop(&mut self) {
+        self.fence.end_gathers();
+    }
+}
+
+impl SaveFence {
     /// Makes later work of `stream` wait until all blocks were read. Waits until all gathers are
     /// queued on the device, at most until `deadline`; returns `false` if that comes first.
     ///
@@ -55,27 +79,49 @@ impl Save {
     /// # Safety
     /// The stream exists.
     pub unsafe fn fence(&self, stream: RawStream, deadline: Instant) -> Result<bool> {
-        let mut gathers = self.gathers.lock();
+        // SAFETY: promised by the caller.
+        self.each(deadline, |gather| unsafe { gather.fence(stream, deadline) })
+    }
+
+    /// Waits until all blocks were read, at most until `deadline`. Returns whether they were.
+    ///
+    /// # Errors
+    /// The error of a gather that failed.
+    pub fn wait(&self, deadline: Instant) -> Result<bool> {
+        self.each(deadline, |gather| gather.wait(deadline))
+    }
+
+    /// Calls `order` for each gather, once all are submitted. Returns `false` if one call does, or
+    /// the gathers are not all submitted before `deadline`.
+    fn each(
+        &self,
+        deadline: Instant,
+        mut order: impl FnMut(&MoveTicket) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut gathers = self.0.lock();
         while !gathers.are_all {
             match deadline.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => return Ok(false),
-                left => gathers = self.gathers.wait_for(gathers, left),
+                left => gathers = self.0.wait_for(gathers, left),
             }
         }
         let moves = gathers.moves.clone();
         drop(gathers);
-        for gather in moves {
-            // SAFETY: promised by the caller.
-            if !unsafe { gather.fence(stream, deadline) }? {
+        for gather in &moves {
+            if !order(gather)? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
+    fn add(&self, gather: MoveTicket) {
+        self.0.lock().moves.push(gather);
+    }
+
     fn end_gathers(&self) {
-        self.gathers.lock().are_all = true;
-        self.gathers.wake_all();
+        self.0.lock().are_all = true;
+        self.0.wake_all();
     }
 }
 
@@ -94,18 +140,18 @@ impl Device {
     /// Returns the errors of [`Device::table`], [`Device::submit`] and `write`.
     ///
     /// # Safety
-    /// From the completion of `after` until [`Save::fence`] orders it, or this returns, no other
+    /// From the completion of `after` until the fence orders it, or this returns, no other
     /// code or work writes to the blocks.
     pub unsafe fn save(
         &self,
         save: &Save,
-        after: Option<Event>,
+        after: Option<Arc<Event>>,
         control: &Control,
         write: &mut Write<'_>,
     ) -> Result<Moved> {
         // SAFETY: promised by the caller.
         let saved = unsafe { self.save_windows(save, after, control, write) };
-        save.end_gathers();
+        save.fence.end_gathers();
         saved
     }
 
@@ -114,12 +160,12 @@ impl Device {
     unsafe fn save_windows(
         &self,
         save: &Save,
-        mut after: Option<Event>,
+        mut after: Option<Arc<Event>>,
         control: &Control,
         write: &mut Write<'_>,
     ) -> Result<Moved> {
         self.check()?;
-        let windows = self.windows(&save.pool, save.blocks.len());
+        let windows = self.windows(&save.pool, save.blocks.len(), WINDOWS, WINDOW_BYTES);
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         let mut next = None;
         for number in 0..windows.count() {
@@ -141,7 +187,7 @@ impl Device {
                 .ok();
             }
             if number + 1 == windows.count() || (number + 2 == windows.count() && next.is_some()) {
-                save.end_gathers();
+                save.fence.end_gathers();
             }
             if !window.ticket.wait(Instant::now() + MOVES_TIME)? {
                 return Err(self.give_up(MOVES_TIME));
@@ -172,7 +218,7 @@ impl Device {
         &self,
         save: &Save,
         pages: Range<usize>,
-        after: &mut Option<Event>,
+        after: &mut Option<Arc<Event>>,
         control: &Control,
         is_patient: bool,
     ) -> Result<std::result::Result<Gathering, &'static str>> {
@@ -191,7 +237,7 @@ impl Device {
         // Later gathers are behind this one in their stream.
         // SAFETY: promised by the caller.
         let ticket = unsafe { self.submit(&table, 0..page_bytes, after.take(), None) }?;
-        save.gathers.lock().moves.push(ticket.clone());
+        save.fence.add(ticket.clone());
         Ok(Ok(Gathering { pages, slots, ticket }))
     }
 }

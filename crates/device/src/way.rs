@@ -21,9 +21,11 @@ pub enum Way {
     Copies,
 }
 
-/// The times of one scatter both ways.
+/// The times of one move both ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
+    /// Direction of the move.
+    pub direction: Direction,
     /// Number of pieces.
     pub pieces: usize,
     /// Time of the kernel.
@@ -57,7 +59,8 @@ impl Ways {
         self
     }
 
-    /// Adds a measurement. Moves of about its number of pieces use the faster way.
+    /// Adds a measurement. Moves of its direction and of about its number of pieces use the faster
+    /// way.
     pub fn add(&mut self, measured: Measured) {
         let at = self.measured.partition_point(|other| other.pieces < measured.pieces);
         self.measured.insert(at, measured);
@@ -73,13 +76,10 @@ impl Ways {
     #[must_use]
     pub fn of(&self, direction: Direction, pieces: usize) -> Way {
         let kernel = Way::Kernel { grid: GRID };
-        match (self.forced, direction) {
+        match self.forced {
             _ if !self.has_kernels => Way::Copies,
-            (Some(way), _) => way,
-            // Writes of a kernel to host memory wait behind the engine's kernels, and a save has
-            // time.
-            (None, Direction::Gather) => Way::Copies,
-            (None, Direction::Scatter) => match self.nearest(pieces) {
+            Some(way) => way,
+            None => match self.nearest(direction, pieces) {
                 Some(nearest) if nearest.copies <= nearest.kernel => Way::Copies,
                 Some(_) => kernel,
                 None if self.piece_bytes >= COPY_FROM => Way::Copies,
@@ -88,13 +88,14 @@ impl Ways {
         }
     }
 
-    /// The measurement whose number of pieces is nearest by ratio.
-    fn nearest(&self, pieces: usize) -> Option<&Measured> {
+    /// The measurement in this direction whose number of pieces is nearest by ratio.
+    fn nearest(&self, direction: Direction, pieces: usize) -> Option<&Measured> {
         let ratio = |measured: &&Measured| {
             let (a, b) = (measured.pieces.max(1) as f64, pieces.max(1) as f64);
             (a / b).ln().abs()
         };
-        self.measured.iter().min_by(|a, b| ratio(a).total_cmp(&ratio(b)))
+        let measured = self.measured.iter().filter(|measured| measured.direction == direction);
+        measured.min_by(|a, b| ratio(a).total_cmp(&ratio(b)))
     }
 }
 
@@ -109,7 +110,7 @@ mod tests {
         for (bytes, way) in [(8192, KERNEL), (32_767, KERNEL), (32_768, Way::Copies)] {
             let ways = Ways::new(bytes, true);
             assert_eq!(ways.of(Direction::Scatter, 1000), way);
-            assert_eq!(ways.of(Direction::Gather, 1000), Way::Copies);
+            assert_eq!(ways.of(Direction::Gather, 1000), way);
             assert_eq!(Ways::new(bytes, false).of(Direction::Scatter, 1000), Way::Copies);
         }
     }
@@ -118,14 +119,17 @@ mod tests {
     fn nearest_measurement_decides() {
         let mut ways = Ways::new(65_536, true);
         let micros = Duration::from_micros;
-        ways.add(Measured { pieces: 4096, kernel: micros(90), copies: micros(50) });
-        ways.add(Measured { pieces: 64, kernel: micros(5), copies: micros(9) });
+        let direction = Direction::Scatter;
+        ways.add(Measured { direction, pieces: 4096, kernel: micros(90), copies: micros(50) });
+        ways.add(Measured { direction, pieces: 64, kernel: micros(5), copies: micros(9) });
         assert!(ways.measured().is_sorted_by_key(|measured| measured.pieces));
         // The middle by ratio is 512.
         for (pieces, way) in [(1, KERNEL), (64, KERNEL), (500, KERNEL), (530, Way::Copies)] {
             assert_eq!(ways.of(Direction::Scatter, pieces), way, "{pieces}");
         }
         assert_eq!(ways.of(Direction::Scatter, 100_000), Way::Copies);
+        // Nothing was measured in the other direction: the length of pieces decides.
+        assert_eq!(ways.of(Direction::Gather, 64), Way::Copies);
     }
 
     #[test]

@@ -2,12 +2,6 @@
 
 use std::ops::Range;
 
-/// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing, so
-/// windows are short; a read of this length still keeps a disk busy.
-const WINDOW_BYTES: usize = 32 << 20;
-/// Minimum number of windows that the pinned memory holds: half are filled while half are copied.
-const WINDOWS: usize = 8;
-
 /// How pages are divided into windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
@@ -16,11 +10,15 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Windows of `pages` pages, whose slots take `slot_bytes` bytes each of an arena of `capacity`
-    /// bytes.
-    pub(crate) fn new(pages: usize, slot_bytes: usize, capacity: usize, pages_max: usize) -> Self {
-        let bytes = (capacity / WINDOWS).min(WINDOW_BYTES);
-        Self { pages, each: (bytes / slot_bytes.max(1)).clamp(1, pages_max) }
+    /// Windows of `pages` pages whose slots take `slot_bytes` bytes each. A window has at least one
+    /// page, at most `pages_max` pages and, if it has several, at most `window_bytes` bytes.
+    pub(crate) fn new(
+        pages: usize,
+        slot_bytes: usize,
+        window_bytes: usize,
+        pages_max: usize,
+    ) -> Self {
+        Self { pages, each: (window_bytes / slot_bytes.max(1)).clamp(1, pages_max) }
     }
 
     /// Number of windows.
@@ -40,16 +38,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_cover_all_pages_once_and_fit_the_arena() {
-        for (pages, slot_bytes, capacity) in
-            [(1, 4096, 2 << 20), (1000, 2 << 20, 1 << 30), (7, 8 << 20, 16 << 20), (0, 4096, 0)]
+    fn windows_have_each_page_once_and_keep_their_limits() {
+        for (pages, slot_bytes, window_bytes) in
+            [(1, 4096, 1 << 20), (1000, 2 << 20, 32 << 20), (7, 8 << 20, 2 << 20), (0, 4096, 0)]
         {
-            let windows = Windows::new(pages, slot_bytes, capacity, 8192);
+            let windows = Windows::new(pages, slot_bytes, window_bytes, 15);
             let all: Vec<usize> = (0..windows.count()).flat_map(|n| windows.pages(n)).collect();
             assert_eq!(all, (0..pages).collect::<Vec<_>>());
             for number in 0..windows.count() {
-                let bytes = windows.pages(number).len() * slot_bytes;
-                assert!(bytes <= slot_bytes.max(capacity / WINDOWS), "{pages} pages: {bytes}");
+                let pages = windows.pages(number).len();
+                assert!(pages <= 15 && (pages == 1 || pages * slot_bytes <= window_bytes));
             }
         }
     }

@@ -8,7 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ritornello_device::driver::RawStream;
 use ritornello_device::layout::{Direction, Span};
-use ritornello_device::{Device as Core, Event, MoveTicket, Moved, Save, Way, WayChoice};
+use ritornello_device::{
+    Device as Core, Event, MoveTicket, Moved, Save, SaveFence, Way, WayChoice,
+};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store, Ticket};
 use ritornello_volume::transfer::Control;
@@ -173,11 +175,18 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// What was measured: numbers of pieces, with the seconds of a kernel and of the copy engines.
+    /// What was measured: the direction of moves, numbers of pieces, and the seconds of a kernel and
+    /// of the copy engines.
     #[getter]
-    fn measured(&self) -> Vec<(usize, f64, f64)> {
-        let ways = self.0.pool.ways().measured().iter();
-        ways.map(|m| (m.pieces, m.kernel.as_secs_f64(), m.copies.as_secs_f64())).collect()
+    fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
+        let row = |m: &ritornello_device::Measured| {
+            let direction = match m.direction {
+                Direction::Scatter => "scatter",
+                Direction::Gather => "gather",
+            };
+            (direction, m.pieces, m.kernel.as_secs_f64(), m.copies.as_secs_f64())
+        };
+        self.0.pool.ways().measured().iter().map(row).collect()
     }
 
     fn __len__(&self) -> usize {
@@ -240,15 +249,18 @@ impl DevicePages {
         unsafe { device.submit(&table, part, after, Some(done)) }.map(DeviceMove)
     }
 
-    /// Starts a get of `keys` from `store` into these blocks.
+    /// Starts a get of `keys` from `store` into these blocks, behind the work that stream `after` has
+    /// now.
     pub(crate) fn load(
         &self,
         store: &Arc<Store>,
         scope: Arc<Scope>,
         keys: Vec<Box<[u8]>>,
         control: Control,
+        after: Option<u64>,
     ) -> Result<Ticket> {
         let (memory, blocks) = (Arc::clone(&self.memory), self.blocks.clone());
+        let after = mark(&memory.device, after)?;
         let (pages, reader) = (blocks.len(), Arc::clone(store));
         store.submit_read(keys, pages, control, move |keys, control| {
             let device = Arc::clone(&memory.device);
@@ -257,7 +269,7 @@ impl DevicePages {
                 Ok(moved(&reader.get_batch(&scope, &keys[pages], slots.as_ref(), control)?))
             };
             // SAFETY: the Python caller leaves the blocks alone until the ticket is done.
-            let loaded = unsafe { device.load(&memory.pool, &blocks, control, &read) };
+            let loaded = unsafe { device.load(&memory.pool, &blocks, after, control, &read) };
             memory.end(&loaded);
             Ok(outcome(pages, loaded?))
         })
@@ -276,7 +288,7 @@ impl DevicePages {
         let memory = Arc::clone(&self.memory);
         let save = Save::new(&memory.pool, &self.blocks)?;
         let (after, pages) = (mark(&memory.device, after)?, self.blocks.len());
-        let fence = Fence(Arc::clone(&save));
+        let fence = Fence(save.fence());
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
             let device = Arc::clone(&memory.device);
@@ -303,18 +315,22 @@ impl DevicePages {
 
 /// Orders writes to the blocks of a save.
 #[derive(Clone)]
-pub(crate) struct Fence(Arc<Save>);
+pub(crate) struct Fence(Arc<SaveFence>);
 
 impl Fence {
-    /// Makes later work of `stream` wait until the blocks were read.
-    pub(crate) fn order(&self, stream: u64, deadline: Option<Instant>) -> Result<bool> {
+    /// Makes later work of `stream`, or without a stream this thread, wait until the blocks were
+    /// read.
+    pub(crate) fn order(&self, stream: Option<u64>, deadline: Option<Instant>) -> Result<bool> {
         let deadline = deadline.unwrap_or_else(|| Instant::now() + FENCE_TIME);
-        // SAFETY: the Python caller passes a stream that exists.
-        unsafe { self.0.fence(RawStream(stream), deadline) }
+        match stream {
+            // SAFETY: the Python caller passes a stream that exists.
+            Some(stream) => unsafe { self.0.fence(RawStream(stream), deadline) },
+            None => self.0.wait(deadline),
+        }
     }
 }
 
-fn mark(device: &Core, stream: Option<u64>) -> Result<Option<Event>> {
+fn mark(device: &Core, stream: Option<u64>) -> Result<Option<Arc<Event>>> {
     // SAFETY: the Python caller passes a stream that exists.
     stream.map(|stream| unsafe { device.mark(RawStream(stream)) }).transpose()
 }

@@ -162,11 +162,11 @@ impl Ticket {
         }
     }
 
-    /// Makes later work of `stream` wait until the put has read its blocks on a device. Returns
-    /// False if that was not possible within `timeout` seconds: the stream then does not wait.
-    /// Other tickets do nothing.
+    /// Makes later work of `stream` wait until the put has read its blocks on a device; None: waits
+    /// here. Returns False if that was not possible within `timeout` seconds: the stream then does
+    /// not wait. Other tickets do nothing.
     #[pyo3(signature = (stream, timeout=30.0))]
-    fn order(&self, py: Python<'_>, stream: u64, timeout: f64) -> PyResult<bool> {
+    fn order(&self, py: Python<'_>, stream: Option<u64>, timeout: f64) -> PyResult<bool> {
         check_process(py, self.process)?;
         let Some(fence) = &self.fence else { return Ok(true) };
         let deadline = deadline(py, Some(timeout))?;

@@ -252,7 +252,9 @@ impl Store {
     /// pass through staging, into whose huge pages some disks transfer faster than into small
     /// pages. `sections` are the ends of consecutive sections of a page; the get reads the sections
     /// in order, and `Ticket.wait_section` waits for each.
-    #[pyo3(signature = (scope, keys, out, *, staged=false, sections=None, timeout=None))]
+    #[pyo3(
+        signature = (scope, keys, out, *, staged=false, sections=None, timeout=None, after=None)
+    )]
     // Python callers pass the arguments by name.
     #[allow(clippy::too_many_arguments)]
     fn submit_get(
@@ -264,12 +266,13 @@ impl Store {
         staged: bool,
         sections: Option<Vec<u64>>,
         timeout: Option<f64>,
+        after: Option<u64>,
     ) -> PyResult<Ticket> {
         let node = self.node.get(py)?;
         if let Ok(pages) = out.cast::<DevicePages>() {
             let (pages, control) = (pages.get(), control(py, timeout)?);
             let (scope, keys) = (Arc::clone(&scope.inner), Keys::of(keys)?.boxed());
-            let loaded = py.detach(|| pages.load(node.store(), scope, keys, control));
+            let loaded = py.detach(|| pages.load(node.store(), scope, keys, control, after));
             return loaded.or_raise(py).map(|ticket| Ticket::new(ticket, None));
         }
         let get = Submission::get(scope, keys, out, sections, timeout)?;
