@@ -52,9 +52,10 @@ pub struct Conversion {
 ///
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, if a
-/// volume is absent, or if the runs do not fit the new index; `Fatal` if the new index has other
-/// runs than were copied; file-system errors. After an error the store keeps its old index, except
-/// that an error during or after the replacement of the manifest may leave the new index in use.
+/// volume is absent, or if the runs do not fit the new index; `Retry` if a volume's directory
+/// cannot be used now; `Fatal` if the new index has other runs than were copied; file-system
+/// errors. After an error the store keeps its old index, except that an error during or after the
+/// replacement of the manifest may leave the new index in use.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,
@@ -146,7 +147,8 @@ pub(crate) fn convert(
     Ok(done)
 }
 
-/// Copies all runs, and checks that every run was copied.
+/// Copies all consistent runs, and checks that each run was either copied or dropped as
+/// inconsistent.
 fn copy_all(
     old: &dyn PrefixIndex,
     new: &dyn PrefixIndex,

@@ -170,8 +170,9 @@ impl Directory {
     /// which is not written yet. Makes the directory if it does not exist.
     ///
     /// # Errors
-    /// Errors of [`Self::manifest`]; `Invalid` if the stored index is unknown, or the options do
-    /// not suffice to create a store.
+    /// Errors of [`Self::manifest`]; `Invalid` if a restore of the store was interrupted, if the
+    /// stored index is unknown, if a listed directory cannot be used, or if `options` do not
+    /// suffice to create a store; file-system errors.
     pub fn manifest_for(&self, options: &Options) -> Result<Manifest> {
         self.manifest_as(options, Self::differences)
     }
@@ -327,8 +328,9 @@ impl Directory {
         .with("paths", format!("{:?}", options.paths)))
     }
 
-    /// Returns the volumes of a new store. Directories that `options` name besides the store's own
-    /// must hold no segments and no marker of another store.
+    /// Returns the volumes of a new store. The directories that `options` name must hold no
+    /// segments and no marker of another store; `segments` in the store's directory, which is used
+    /// without `paths`, may.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for volume in &volumes {

@@ -123,8 +123,8 @@ impl LeaseTable {
     /// Creates an empty table with another clock.
     #[must_use]
     pub fn with_clock(clock: Box<dyn Clock>) -> Self {
-        // Numbers start at the nanoseconds since boot. Since then no earlier owner can have used
-        // these numbers, because no owner grants a lease every nanosecond. Zero is the null lease.
+        // Numbers start at the nanoseconds since boot. An earlier owner since the boot cannot have
+        // reached them, because no owner grants a lease every nanosecond. Zero is the null lease.
         let next = u64::try_from(clock.now().as_nanos()).unwrap_or(0).max(1);
         Self {
             clock,

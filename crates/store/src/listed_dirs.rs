@@ -21,10 +21,11 @@ impl Options {
 }
 
 impl Directory {
-    /// Checks that no listed directory equals, or is inside, another. Changes nothing.
+    /// Checks that `paths` is not given too, that the listed directories and the store's own are at
+    /// most [`VOLUMES_MAX`], and that none equals, or is inside, another. Changes nothing.
     ///
     /// # Errors
-    /// `Invalid`, naming the directory.
+    /// `Invalid`.
     pub fn check_listed(&self, options: &Options) -> Result<()> {
         let further = options.further();
         if !further.is_empty() && !options.paths.is_empty() {

@@ -13,7 +13,7 @@ pub const SEGMENT_BYTES: u64 = 256 << 20;
 /// Minimum bytes per segment file, for tests.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
-/// Default scrub rate in bytes per second: a terabyte in a day and a half.
+/// Default scrub rate in bytes per second: a tebibyte in a day and a half.
 pub const SCRUB_RATE: u64 = 8 << 20;
 
 /// Minimum memory ceiling of an index, in bytes.

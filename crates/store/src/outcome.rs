@@ -11,7 +11,7 @@ pub struct Outcome {
     pub bytes: u64,
     /// Duration of the call.
     pub seconds: f64,
-    /// The reason why the first failed page failed; empty if all pages succeeded.
+    /// The reason why a page failed; empty if all pages succeeded.
     pub reason: &'static str,
     /// Success by page.
     pub ok: Vec<bool>,

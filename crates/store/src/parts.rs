@@ -15,7 +15,7 @@ const FIRST_BYTES: u64 = 8 << 20;
 /// Maximum payload of the missing pages in a later part, or one longer page. No run contains pages
 /// of two parts.
 const PART_BYTES: u64 = 16 << 20;
-/// Maximum time that a put waits for staging memory; after a timeout it does not wait again.
+/// Maximum time of one wait of a put for staging memory. After a timeout the put waits no more.
 const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// Consecutive pages of a put. A page stays unencoded if it is stored already, if its encoded form
@@ -81,7 +81,8 @@ impl Parts<'_> {
         self.segments.pack_page(self.source, page, bytes, slices, self.encoder, control)
     }
 
-    /// Waits briefly for staging memory. After a timeout, pages are written unencoded.
+    /// Waits at most [`STAGING_WAIT_MAX`] for staging memory. After a timeout, pages for which
+    /// staging has no memory are written unencoded.
     fn pack_with_wait(&mut self, page: usize) -> Packing {
         if self.starved {
             return Packing::NoMemory;

@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub(crate) struct RegistryFile {
     directory: Directory,
     /// The file, open for appending records. `None` until this owner has replaced the file, and
-    /// after a failed append that could not be cut off, whose result on disk is unknown: the next
-    /// change then replaces the file.
+    /// after a failed change whose result on disk is unknown: the next change then replaces the
+    /// file.
     file: Option<Arc<dyn MediumFile>>,
     length: u64,
     /// Whether the file has records after its head.
@@ -51,8 +51,8 @@ impl RegistryFile {
     ///
     /// # Errors
     /// File-system errors, with advice: the next owner may find the registration nevertheless,
-    /// which is harmless, because the store has no page of the new scope. `Fatal` if the next
-    /// opening may read the registry with or without the registration.
+    /// which is harmless, because the store has no page of the new scope. `Fatal` if the file was
+    /// replaced, and the next opening may read the old file or the new one.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {

@@ -63,8 +63,9 @@ impl Restore {
     ///
     /// # Errors
     /// `Invalid` if `dir` has files, unless a restore of this store was interrupted there; if
-    /// `others` are not directories of one store; if none has an intact copy; if a copy is of
-    /// another format version. File-system errors.
+    /// `others` are not directories of one store, or one is inside another; if none has an intact
+    /// copy; if a copy is of another format version; if the store's index is `memory` or not
+    /// compiled in. File-system errors.
     pub fn plan(medium: &Arc<dyn Medium>, dir: &Path, others: &[PathBuf]) -> Result<Self> {
         let directory = Directory::new(Arc::clone(medium), dir);
         let further_dirs = Some(others.to_vec());
@@ -194,8 +195,8 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
     Some(merged)
 }
 
-/// Orders copies of the manifest by age. Copies of one owner have equal epochs and generations, but
-/// numbers of volumes, retired volumes and segments never decrease.
+/// Orders copies of the manifest by age. Copies of one owner have equal epochs, and almost always
+/// equal generations, but numbers of volumes, retired volumes and segments never decrease.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
@@ -203,9 +204,9 @@ fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     (copy.owner_epoch, copy.generations, volumes.len(), retired, numbers)
 }
 
-/// The manifest with which the restore of a store in `dir` begins: volumes in the lost directory
-/// are retired, and `survivors` have their paths of now. A volume in `dir` is added if a volume in
-/// the lost directory took runs, or if no other volume takes runs.
+/// The manifest with which the restore of a store in `dir` begins: volumes in the lost directory or
+/// in `dir` are retired, and `survivors` get the paths at which they are now. A volume in `dir` is
+/// added if a retired volume took runs, or if no other volume takes runs.
 fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manifest> {
     let mut volumes = newest.volumes.clone();
     let mut took_runs = false;

@@ -30,7 +30,8 @@ pub struct CatalogStats {
     pub segments: u64,
     /// Segment files that the budget allows.
     pub segments_max: u64,
-    /// Number of files of the store.
+    /// Number of the store's files: of segments and index, each volume's marker, and 5 files in the
+    /// store's directory. Does not count copies, the policy file, and lock files of clients.
     pub files: u64,
     /// Bytes held by runs, including headers and padding.
     pub used_bytes: u64,
@@ -43,7 +44,7 @@ pub struct CatalogStats {
     pub deferred_bytes: u64,
     /// Bytes in reservations, and bytes withheld until writes of dead processes are drained.
     pub reserved_bytes: u64,
-    /// Bytes withheld because their contents failed verification.
+    /// Bytes in quarantine, because their contents failed verification or could not be written.
     pub quarantined_bytes: u64,
     /// Number of free extents by size class. The key is the minimum length of the class in bytes.
     pub free_extents: BTreeMap<u64, u64>,
@@ -386,12 +387,14 @@ counters! {
     evicted_pages,
     /// Pages deleted, including pages of dropped scopes and of volumes that were given up.
     deleted_pages,
-    /// Pages removed because they failed verification.
+    /// Pages removed because they failed verification, or could not be read by `fsck`, including
+    /// the pages after them in chained scopes.
     damaged_pages,
     /// Reserved runs that did not become visible: not written, aborted, refused by the index,
     /// without the page that they follow, or already stored by another put.
     runs_abandoned,
-    /// Reserved runs that were not written because the file system failed a write.
+    /// Reserved runs, and copies of runs being moved, that were not written because the file system
+    /// failed a write.
     runs_failed,
     /// Sync rounds of data and index.
     syncs,

@@ -81,7 +81,7 @@ impl Store {
     /// Lists the scopes in order of registration, with their contents.
     ///
     /// # Errors
-    /// Connection errors.
+    /// `Closed`; connection errors.
     pub fn scopes(&self) -> Result<Vec<ScopeListing>> {
         self.check_process()?;
         let mut scopes: Vec<ScopeListing> = Vec::new();
@@ -108,8 +108,9 @@ impl Store {
     /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if the change takes longer than some minutes: it continues in the background.
-    /// `Invalid` if the change is impossible.
+    /// `Retry` if the change takes longer than some minutes, and then continues in the background,
+    /// and while the store is poisoned; `Invalid` if the change is impossible, or the policy denies
+    /// it to clients; `Closed`; connection errors.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)
@@ -118,8 +119,7 @@ impl Store {
     /// Sets the capacity in bytes: see [`Store::change_capacity`].
     ///
     /// # Errors
-    /// `Retry` if the change takes longer than some minutes; `Invalid` if the capacity is
-    /// impossible.
+    /// Like `change_capacity`.
     pub fn resize(&self, capacity: u64) -> Result<()> {
         self.change_capacity(&CapacityChange::Capacity(capacity))
     }
@@ -129,8 +129,9 @@ impl Store {
     /// scope's size evicts immediately.
     ///
     /// # Errors
-    /// `Invalid` if the codec cannot encode the scope's dtype or layout, or if `retained_bytes`
-    /// exceeds `quota_bytes`.
+    /// `Invalid` if the codec cannot encode the scope's dtype or layout, if `retained_bytes`
+    /// exceeds `quota_bytes`, or if the policy denies the call to clients; `Miss` if the registry
+    /// is full of scopes in use; `Retry` while the store is poisoned; `Closed`; connection errors.
     pub fn configure(&self, scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         self.retry_stale(&[scope], || self.catalog.configure(self.registered(scope)?, settings))?;
         self.resolved.invalidate(&[scope]);
@@ -182,7 +183,7 @@ impl Store {
     /// Ends a lease of this process. Leases of other processes are not affected.
     ///
     /// # Errors
-    /// Connection errors.
+    /// `Closed`; connection errors.
     pub fn release(&self, lease: LeaseNumber) -> Result<()> {
         self.check_process()?;
         if lease == LeaseNumber::default() { Ok(()) } else { self.catalog.release(lease) }
@@ -224,7 +225,8 @@ impl Store {
     /// disk until overwritten.
     ///
     /// # Errors
-    /// Like `probe`; `Retry` while the store is poisoned.
+    /// Like `probe`; `Retry` while the store is poisoned; `Invalid` if the policy denies the call
+    /// to clients.
     pub fn drop_scope(&self, scope: &Scope) -> Result<()> {
         self.with_scope(scope, (), |scope| self.catalog.drop_scope(scope))?;
         self.resolved.invalidate(&[scope]);
@@ -234,7 +236,8 @@ impl Store {
     /// Drops all scopes.
     ///
     /// # Errors
-    /// `Retry` while the store is poisoned or reopened.
+    /// `Retry` while the store is poisoned or reopened; `Invalid` if the policy denies the call to
+    /// clients; `Closed`; connection errors.
     pub fn clear(&self) -> Result<()> {
         self.check_process()?;
         self.resolved.clear();
@@ -245,7 +248,7 @@ impl Store {
     ///
     /// # Errors
     /// `Retry` while the store is poisoned or reopened; `Miss` if puts since the last flush may be
-    /// lost, which is reported once.
+    /// lost, which is reported once; `Closed`; connection errors.
     pub fn flush(&self) -> Result<()> {
         self.check_process()?;
         self.catalog.flush()
@@ -254,7 +257,7 @@ impl Store {
     /// Returns statistics.
     ///
     /// # Errors
-    /// Connection errors.
+    /// `Closed`; connection errors.
     pub fn stats(&self) -> Result<StoreStats> {
         self.check_process()?;
         let transfer = self.transfers.stats(self.staging.stats().in_use as u64);

@@ -41,7 +41,7 @@ impl CompletionQueue {
         Ok(Arc::new(Self { event: event()?, completed: Mutex::default() }))
     }
 
-    /// An eventfd, readable from the first completion until it is read.
+    /// An eventfd, readable from a completion until the eventfd is read.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()

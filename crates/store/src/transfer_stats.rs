@@ -54,8 +54,8 @@ pub struct TransferStats {
     pub staging_refusals: u64,
     /// Staging memory in use now, in bytes.
     pub staging_bytes: u64,
-    /// Lookups answered with a miss, and puts skipped, because the owner was alive but did not
-    /// respond, or was reopening the store.
+    /// Lookups and gets answered with a miss, and puts skipped, because the owner was alive but did
+    /// not respond, or was reopening the store.
     pub unanswered: u64,
 }
 

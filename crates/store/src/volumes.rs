@@ -334,7 +334,8 @@ fn needs_marker(volume: &VolumeRecord) -> bool {
 /// Opens the manifest and the segment files of a store that another process owns.
 ///
 /// # Errors
-/// `Retry` if the directory has no store; errors of [`Segments::open`].
+/// `Retry` if the directory has no store; errors of [`Directory::manifest`] and of
+/// [`Segments::open`].
 pub fn open_segments(
     medium: Arc<dyn Medium>,
     dir: &Path,

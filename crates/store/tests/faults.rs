@@ -243,9 +243,9 @@ fn survives(opts: &Options, fault: MediumFault, nth: u64) -> bool {
     stopped
 }
 
-/// Injects one fault at an operation of the workload, in turn at each. The store delivers no wrong
-/// byte, and continues, or is poisoned and continues after it is opened again. Flushed pages that a
-/// poisoned store still returns survive a power loss.
+/// Runs the workload many times, each time with one fault at another operation. The store delivers
+/// no wrong byte, and continues, or is poisoned and continues after it is opened again. Flushed
+/// pages that a poisoned store still returns survive a power loss.
 #[test]
 fn any_single_fault_is_survived() {
     let opts = Options { background_threads: false, ..options(Path::new("/store"), 6) };

@@ -121,7 +121,7 @@ fn oversized_prefix_is_leased_in_part() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (store, scope) = (client(&open, 1), chained(PAGE));
-    // The sequence fills three quarters of the store, in runs of ten pages.
+    // The sequence fills 17 of the store's 24 MiB, in runs of ten pages.
     let keys = sequence(1, 54 * PAGES);
     put_in_runs(&store, &scope, &keys);
     let stats = || open.store.stats().unwrap().catalog;

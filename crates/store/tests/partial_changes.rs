@@ -13,8 +13,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The rename of MANIFEST, which retires a volume, may be on the disk although it failed. The store
-/// must not acknowledge pages on this volume after the volume has returned.
+/// The sync after the rename of MANIFEST that retires a volume fails, so the disk may have the old
+/// or the new MANIFEST. The store must not acknowledge pages on this volume after its return.
 #[test]
 fn failed_retirement_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);

@@ -40,8 +40,8 @@ fn singles() -> Vec<Vec<u8>> {
     sequence(1000, SINGLES)
 }
 
-/// Puts single pages of an unchained scope, and chains that grow page by page: several runs of
-/// each are on every volume.
+/// Puts single pages of an unchained scope, and chains in three puts each. The runs take turns on
+/// the volumes.
 fn fill(open: &Open) {
     for key in singles().chunks(1) {
         assert_eq!(put(&open.store, &unchained(PAGE), key, None).pages, 1);
@@ -69,8 +69,8 @@ fn places(open: &Open, scope: &Scope, keys: &[Vec<u8>]) -> Vec<(u8, u64)> {
     (0..keys.len()).map(locate).collect()
 }
 
-/// What a loss of volume 0 leaves: the single pages on other volumes, and of each chain the pages
-/// before the first on volume 0. And the highest generation.
+/// The pages that remain if volume 0 is lost: single pages on other volumes, and of each chain the
+/// pages before its first page on volume 0. `generation` is the highest generation before the loss.
 struct Expected {
     singles: Vec<bool>,
     chains: Vec<usize>,
@@ -308,7 +308,8 @@ fn dirs_on(disk: &SimDisk, options: &Options) -> Vec<String> {
     stats.paths.into_iter().map(|path| path.dir).collect()
 }
 
-/// One directory did not take the last copy of an owner, to which a directory was added.
+/// An owner adds a directory. One volume keeps an earlier copy of the same owner, which does not
+/// name this directory.
 #[test]
 fn last_copy_of_an_owner_is_taken() {
     let disk = SimDisk::new(96 * MIB);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `Unusable` if `dir` does not exist, is not a directory, holds other files, or has a damaged
-/// manifest.
+/// manifest; `Problems` if its disk fails.
 pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
     if !dir.is_dir() {
         let line = if dir.exists() { "is not a directory" } else { "does not exist" };
@@ -29,7 +29,8 @@ pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
 /// Opens the store in `dir`; this process becomes the owner if no other process owns the store.
 ///
 /// # Errors
-/// `Unusable` if no store exists, or the store cannot be opened.
+/// `Problems` if the store cannot be opened because its disk fails; `Unusable` if no store exists,
+/// or the store cannot be opened for another reason.
 pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
     if manifest(dir)?.is_none() {
         return Err(Failure::unusable(
@@ -43,7 +44,7 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
 /// Opens a store with these options.
 ///
 /// # Errors
-/// `Unusable` if the store cannot be opened.
+/// `Problems` if the store cannot be opened because its disk fails, otherwise `Unusable`.
 pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
     ritornello_node::open(options).map_err(|error| Failure::unopened(&error))
 }
@@ -51,7 +52,8 @@ pub fn with(options: &Options) -> Result<Arc<Node>, Failure> {
 /// Opens a remote.
 ///
 /// # Errors
-/// If the address is invalid, or the remote cannot be opened.
+/// `Failed` if the remote cannot be opened now; `Unusable` if the address is invalid, or the remote
+/// cannot be opened for another reason.
 pub fn remote(address: &RemoteAddress) -> Result<ConfiguredBackend, Failure> {
     ritornello_remote::open(address.expose()).map_err(Failure::from_remote)
 }

@@ -98,8 +98,9 @@ impl StoreCore {
         if refused.is_some() {
             self.counters.refused_metadata.add(refused_pages);
             self.counters.refused_pages.add(refused_pages);
-            // The index is full. Evicts as many units as this put has, so that the index has room
-            // for the next put.
+            // The index is at its share of the capacity or at its memory ceiling, or its buffer of
+            // unsynced records is full. Evict as many units as this put has: in the first two cases
+            // the index then has room for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }

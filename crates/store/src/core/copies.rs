@@ -1,7 +1,7 @@
 //! Keeps copies of the manifest and the scope registry in the volumes outside the store's
 //! directory, in the background.
 //!
-//! A copy is written by a thread of its own, so a volume that stalls keeps only its old copies. A
+//! Each copy is written by a separate thread, so a volume that stalls delays no copy but its own. A
 //! copy that fails, or is out of date, costs nothing until the store's directory is lost.
 
 use super::StoreCore;
@@ -15,8 +15,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Minimum pause between two copies to one volume: changes within the pause are copied together.
+/// The copy at close does not wait for the end of a pause.
 const COPY_INTERVAL: Duration = Duration::from_secs(1);
-/// A volume's copies take at most this number of bytes per second.
+/// Maximum average bytes per second that the copies before the close write to one volume: a longer
+/// copy is followed by a longer pause.
 const COPY_RATE: usize = 1 << 20;
 /// Pause after a copy that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
@@ -42,7 +44,7 @@ struct VolumeCopy {
     written: Option<Version>,
     /// Whether a thread is writing the copy.
     busy: bool,
-    /// The last thread that wrote the copy.
+    /// The thread that writes the copy, or wrote it last; `None` once it is joined.
     thread: Option<JoinHandle<()>>,
     /// The copy is not written again before this time.
     not_before: Option<Instant>,
@@ -97,7 +99,7 @@ impl StoreCore {
         if volumes.is_empty() {
             return;
         }
-        // The registry is locked during a registration, which must not wait for this thread.
+        // The registry is locked while a change of it is written to the disk. Do not wait for that.
         let Some(scopes) = self.scopes.table() else { return };
         let files: Arc<[Vec<u8>; 2]> = Arc::new([manifest.encode(), scopes.encode()]);
         for (number, volume) in volumes {
@@ -188,8 +190,8 @@ impl Progress {
     }
 }
 
-/// Whether the volume's directory is outside the store's directory `dir`, with which it is not
-/// lost. The path alone decides, because a look at a disk may wait for it.
+/// Whether the volume's directory is outside the store's directory `dir`, so that its copy survives
+/// the loss of `dir`. Compares paths only, because a system call could block on a hung disk.
 fn is_outside(dir: &Path, volume: &VolumeRecord) -> bool {
     let path = Path::new(&volume.dir);
     path.is_absolute() && !path.starts_with(dir)

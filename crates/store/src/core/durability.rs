@@ -18,7 +18,8 @@ impl StoreCore {
     /// commits made after the data sync began belong to the next round.
     ///
     /// # Errors
-    /// `Fatal`: the store is poisoned. `Retry` if no round could begin.
+    /// `Fatal`: the store is poisoned. `Retry` if no round could begin. `Closed` if an earlier
+    /// close has completed.
     pub(super) fn make_durable(&self) -> Result<()> {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
@@ -27,6 +28,7 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned. `Retry` if earlier rounds have not ended by `deadline`.
+    /// `Closed` if an earlier close has completed.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.lifecycle.rounds().join(deadline, || self.sync_all())
     }

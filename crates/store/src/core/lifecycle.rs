@@ -100,8 +100,8 @@ impl StoreCore {
     }
 
     /// Checks whether the disks of a poisoned store accept writes: rewrites the manifest, the
-    /// volume markers and the reservation log with their current contents, and syncs them and the
-    /// newest segment of each volume.
+    /// markers of present volumes and the reservation log with their current contents, and syncs
+    /// manifest and markers, and the newest segment of each present volume.
     ///
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
@@ -133,7 +133,8 @@ impl StoreCore {
                 }
             }
         }
-        // Keep the poisoned core, which still serves reads, if no volume would take a put.
+        // A volume failed, and no other would take a put: keep the poisoned core, which still
+        // serves reads.
         if let Some(error) = failed.filter(|_| !writable) {
             return Err(error);
         }

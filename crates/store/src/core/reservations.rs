@@ -163,7 +163,7 @@ impl Reservations {
         own + more <= total.saturating_sub(self.units() + more)
     }
 
-    /// Units reserved and withheld.
+    /// Units reserved and withheld, without withheld extents in absent segments.
     pub(super) fn units(&self) -> u64 {
         let open = self.open.values().map(Reservation::units);
         let withheld = self.withheld.values().flat_map(|w| &w.extents).map(|e| u64::from(e.units));

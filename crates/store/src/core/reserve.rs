@@ -27,7 +27,7 @@ const STRIPE_BYTES_MAX: u64 = 16 << 20;
 /// Minimum payload of the runs into which a short put is cut, so that it uses several volumes: the
 /// header and the I/O operation of a shorter run cost more than another disk gains.
 const STRIPE_BYTES_MIN: u64 = 4 << 20;
-/// Pages of different length on disk share a run if padding is at most 1/`PADDING_SHARE` of the
+/// Encoded pages of different length share a run if padding is at most 1/`PADDING_SHARE` of the
 /// run, or at most [`PADDING_UNITS`].
 const PADDING_SHARE: u64 = 32;
 /// Maximum units of padding in a short run: a separate run would cost more, a header on disk and an
@@ -174,7 +174,7 @@ impl StoreCore {
         }
     }
 
-    /// Places the runs of the admitted pages, until one gets no space.
+    /// Places the runs of the admitted pages in order, until one is refused.
     fn place_runs(
         &self,
         put: &PutBatch<'_>,
@@ -195,7 +195,8 @@ impl StoreCore {
         placed
     }
 
-    /// Maximum units of the payload of a run of this put, whose pages before `end` are written.
+    /// Maximum units of the payload of a run of several pages, if the missing pages before `end`
+    /// are written.
     fn run_units_max(&self, put: &PutBatch<'_>, end: usize) -> u64 {
         let most = RUN_BYTES_MAX.min(self.shape.budget().segment_bytes / 2);
         let volumes = self.state.lock().space.allocator().usable_volumes() as u64;

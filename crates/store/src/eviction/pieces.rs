@@ -40,7 +40,7 @@ pub(super) struct Piece {
 }
 
 const LISTED: u8 = 1;
-/// Set if the piece's key was remembered when the piece was admitted.
+/// Set if the piece was admitted as remembered: see `Arrival::New::known`.
 const KNOWN: u8 = 2;
 /// Set while the piece is in the queue of protected pieces: see `tree::protected`.
 const PROTECTED: u8 = 4;

@@ -21,7 +21,8 @@ mod victims;
 pub(super) const CHUNK_UNITS: u32 = 4096;
 /// Minimum length in chunks of the pieces into which uses split runs. Pieces are evicted one by
 /// one, and the space of a short piece holds no complete run. If uses end at any page, runs take
-/// 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it (test `runs_take_few_extents`).
+/// 2.1 to 2.5 extents without this limit, and 1.0 to 1.5 with it (`tests/steady.rs`, test
+/// `runs_take_few_extents`).
 /// With the limit, unused pages of less than twice this length may stay with the used pages before
 /// them.
 const SPLIT_CHUNKS: u32 = 2;

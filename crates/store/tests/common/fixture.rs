@@ -85,7 +85,7 @@ pub fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Everything in the fixture, in order of putting.
+/// All sequences that the fixture's live scopes get, in order of putting.
 pub fn contents() -> Vec<Pages> {
     let long_key = (0..64).collect::<Vec<u8>>();
     let mut all = vec![

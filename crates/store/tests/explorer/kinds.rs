@@ -54,7 +54,7 @@ fn page(scope: &Scope, key: &[u8]) -> Vec<u8> {
     // Leave every third page random, so that no codec shortens it.
     if scope.dtype == "bfloat16" && !sum.is_multiple_of(3) {
         for number in bytes.chunks_exact_mut(2) {
-            // The magnitudes are 2^-8 to 2.
+            // The magnitudes are at least 2^-7 and below 2.
             number[1] = (number[1] & 0x80) | 0x3c | (number[1] & 3);
         }
     }

@@ -23,8 +23,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum timeout of a put of fetched pages to the first tier
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum duration of a step at the remote's rate limit. A step waits for the steps of all other
-/// prefetches, and [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`] are longer than a step of each.
+/// Maximum duration of a step at the remote's rate limit, unless a single page takes longer. A step
+/// waits for the steps of all other prefetches, and [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`] are
+/// longer than a step of each.
 const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

@@ -180,7 +180,7 @@ pub struct TierStats {
     pub written_bytes: u64,
     /// Bytes queued to be written to the tier.
     pub queued_bytes: u64,
-    /// Bytes waiting to be loaded from the tier.
+    /// Bytes of the queued and running loads from the tier.
     pub loading_bytes: u64,
     /// Pages not written to the tier: the queue was full, or the tier refused or failed the write;
     /// or, for a remote, the keys from the beginning of the prompt are unknown.
@@ -200,9 +200,9 @@ pub struct TierStats {
 pub struct CallStats {
     /// Attempts made, retries included.
     pub calls: u64,
-    /// Calls that were retries.
+    /// Attempts that were retries.
     pub retries: u64,
-    /// Calls that ended with an error or timed out.
+    /// Calls that ended with an error or timed out. Panics are not counted.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,

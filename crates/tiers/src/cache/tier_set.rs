@@ -102,8 +102,8 @@ impl TierSet {
         }
     }
 
-    /// Returns the bytes waiting to be loaded from each tier. For a tier with a rate limit, returns
-    /// the bytes of all waiting transfers to and from the tier, if these are more.
+    /// Returns the bytes of the queued and running loads from each tier. For a tier with a rate
+    /// limit, returns the bytes of all waiting transfers to and from the tier, if these are more.
     pub(super) fn pending_load_bytes(&self) -> [u64; 4] {
         let mut queued = self.loads.queued();
         let remotes = self.remote.iter().map(|remote| (Tier::Remote, &remote.rate));

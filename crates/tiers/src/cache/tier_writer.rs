@@ -428,7 +428,8 @@ impl TierWriter {
 
     /// Copies the leading pages of `range` that other tiers have, and writes their objects to the
     /// remote. Returns the number of pages copied, and the pages of each object with whether the
-    /// remote now has it; no objects if the remote accepts none of them.
+    /// remote now has it; no objects if no page was copied, the rate limit left no time for them,
+    /// or the remote accepts none.
     fn send(
         &self,
         remote: &RemoteHandle,

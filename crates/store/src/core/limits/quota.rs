@@ -78,7 +78,8 @@ impl StoreCore {
         let _build = builds.one_at_a_time.lock();
         let Some(quota) = self.scopes.settings(slot).quota_bytes else {
             let eviction = self.state.lock().residents.usage.take_eviction(slot);
-            // Drop the policy outside the lock, because a large policy takes time to drop.
+            // Drop the policy without the core state's lock, because a large policy takes time to
+            // drop.
             drop(eviction);
             builds.ended.notify_all();
             return;

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 #[derive(Default)]
 struct Chosen {
     runs: Vec<Option<ChosenRun>>,
-    /// The run of each page, by its position in `runs`.
+    /// For each page of a chosen run, the position of that run in `runs`.
     claimed: HashMap<(ScopeSlot, PageHash), usize>,
 }
 
@@ -77,8 +77,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Chooses the leading pages of a run that verify, are not stored, and are in no chosen run that
-    /// has other pages too. Marks their space.
+    /// Chooses the leading pages of a run that verify, are not stored, and are in no chosen run.
+    /// Marks their space. If a chosen run has the first page, `found` replaces that run if it has
+    /// all its pages and more, and is not chosen otherwise.
     fn choose(&self, found: SalvagedRun, chosen: &mut Chosen, report: &mut Verification) {
         let SalvagedRun { mut place, header, .. } = found;
         let all = header.keys.len() as u64;

@@ -56,9 +56,10 @@ pub struct Verification {
     /// after that page is put.
     pub pages_behind_lost: u64,
     /// Pages of runs that were found and not salvaged, by reason: `scope` if the store has no such
-    /// scope, `overwritten` if the page fails verification, which every run that was evicted does
-    /// sooner or later, `unreadable` if its volume is missing or fails, `space` if another run has
-    /// its space, `index` if the index is full.
+    /// scope; `overwritten` from the first page of a run that fails verification, as in an evicted
+    /// run whose space was reused; `unreadable` from the first page that cannot be read; `space` if
+    /// another run has the pages' space; `index` if the index refuses the run, for example because
+    /// it is full. Pages that are stored already are not counted.
     pub not_salvaged: BTreeMap<String, u64>,
     /// The highest generation of a run that was found without the index; zero if none was.
     #[serde(skip)]
@@ -74,7 +75,8 @@ impl StoreCore {
     /// [`super::salvage`].
     ///
     /// # Errors
-    /// `Closed`; `Retry` if the store is poisoned; `Fatal` if the result could not be made durable.
+    /// `Closed`; `Retry` if the store is poisoned, or if no sync could begin; `Fatal` if the result
+    /// could not be made durable. With `salvage`, errors of the scope registry too.
     pub fn verify(
         self: &Arc<Self>,
         salvage: bool,

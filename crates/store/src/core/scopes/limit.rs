@@ -42,7 +42,8 @@ impl Scopes {
     /// Returns the number of dropped scopes.
     ///
     /// # Errors
-    /// `Miss` if too few scopes are empty; file-system errors. After an error, no scope is dropped.
+    /// `Miss` if too few scopes are empty, or the record alone exceeds the limit; file-system
+    /// errors. After an error, no scope is dropped.
     pub(crate) fn drop_empty_scopes(
         &self,
         registry: &mut Registry,

@@ -43,9 +43,9 @@ pub(crate) struct Scopes {
     bytes_max: AtomicU64,
 }
 
-/// The registry on disk, and the registered scopes by all fields except the arrangement of their
-/// pages: layout, page bytes and chaining. A new scope that differs from a registered scope only in
-/// arrangement can cause a warning, because neither finds the other's pages.
+/// The registry on disk, and a table that finds registered scopes which differ from a given scope
+/// only in the arrangement of their pages: layout, page bytes and chaining. A new scope that
+/// differs so can cause a warning, because neither scope finds the other's pages.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(crate) table: ScopeRegistry,

@@ -46,7 +46,9 @@ impl StoreCore {
     /// `Invalid` if the capacity is below two segments, below the leased, retained and reserved
     /// bytes, or, on tmpfs, too large for the memory; if the directory is already in use, unknown,
     /// another store's, or the store's last directory. `Retry` if another change has not ended by
-    /// `timeout`, or if a directory that was marked again is still absent; file-system errors.
+    /// `timeout`, if a directory that was marked again is still absent, or if the store is
+    /// poisoned; `Closed`; `Fatal` if a write or sync failed: the store is poisoned; file-system
+    /// errors.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;

@@ -77,7 +77,8 @@ impl Draining {
         self.units == 0
     }
 
-    /// Whether any extent of `segment` is withheld.
+    /// Whether any extent of `segment` is withheld. Misses extents that a sync round has taken
+    /// ([`Draining::take_undurable`]) and not put back.
     pub(super) fn holds(&self, segment: SegmentId) -> bool {
         self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
     }

@@ -18,7 +18,7 @@ use ritornello_volume::transfer::{Control, failed_volume};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Maximum bytes and runs copied before a sync.
+/// Copies are synced after this number of bytes or of runs.
 const BATCH_BYTES: u64 = 32 << 20;
 const BATCH_RUNS: usize = 128;
 /// Maximum time that a run waits for its new place.

@@ -24,7 +24,8 @@ impl StoreCore {
     /// Marks the directory of a volume whose marker was lost. Returns the volume's number. Every
     /// segment that the index names must exist in the directory, because the pages of a missing
     /// segment would be lost. If the index names no segment, the directory may hold only segments,
-    /// the marker, and files that the file system or an interrupted marking made.
+    /// the marker, the store's copies, and files that the file system or an interrupted marking
+    /// made.
     pub(super) fn mark_again(&self, manifest: &mut Manifest, number: u8) -> Result<u8> {
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         let volume = &mut manifest.volumes[usize::from(number)];

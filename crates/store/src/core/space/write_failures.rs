@@ -43,9 +43,9 @@ impl StoreSpace {
     }
 
     /// Records that a run could not be written to `extents`, because writes to the `failed` volumes
-    /// failed. Quarantines the places on these volumes, until so many runs in succession failed that
-    /// the whole volume counts as failing. Then puts avoid the volume if another can be used.
-    /// Returns the extents that may be reused.
+    /// failed. Quarantines the places on these volumes. After [`FAILED_RUNS_MAX`] failed runs in
+    /// succession the whole volume counts as failing: its places leave quarantine, and puts avoid
+    /// the volume if another can be used. Returns the extents that may be reused.
     pub(crate) fn note_failed(&mut self, extents: Vec<Extent>, failed: &[u8]) -> Vec<Extent> {
         let (bad, mut reusable): (Vec<_>, Vec<_>) =
             extents.into_iter().partition(|extent| failed.contains(&extent.segment.volume()));
