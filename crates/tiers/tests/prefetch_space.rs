@@ -126,8 +126,8 @@ fn unchained_lookups_with_equal_last_keys_share_the_space() {
     assert_eq!((prefetch.completed, prefetch.not_worthwhile, prefetch.failed), (1, 1, 0));
 }
 
-/// Runs `action` after a prompt was prefetched, then puts four times the capacity of the first
-/// tier. Returns the number of prefetched pages that remain.
+/// Runs `action` after a prompt was prefetched, then puts almost four times the capacity of the
+/// first tier. Returns the number of prefetched pages that remain.
 fn prefetched_pages_left(action: impl FnOnce(&Cache, &Arc<Scope>, &[&[u8]])) -> usize {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);

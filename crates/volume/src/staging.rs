@@ -1,6 +1,7 @@
 //! Staging: one bounded arena of memory, in huge pages if the machine permits. Pages are copied
 //! through the arena if the caller's memory cannot be used for direct I/O or is slow in it, or if
-//! the caller needs its memory before the I/O completes.
+//! the caller needs its memory before the I/O completes. Encoded pages are written from the arena,
+//! and usually read to it.
 
 mod arena;
 
@@ -59,7 +60,7 @@ impl Staging {
     /// An arena of at least `bytes`, rounded up to whole huge pages.
     ///
     /// # Errors
-    /// `Retry` if the address space cannot be reserved.
+    /// `Retry` if the address space cannot be reserved; `Invalid` if `bytes` exceeds it.
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let arena = Arena::new(bytes)?;
         let free = BTreeMap::from([(0, arena.len())]);

@@ -139,7 +139,8 @@ impl PageOutcome {
 pub enum MissReason {
     /// The place is inconsistent, or outside the volumes.
     Place,
-    /// The place holds no run header, or a header whose checksum differs from the index's.
+    /// The place holds no run header, or a header that differs from the index's or does not fit
+    /// the read.
     Header,
     /// The header names a different scope.
     Scope,
@@ -153,7 +154,7 @@ pub enum MissReason {
     Frame,
     /// The checksum does not match: the stored bytes differ from the bytes written.
     Checksum,
-    /// The file system failed.
+    /// The file system failed, or the segments were opened before a fork.
     Io,
     /// The target has no memory for the page, or its memory is not as long as the page.
     Memory,

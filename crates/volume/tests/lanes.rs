@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 const VOLUMES: u8 = 3;
 const PAGE: usize = 192 << 10;
-/// Shorter than each transfer of these tests, so that each transfer has several lanes.
+/// Shorter than each transfer of these tests, so that each transfer without sections has several
+/// lanes.
 const IN_FLIGHT: usize = 256 << 10;
 
 struct Volumes {

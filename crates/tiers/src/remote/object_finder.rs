@@ -30,6 +30,8 @@ impl ObjectFinder {
     /// Finds the objects that hold the leading pages. A ternary search finds the last full object,
     /// which holds a full group of pages (see `packing`); then the smaller objects after it are
     /// queried, largest first. Full objects after the first `groups_before_hole` count as missing.
+    /// In an unchained scope, where each page is an object, finds the leading objects that
+    /// [`present`](Self::present) reports, and ignores `groups_before_hole`.
     pub(super) fn find(
         &self,
         prompt: &Prompt<'_>,

@@ -67,7 +67,8 @@ impl RemoteTier {
         Self::with_options(backend, RemoteOptions::default())
     }
 
-    /// A tier over `backend`. Calls fail while the key file of a deferred key ring cannot be used.
+    /// A tier over `backend`. Calls of the backend fail while the key file of a deferred key ring
+    /// cannot be used.
     #[must_use]
     pub fn with_options(backend: Arc<dyn Backend>, options: RemoteOptions) -> Self {
         let backend: Arc<dyn Backend> = match &options.keys {
@@ -80,8 +81,9 @@ impl RemoteTier {
     }
 
     /// Returns the number of leading pages on the remote. This is a hint, because a read may still
-    /// fail. Sends at most 12 queries for 256 pages, and one more for each object that was found
-    /// and then could not be read. Sends no query for an object whose existence is cached.
+    /// fail. In a chained scope, sends at most 12 queries for 256 pages, and one more for each
+    /// object that was found and then could not be read; otherwise, at most one for each page.
+    /// Sends no query for an object whose existence is cached.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`; the

@@ -63,8 +63,8 @@ pub struct EvictedPages {
     /// The slots that the pages had on the host tier: the numbers that the caller of
     /// [`PageTable::mark_present`] gave, one per page, or none. Empty for other tiers.
     pub slots: Vec<u32>,
-    /// Number of walks that visited these pages since they were inserted; concurrent walks may
-    /// count as one.
+    /// Number of walks that visited these pages since they were inserted. This is an approximation:
+    /// all pages of a node have one count, and concurrent walks may count as one.
     pub hits: u32,
 }
 
@@ -101,7 +101,7 @@ impl PageTable {
     }
 
     /// Returns the number of leading pages that at least `times` walks have visited since the pages
-    /// were inserted.
+    /// were inserted, by the approximate counts of [`EvictedPages::hits`].
     #[must_use]
     pub fn hot_prefix(&self, pages: &impl PageHashes, times: u32) -> usize {
         self.tree.read().hot_prefix(pages, times)

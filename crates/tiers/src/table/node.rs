@@ -90,7 +90,8 @@ impl Node {
         self.residences.iter().any(|residence| *residence != Residence::None)
     }
 
-    /// Whether the node can be removed: no tier has its pages, and it has no children.
+    /// Whether the node can be removed: its pages are on no tier and in transfer to none, and it
+    /// has no children.
     pub(super) fn is_removable(&self) -> bool {
         self.children == 0 && !self.is_anywhere()
     }

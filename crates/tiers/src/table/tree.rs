@@ -332,7 +332,7 @@ impl Tree {
         front
     }
 
-    /// Removes the node if it is on no tier and has no children, then each ancestor for which this
+    /// Removes the node if it is [removable](Node::is_removable), then each ancestor for which this
     /// holds. Merges the first remaining node with neighbours in the same state.
     fn compact(&mut self, id: Id) {
         let mut left = id;

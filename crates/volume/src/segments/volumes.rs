@@ -139,8 +139,7 @@ impl Segments {
         volumes.push(candidate.volume);
     }
 
-    /// Reattaches a volume that was absent when the segments were opened. A present volume is not
-    /// changed.
+    /// Reattaches an absent volume. A present volume is not changed.
     ///
     /// # Errors
     /// `Invalid` if the volume is unknown, or this store's I/O mode does not suit it.

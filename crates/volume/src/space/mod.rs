@@ -105,7 +105,8 @@ impl fmt::Display for SpaceError {
 
 impl std::error::Error for SpaceError {}
 
-/// Sizes of a [`Space`], and its counters since it was made. All lengths are in units of 4 KiB.
+/// Sizes of a [`Space`], and its counters since it was made. All lengths are in units of 4 KiB,
+/// except the keys of `free_extents`. Free space in sealed segments is left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpaceStats {
     /// Free units.

@@ -16,8 +16,8 @@ use std::error::Error as StdError;
 use std::io;
 use std::time::Duration;
 
-/// Writes runs as [`Segments::write_runs`] does, with at most `in_flight` bytes in flight. Returns
-/// also for how long the thread waited for the disk.
+/// Writes runs as [`Segments::write_runs`] does. Starts no operation while `in_flight` bytes are in
+/// flight. Returns also for how long the thread waited for the disk.
 pub(in crate::transfer) fn write(
     segments: &Segments,
     writes: &[RunWrite<'_>],

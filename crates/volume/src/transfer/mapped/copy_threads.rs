@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Maximum threads of one call.
 const THREADS_MAX: usize = 4;
-/// A call uses at most one thread for each eight processors of the machine. The other processors
-/// are for the calling process.
+/// A call uses at most one thread for each eight processors that this process may use, and at least
+/// one. The other processors are for the calling process.
 const PROCESSORS_PER_THREAD: usize = 8;
 
 /// Calls `work` for every number below `count` on [`copy_threads`] threads, where `bytes` is the
