@@ -2,8 +2,8 @@
 //! copies that these keep of the manifest and the scope registry.
 //!
 //! A restored store begins as a manifest with owner epoch 0, which nothing but a restore opens. The
-//! last step gives it an owner epoch, so an interrupted restore is begun again. The copies are not
-//! changed before.
+//! last step gives it an owner epoch. Until then a restore that was interrupted is begun again, and
+//! the copies are not changed.
 
 use crate::core::{StoreCore, Verification};
 use crate::directory::{COPY_OF_MANIFEST, Directory, SEGMENTS, VOLUMES_MAX};

@@ -30,12 +30,14 @@ pub struct CatalogStats {
     pub segments: u64,
     /// Segment files that the budget allows.
     pub segments_max: u64,
-    /// Number of the store's files: of segments and index, each volume's marker, and 5 files in the
-    /// store's directory. Does not count copies, the policy file, and lock files of clients.
+    /// Number of the store's files: of segments and index, one marker for each volume in the
+    /// manifest, and 5 files in the store's directory. Does not count copies, the policy file, and
+    /// lock files of clients.
     pub files: u64,
-    /// Bytes held by runs, including headers and padding.
+    /// Bytes held by runs, and by removed runs until their leases end, including headers and
+    /// padding.
     pub used_bytes: u64,
-    /// Free bytes in existing segments.
+    /// Free bytes in existing segments, without sealed segments.
     pub free_bytes: u64,
     /// Freed bytes that are not reused yet, because the index's records that free them are not
     /// durable.
@@ -46,7 +48,8 @@ pub struct CatalogStats {
     pub reserved_bytes: u64,
     /// Bytes in quarantine, because their contents failed verification or could not be written.
     pub quarantined_bytes: u64,
-    /// Number of free extents by size class. The key is the minimum length of the class in bytes.
+    /// Number of free extents, without those of sealed segments, by size class. The key is the
+    /// minimum length of the class in bytes.
     pub free_extents: BTreeMap<u64, u64>,
     /// Mean extents of runs placed since open.
     pub extents_per_run: f64,
@@ -224,8 +227,9 @@ impl From<TuningDecision> for IndexDecision {
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator can choose among several free extents.
     pub reserve_bytes: u64,
-    /// Bytes of padding between the end of each page and the next multiple of 4 KiB, without
-    /// encoded pages: their lengths are only in the run headers on disk.
+    /// Bytes of padding between the end of each page and the next multiple of 4 KiB, without pages
+    /// in fewer units than an unencoded page takes: the lengths of encoded pages are only in the
+    /// run headers on disk.
     pub padding_bytes: u64,
     /// Bytes of run headers.
     pub header_bytes: u64,
@@ -320,7 +324,7 @@ pub struct IoStats {
     pub direct: bool,
     /// Whether staging memory is in huge pages.
     pub huge_pages: bool,
-    /// The file system.
+    /// The file systems of the volumes, separated by commas.
     pub file_system: String,
     /// Warnings for the user.
     pub warnings: Vec<String>,
@@ -417,7 +421,7 @@ counters! {
     scrubbed_bytes,
     /// Damaged pages found by the scrubber.
     scrub_damaged_pages,
-    /// Times a put had to wait for space to be reclaimed.
+    /// Sync rounds for which a put, or the move of a run, waited to get space.
     reclaim_waits,
     /// Leases that expired before they were released.
     leases_expired,

@@ -159,8 +159,8 @@ impl StoreCore {
         health
     }
 
-    /// Padding of a run's pages, in bytes. Zero for encoded pages: only the run header, which this
-    /// function does not read, has their lengths.
+    /// Padding of a run's pages, in bytes. Zero if the pages take fewer units than unencoded pages:
+    /// only the run header, which this function does not read, has their lengths.
     fn padding(&self, view: &RunView) -> u64 {
         let Some(scope) = self.scopes.by_slot(view.scope) else { return 0 };
         if u64::from(view.place.page_units) != units_of(scope.page_bytes) {

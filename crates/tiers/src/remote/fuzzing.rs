@@ -22,7 +22,7 @@ const PAGE: usize = 700;
 const PAGES: usize = 4;
 /// Bytes before the run header of a sealed object.
 const FRONT: usize = 68;
-/// Maximum length of a page that the fuzzer unpacks. Allocating longer pages, up to 64 MiB, for
+/// Maximum length of a page that the fuzzer unpacks. Allocating longer pages, up to 512 MiB, for
 /// each input would take most of the time.
 const PAGE_MAX: u64 = 1 << 20;
 
