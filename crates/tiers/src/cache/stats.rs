@@ -182,8 +182,9 @@ pub struct TierStats {
     pub queued_bytes: u64,
     /// Bytes of the queued and running loads from the tier.
     pub loading_bytes: u64,
-    /// Pages not written to the tier: the queue was full, or the tier refused or failed the write;
-    /// or, for a remote, the keys from the beginning of the prompt are unknown.
+    /// Pages not written to the tier: the queue was full, the write did not end in time, or the
+    /// tier refused or failed the write; or, for a remote, the keys from the beginning of the
+    /// prompt are unknown.
     pub dropped_pages: u64,
     /// Pages that could not be written because no other tier could supply them in time, and the
     /// pages after them in a chained scope.
@@ -240,7 +241,8 @@ pub struct PrefetchStats {
     /// Prefetches that ended at a page that could not be fetched or put to the first tier, or
     /// without an answer of the remote.
     pub failed: u64,
-    /// Prefetches not started because too many prefetches were queued or tracked.
+    /// Prefetches not started because too many prefetches were queued or tracked, or because no
+    /// thread could be started.
     pub queue_full: u64,
     /// Pages fetched.
     pub pages: u64,
