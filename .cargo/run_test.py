@@ -70,8 +70,8 @@ def descendants(parent: int) -> list[int]:
 
 
 def threads(process: int) -> list[str]:
-    """Returns the names of the threads, which libtest sets to the first 15 characters of a test's
-    name.
+    """Returns the names of the threads. The thread of a test is named by the first 15 characters of
+    the test's name.
     """
     names = []
     for task in Path(f"/proc/{process}/task").glob("*/comm"):

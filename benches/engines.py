@@ -5,7 +5,7 @@ Prints the benchmarks of all engines, or of the named engines, in one table:
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
 Each benchmark runs in its engine's own environment (`make vllm`, `make sglang`, `make lmcache`) and
-writes rows with `system`, `object_bytes`, `op`, `mb_s`, and some of `p50_us` and `cpu_s_gib`
+writes rows with `system`, `object_bytes`, `op`, and some of `mb_s`, `p50_us` and `cpu_s_gib`
 (seconds of processor time per GiB). A benchmark that uses several kinds of memory names the kind of
 each row as `memory`. This script adds `engine`, `to_own` and `to_disk` to each row. `to_own` is the
 row's rate divided by the fastest rate of the engine's own storage, `to_disk` its rate divided by

@@ -2,14 +2,13 @@
 
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
-Chunks go from a host tier in shared memory, made as vLLM makes it, to the tier's storage and back,
-and are compared. Systems take turns within a round, and a figure is the median of the rounds.
-`lookup`: time on the scheduler's thread for each key (`us_per_key`) and in all (`p50_us`), for
-requests of 256 stored keys. `wall_us`: time until a request has all its answers, if its lookups are
-repeated without a pause. `submit_us`: CPU time of one job on the scheduler's thread; its wall time
-is longer if threads that move bytes use the cores. `disk` is the limit in the same rounds: four
-threads move the same number of bytes of one file in operations of 1 MiB, from and into the host
-tier's memory.
+Chunks go from a host tier in memory to the tier's storage and back, and are compared. Systems take
+turns within a round, and a figure is the median of the rounds. `lookup`: time on the scheduler's
+thread for each key (`us_per_key`) and in all (`p50_us`), for requests of 256 stored keys.
+`wall_us`: time until a request has all its answers, if its lookups are repeated without a pause.
+`submit_us`: CPU time of one job on the scheduler's thread; its wall time is longer if threads that
+move bytes use the cores. `disk` is the limit in the same rounds: four threads move the same number
+of bytes of one file in operations of 1 MiB, from and into the host tier's memory.
 
 `--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
 on some disks our tier loads chunks through the store's staging memory), `in_place` (as `shm`, but

@@ -5,7 +5,8 @@
    has the same checksum as before.
 
 `lmcache bench server` sends the requests that an engine would send, without a GPU. Exit code 0
-where every claim held, 1 where one did not, 2 where LMCache did not run.
+if every claim held, 1 if a claim did not, 2 if LMCache did not run or the user interrupted the
+demonstration.
 """
 
 import argparse

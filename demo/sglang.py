@@ -5,7 +5,8 @@
 2. a *new* process on the same store: SGLang's memory is empty, the store is not empty. Its
    answers must equal the answers from SGLang's own memory.
 
-Exit code 0 where every claim held, 1 where one did not, 2 where the engine did not run.
+Exit code 0 if every claim held, 1 if a claim did not, 2 if the engine did not run or the user
+interrupted the demonstration.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 # Builds the environment of an engine, build/env/ENGINE. Sourced by engines/ENGINE/build.sh, for
 # which it defines the functions below, and
 #
+#   here     the folder engines/ENGINE
+#   root     the repository
 #   target   the folder of the environment
 #   site     the folder of its packages
 #   uv       the program that installs packages, from a separate environment, build/env/uv
@@ -44,8 +46,8 @@ changed() {
     [[ $(cat "$target/.stamp" 2>/dev/null) != "$stamp" ]]
 }
 
-# Creates the environment and installs requirements.txt. $1: its size and duration, for a message;
-# further arguments are passed to uv.
+# Creates the environment and installs requirements.txt. $1: the size or the duration, for a
+# message; further arguments are passed to `uv pip install`.
 create() {
     local takes=$1 kind
     shift

@@ -190,7 +190,7 @@ class Throttle:
             (self.group / READS).write_text(f"{disk.number()} {reads}")
 
     def remove(self) -> None:
-        """Lifts the limits, and removes the cgroup, whose processes must have ended."""
+        """Lifts the limits, and removes the cgroup, whose processes must have ended or left it."""
         if not self.group.exists():
             return
         self.limit(0)

@@ -71,8 +71,9 @@ class Process(Started):
         raise ServerError(f"{self.name} did not start: not up after {seconds}; see {self.log}")
 
     def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
-        """Sends `sign` to the server, which with SIGTERM finishes its writes first, waits for its
-        end for at most `stop_seconds`, and kills all processes of its group that are left.
+        """Sends `sign` to the server, waits at most `stop_seconds` for its end, and kills all
+        processes of its group that are left. After SIGTERM a server finishes its writes before it
+        ends.
         """
         process, self.process = self.process, None
         if process is None:

@@ -2,7 +2,7 @@
 # Builds emulators of cloud storage for tests: build/emulators/fake-gcs-server and
 # build/emulators/node_modules/.bin/azurite-blob.
 #
-#   engines/emulators/build.sh    builds each emulator that is missing or has another version
+#   engines/emulators/build.sh    builds each emulator, unless its last build was of this version
 #
 # Needs go 1.26 or later, and npm with node 20 or later, which fetch the sources. Takes two minutes.
 set -euo pipefail

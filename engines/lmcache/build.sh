@@ -5,8 +5,8 @@
 #   engines/lmcache/build.sh                  builds it, unless its inputs are unchanged
 #   engines/lmcache/build.sh --wheel PATH     then installs this ritornello wheel into it
 #
-# Needs python3.11 with venv, gcc and readelf. uv is installed into a separate environment,
-# build/env/uv.
+# Needs python3 with venv, gcc and readelf. uv, which is installed into a separate environment,
+# build/env/uv, downloads Python 3.11 if the machine has none.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"

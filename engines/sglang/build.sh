@@ -5,8 +5,9 @@
 #   engines/sglang/build.sh                builds it, unless its inputs are unchanged
 #   engines/sglang/build.sh --wheel PATH   then installs this ritornello wheel into it
 #
-# Needs python3.11 with venv, gcc, g++ and readelf. uv is installed into a separate environment,
-# build/env/uv. `shim` replaces SGLang's compiled kernels, which need a GPU.
+# Needs python3 with venv, gcc, g++ and readelf. uv, which is installed into a separate environment,
+# build/env/uv, downloads Python 3.11 if the machine has none. `shim` replaces SGLang's compiled
+# kernels, which need a GPU.
 set -euo pipefail
 
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"

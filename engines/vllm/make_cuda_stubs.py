@@ -47,7 +47,8 @@ SYMBOLS = {
 }
 SONAME = re.compile(rf"^lib({'|'.join(SYMBOLS)})\.so")
 
-# Functions that set an output parameter, or whose result is a version instead of a status.
+# Functions that do not only return 100, because they set an output parameter, or because their
+# result is a version instead of a status.
 BODIES = {
     "cudaGetDeviceCount": "int cudaGetDeviceCount(int *n) { if (n) *n = 0; return 100; }",
     "cudaGetDevice": "int cudaGetDevice(int *n) { if (n) *n = -1; return 100; }",

@@ -1,4 +1,4 @@
-"""Exceptions. Missing pages are not an error: calls return how many pages they moved."""
+"""Exceptions. Missing pages raise no exception where a call returns how many pages it moved."""
 
 from typing import ClassVar, Literal
 

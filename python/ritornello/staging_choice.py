@@ -1,11 +1,11 @@
 """Decides whether reads go through the store's staging memory.
 
 A direct I/O request lists the physically contiguous pieces of its target memory; in memory of 4 KiB
-pages, each page is one piece. A virtual disk that accepts 254 pieces per request moves 1 MiB per
-request into such memory, and twice the bytes per second into huge pages. On such a disk, a read
-into the store's staging memory, which consists of huge pages, followed by a copy to the target is
-faster and costs no more processor time. Writes gain nothing. NVMe disks, whose requests list every
-4 KiB in any case, read into the target memory directly.
+pages, usually each page is one piece. A virtual disk that accepts 254 pieces per request moves 1
+MiB per request into such memory, and twice the bytes per second into huge pages. On such a disk, a
+read into the store's staging memory, which consists of huge pages, followed by a copy to the target
+is faster and costs no more processor time. Writes gain nothing. NVMe disks, whose requests list
+every 4 KiB in any case, read into the target memory directly.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Overrides under an engine whose methods have more optional parameters than in tested releases."""
+"""Overrides under an engine whose methods differ in parameters from the tested releases."""
 
 from typing import Any
 

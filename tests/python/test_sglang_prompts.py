@@ -243,7 +243,7 @@ class Event:
 
 
 class DeviceRunner(Runner):
-    """A runner on a GPU: `forward` queues work of `milliseconds`, and returns at once."""
+    """A runner on a GPU: `forward` queues work of `milliseconds`, and returns immediately."""
 
     device = "cuda:1"
 

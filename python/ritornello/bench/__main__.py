@@ -1,6 +1,8 @@
 """Measures a serving engine through its OpenAI API: `python -m ritornello.bench WORKLOAD`.
 
-Exit status 0; 1 if requests failed or an expected gain was not reached; 2 if nothing was measured.
+Exit status 0; 1 if some requests failed or an expected gain was not reached; 2 if all requests
+failed, or if the run ended early: wrong arguments, a server that cannot be measured, a missing
+package, or Ctrl-C.
 """
 
 import argparse

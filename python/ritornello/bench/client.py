@@ -2,8 +2,7 @@
 asyncio.
 
 The client uses one connection for each request, plain HTTP, and the standard library only. The
-client therefore runs on every Python that can import this package, and the measurement covers the
-server only.
+client therefore runs on every Python that can import this package.
 """
 
 import asyncio
@@ -60,8 +59,8 @@ class Server:
         self.path = parts.path.rstrip("/").removesuffix("/v1")
 
     async def get(self, path: str, deadline_s: float = CONNECT_SECONDS) -> str:
-        """Returns the body at `path`. ServingError if the server does not answer completely, with
-        status 200, within `deadline_s` seconds.
+        """Returns the body at `path`. ServingError if the connection fails, the status is not 200,
+        or the body has not ended within `deadline_s` seconds.
         """
         try:
             async with asyncio.timeout(deadline_s):

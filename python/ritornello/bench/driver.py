@@ -30,7 +30,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Record:
     """Result of a request. `sent_s` counts from the start of the run, `ttft_s` and `total_s` from
-    sending. `gaps_s`: times between chunks of the answer. `error`: set if there is no answer.
+    sending. `gaps_s`: times between chunks of the answer. `error`: why the request failed, None if
+    it was answered.
     """
 
     session: int
@@ -54,7 +55,9 @@ class Record:
 
 
 class Workload(Protocol):
-    """A pattern of requests. The same seed and the same answers generate the same requests."""
+    """A pattern of requests. The same seed and the same answers generate the same prompts; how many
+    a workload that is limited by time sends depends on the servers.
+    """
 
     @property
     def requests(self) -> int | None:

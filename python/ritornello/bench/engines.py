@@ -14,7 +14,9 @@ POLL_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class MetricsWatch:
-    """Counters of all servers at the start of a run; None if a server has no counters."""
+    """`before`: the counters at the start of a run, summed over all servers; None if a server does
+    not serve `/metrics`.
+    """
 
     servers: Sequence[Server]
     before: Metrics | None

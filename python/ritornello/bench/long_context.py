@@ -17,9 +17,9 @@ REPEAT_MODES = ("random", "tile", "interleave")
 @dataclass(frozen=True)
 class LongContext:
     """Round 0 sends every document once. Round 1 asks `repeat_count` questions about every
-    document, each of them once. `hit_miss_ratio` is (hit, miss): of every `hit + miss` consecutive
-    questions of round 1, the last `miss` are about new documents instead, each about a different
-    document. Lengths are in tokens.
+    document. `hit_miss_ratio` is (hit, miss): of every `hit + miss` consecutive questions of round
+    1, the last `miss` are about new documents instead, each about a different document. Lengths are
+    in tokens.
     """
 
     source: Source

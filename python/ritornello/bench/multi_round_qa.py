@@ -17,8 +17,7 @@ from ritornello.bench.prompts import Source, joined
 class MultiRoundQA:
     """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With
     `time_s`, new users replace finished users until `time_s` seconds have passed, and `ramp_up`
-    starts the first users in the middle of their conversations. A user's rounds go to the servers
-    round robin.
+    gives the first users fewer rounds. A user's rounds go to the servers round robin.
     """
 
     source: Source
@@ -57,8 +56,8 @@ class MultiRoundQA:
         return self.num_users / self.qps
 
     def rounds_of(self, slot: int) -> int:
-        """Returns how many rounds the first user of a slot asks: fewer than `num_rounds` if
-        `ramp_up` starts users in the middle of their conversations.
+        """Returns how many rounds the first user of a slot asks. With `ramp_up` first users ask
+        different numbers of rounds, so that they do not finish at the same time.
         """
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds
@@ -73,7 +72,7 @@ class MultiRoundQA:
         """Runs users one after another until `time_s` has passed; without `time_s`, one user."""
         user, rounds = slot, self.rounds_of(slot)
         begin = slot / self.qps
-        # Check the clock too: a user whose time has passed asks no question and leaves `begin`
+        # Check the clock too: after `time_s` seconds a user asks no question and leaves `begin`
         # unchanged, so a check of `begin` alone would never end the loop.
         while self.time_s is None or max(begin, driver.now()) < self.time_s:
             begin = await self._ask_rounds(driver, user, rounds, begin)

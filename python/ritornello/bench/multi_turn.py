@@ -27,8 +27,8 @@ class Waiting:
 
 @dataclass
 class ReadyQueue:
-    """Clients whose last answer has arrived. `random` takes any client, `fifo` the client that
-    waits longest.
+    """Clients whose last answer has arrived. `random` takes a random client, `fifo` the
+    client that waits longest.
     """
 
     policy: str

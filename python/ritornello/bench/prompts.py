@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ritornello.bench.client import Prompt
 
-# Token ids that are ordinary tokens in all known vocabularies.
+# Ids from `FIRST_ID` to below `LAST_ID` are generated: ordinary tokens in the vocabularies of Llama
+# and Qwen.
 FIRST_ID, LAST_ID = 3, 290
 WORDS = (
     *("river", "copper", "winter", "letter", "harbour", "method", "answer", "garden", "copy"),
@@ -17,8 +18,8 @@ WORDS = (
 @dataclass(frozen=True, slots=True)
 class Source:
     """Generates pieces of prompts. A piece depends on the seed, its name and its length only.
-    Pieces of different names differ within their first tokens. `text`: a piece is words, each
-    counted as one token; otherwise a piece is token ids.
+    Pieces of different names almost always differ within their first tokens. `text`: a piece is
+    words, each counted as one token; otherwise a piece is token ids.
     """
 
     seed: int

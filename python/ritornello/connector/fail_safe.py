@@ -1,12 +1,14 @@
 """The store as a connector uses it: every failure is a miss, never an exception.
 
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
-background thread, with back-off, unless a setting is invalid. A failed store is closed by another
-thread, because a hung disk may keep it from being closed. After the first attempt to open the
-store, calls return immediately while no store is open. Failures are counted, except failed attempts
-to open the store again. The first of each kind is logged; failures that take the store out of use,
-and failed attempts to open it again, are logged once per `LOG_AGAIN_SECONDS`. Only
-`KeyboardInterrupt` and `SystemExit` reach the caller.
+background thread, with back-off, until an opening fails because of an invalid setting or with an
+unexpected error (`is_retriable`). A failed store is closed by another thread, because a hung disk
+may keep it from being closed. After the first attempt to open the store, calls return immediately
+while no store is open. Failures are counted, except failed attempts to open the store again, and
+calls that fail only because the store is already out of use. The first failure of each kind
+(operation and type of exception) is logged; failures that take the store out of use, and failed
+attempts to open it again, are logged again after `LOG_AGAIN_SECONDS`. Only `KeyboardInterrupt` and
+`SystemExit` reach the caller.
 """
 
 import logging
@@ -35,8 +37,8 @@ RETRY_SECONDS_MAX = 5.0
 # `RETRY_SECONDS` again.
 STABLE_SECONDS = 60.0
 # A store whose policy refuses the engine's keys is closed, and opened again after a pause:
-# `REFUSED_PARTS` times as long as its opening took, at most `REFUSED_SECONDS_MAX`, and not shorter
-# than the pause after another failure.
+# `REFUSED_PARTS` times as long as its opening and closing took, at most `REFUSED_SECONDS_MAX`, and
+# not shorter than the pause after another failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while this number is reached, no store is

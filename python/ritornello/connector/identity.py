@@ -143,8 +143,8 @@ def kv_scale_of(cache_dtype: str, dtypes: Collection[str]) -> str:
 
 
 def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str) -> str:
-    """Returns why pages with equal keys may differ, so that the engine must not be served; "" if
-    they are equal.
+    """Returns why pages with equal keys may differ, in which case the engine must not be served; ""
+    if such pages are equal.
     """
     if scales_at_run_time:
         return "KV scales calculated at run time are not part of a block's bytes"

@@ -77,9 +77,10 @@ class StoreSettings:
 
 def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> dict[str, Any]:
     """Returns `given` as arguments of the connector's subclass of `StoreSettings`. Raises
-    ValueError, with what to write instead, for a setting that is unknown, missing or of the wrong
-    type, and for an unknown gate; opening the store checks the other values. `place` names the part
-    of the engine's configuration, `own` the keys that the connector checks itself.
+    ValueError, with what to write instead, for a setting that is unknown, missing, of the wrong
+    type or not permitted beside another setting, and for an unknown gate; opening the store checks
+    the other values. `place` names the part of the engine's configuration, `own` the keys that the
+    connector checks itself.
     """
     if "tiers" in given:
         return _checked_tiers(given, place, own)

@@ -6,8 +6,8 @@
 
 `RitornelloL2Adapter` has all features: a lookup leases objects until their load, usage and keys
 survive a restart, and objects of a different dtype or shape are not reused. `NativeClient`, for
-`"type": "native_plugin"`, is wrapped in an adapter of LMCache's own, and distinguishes objects by
-size only.
+`"type": "native_plugin"`, is wrapped in an adapter of LMCache's own, and distinguishes formats
+of objects by the objects' size only.
 
 Settings in addition to `path`: see `settings`. Only `adapter` imports LMCache.
 """

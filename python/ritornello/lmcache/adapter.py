@@ -239,7 +239,7 @@ class RitornelloL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Deletes objects. Reports all `keys` to listeners as deleted, even if the store has
-        evicted the objects before.
+        evicted the objects before, or could not delete them.
         """
         if keys:
             self._objects.delete(group_objects(keys), len(keys))
@@ -258,7 +258,9 @@ class RitornelloL2Adapter(L2AdapterInterface):
         return KeyListPage(tuple(entries), following)
 
     def get_usage(self) -> AdapterUsage:
-        """Returns the stored objects, including objects that other processes stored."""
+        """Returns the bytes of the stored objects, in all and by salt, including objects that other
+        processes stored.
+        """
         used = self._objects.usage()
         return AdapterUsage(sum(used.values()), self._max_capacity_bytes, MappingProxyType(used))
 

@@ -4,8 +4,9 @@ LMCache's own memory (L1) is the tier above. A lookup asks the tiers of this mac
 remote for the pages that they lack. Pages of the remote are put on the disk before a lookup counts
 them as found, so that loads read them from this machine.
 
-The gate never decides here: LMCache tells its adapters neither how long a prefill took nor how many
-tokens the engine has already, so there is nothing to compare a load with.
+The gate `auto` loads all found pages, as `always` does: LMCache tells its adapters neither how long
+a prefill took nor how many tokens the engine has already, so there is nothing to compare a load
+with.
 """
 
 from collections.abc import Callable, Sequence

@@ -17,9 +17,9 @@ from ritornello.lmcache.naming import Family, ObjectFormat, parse_scope, scope_o
 if TYPE_CHECKING:
     from ritornello._core import Scope
 
-# Minimum time between two reads of the store's scopes: `REFRESH_SECONDS`, or `REFRESH_FACTOR` times
-# the duration of the last read if that is longer. Objects that another process stores in a new
-# format are missed until the first lookup after this time.
+# Minimum time between two reads of the store's scopes by `refresh`: `REFRESH_SECONDS`, or
+# `REFRESH_FACTOR` times the duration of the last read if that is longer. Objects that another
+# process stores in a new format are missed until the first lookup after this time.
 REFRESH_SECONDS = 1.0
 REFRESH_FACTOR = 50.0
 

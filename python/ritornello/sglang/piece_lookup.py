@@ -1,8 +1,8 @@
 """One lookup of a piece of a prompt in a cache over tiers.
 
 The main pool is looked up first: its keys chain, so a remote answers with a number of leading
-pages. The keys of side pools do not chain, so a remote is asked about each page. Of pools that need
-all pages, the pages of the whole prefix are looked up; of pools that need a window, the window at
+pages. The keys of side pools do not chain, so a remote is asked about each page. In pools that need
+all pages, the pages of the whole prefix are looked up; in pools that need a window, the window at
 the end of the prefix, and only if it is incomplete the windows before it. All pages found are
 fetched to the disk and leased there, and the pages on the disk then decide the answer.
 """

@@ -95,7 +95,7 @@ class FactsCollector:
 
 
 def _names(config: Any) -> set[str]:
-    """Returns the class names of the connectors inside `config`."""
+    """Returns the class names of the connectors inside `config`, and inside these connectors."""
     found: set[str] = set()
     for child in config.kv_connector_extra_config.get("connectors", ()):
         found.add(str(child.get("kv_connector")))

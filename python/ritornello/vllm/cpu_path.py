@@ -73,9 +73,9 @@ KVConnectorHandshakeMetadata.register(ShardFacts)
 
 class CpuPath(KVConnectorBase_V1, SupportsHMA):
     """One instance in the scheduler's process, one in each worker. In an engine that is not served
-    (`support.unsupported_reason`), both the scheduler's and the worker's side are None. Every hook
-    then reports that there is nothing to do, and the handshake returns the reason, except inside
-    MultiConnector, where it returns None.
+    (`unsupported_reason` of `support` and of `composition`), both the scheduler's and the worker's
+    side are None. Every hook then reports that there is nothing to do, and the handshake returns
+    the reason, except inside MultiConnector, where it returns None.
 
     `connector`: the connector that vLLM calls. `engine`: the engine's configuration if another
     connector constructs `connector`, else None.
@@ -154,7 +154,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
     def _start_serving(self, metadata: Mapping[tuple[int, int], Any]) -> None:
         try:
             side = self._make_scheduler_side(metadata)
-        except Exception as error:  # an untested kind of model must still be served
+        except Exception as error:  # the engine must run even if its KV cannot be stored
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
             logger.warning("ritornello: %s%s; neither hits nor saves", kind, error)
             return
@@ -316,9 +316,9 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             return KVConnectorTransferResults()
         with self._meter.hook():
             finished, failed = self._worker.take_completed_loads()
-        # With one KV cache group, vLLM learns the failed blocks, and keeps all other blocks of the
-        # request. With several groups the connector cannot name blocks, and vLLM computes the whole
-        # request.
+        # With one KV cache group, vLLM learns the failed blocks, and keeps the blocks before the
+        # first of them. With several groups the connector cannot name blocks, and vLLM computes the
+        # whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.results.take_finished_sending(),

@@ -161,7 +161,8 @@ def _sized(
     tiers: list[dict[str, Any]],
 ) -> "tuple[VllmConfig, str]":
     """Returns the configuration with the sizes of chunks and host memory, and a description. Raises
-    ValueError if the processes of the engine would derive different sizes.
+    ValueError if the machine lacks the host memory, if the memory has no room for a chunk, and if
+    the processes of the engine might derive different sizes.
     """
     engines = vllm_config.parallel_config.data_parallel_size_local
     host_bytes = settings.host_bytes

@@ -1,7 +1,7 @@
 """Translates the connector's settings into settings of vLLM's offloading and of the tier below it.
 vLLM offloads KV to host memory in chunks of some consecutive blocks. The sizes of a chunk and of
-the host memory follow from the model and the machine, and are equal in all processes of an engine:
-`host_layout` refuses engines in which they may differ.
+the host memory follow from the settings, the model and the machine, and are equal in all processes
+of an engine: `host_layout` refuses engines in which they may differ.
 """
 
 import os

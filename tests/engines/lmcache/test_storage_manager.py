@@ -1,5 +1,5 @@
 """LMCache's storage manager in two processes: the second finds the pages that the first stored,
-however the first process ended.
+whether the first process closed it or was killed.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""The table of kinds of KV cache in docs/models.md names every kind of every supported vLLM."""
+"""The table of kinds of KV cache in docs/models.md, the refusals, and the tier's lookups and scopes
+agree with the kinds of KV cache in every tested vLLM.
+"""
 
 import ast
 from typing import Any

@@ -108,7 +108,7 @@ class HeldEngine(TierEngine):
 
 
 def abort(engine: HeldEngine) -> dict[str, Any]:
-    """Aborts a request whose chunks are being fetched, and asks another prompt meanwhile."""
+    """Aborts a request whose chunks are being fetched, and asks another prompt during the fetch."""
     engine.keep_on_remote()
     asked = Held.asked
     Held.released.clear()

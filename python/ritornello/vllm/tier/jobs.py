@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ritornello._core import Lookup, Outcome, Ticket
 
 # Reasons of a load for which the chunks are no longer stored: they are absent, or damaged. For all
-# other reasons, such as a deadline, they still are.
+# other reasons, such as a deadline, they may still be stored.
 GONE_REASONS = frozenset({"not_found", "place", "header", "scope", "key", "frame", "checksum"})
 
 logger = logging.getLogger("vllm.ritornello")

@@ -22,9 +22,9 @@ ENGINE_TIERS = EngineTiers(
 class TierSettings:
     """`store`: the settings that tier and connector share; its `tiers` are one disk, and at most
     one remote below it, because vLLM's host memory is the host tier. `enable_kv_events`: vLLM's
-    event publisher is told which chunks were stored, and which could not be loaded. `locality`:
-    where the store is, as seen from vLLM, for these events and for requests that choose tiers; None
-    leaves it open.
+    event publisher is told which chunks were stored, and which a load found absent or damaged.
+    `locality`: where the store is, as seen from vLLM, for these events and for requests that choose
+    tiers; None leaves it open.
     """
 
     store: Settings

@@ -12,8 +12,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 class ChangeCounters:
     """`slots` counters; a slot is the index of a counter. Each counter is incremented by one
-    process only, from any of its threads. Counts never decrease: two readings are equal if and only
-    if nothing was counted between them.
+    process only, from any of its threads; the scheduler's process also raises counters to counts
+    that workers report. Two readings are equal if and only if nothing was counted between them.
     """
 
     def __init__(self, memory: mmap.mmap, slots: int) -> None:
