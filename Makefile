@@ -39,8 +39,8 @@ ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce67
 # The crate's build script reads C headers with libclang. This package of libclang lacks the
 # compiler's own headers, so gcc's headers are used.
 LIBCLANG := libclang==18.1.1
-# All checks use the same features, so that cargo compiles each crate once; the wheel is built
-# without features.
+# Most checks use the same features, so that cargo compiles each crate once for them. The wheel in
+# build/wheels is built without features.
 FEATURES := --features ritornello-python/lsm
 
 # The wheel, expanded by the shell: there is one, whose name contains the version.
@@ -53,7 +53,8 @@ WHEEL := build/wheels/ritornello-*.whl
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
 test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 
-# `test-all` runs all suites, or its shard of them; `test` leaves out what is long or needs servers.
+# `test-all` runs all suites, or its shard of them; `test` leaves out long tests, and tests that
+# need S3 servers, emulators, or an engine other than vLLM.
 # Suites of the core run one at a time, because some of them keep two cores busy at times. Most of
 # their tests wait and need no core, so suites of engines, which mostly keep one core busy, run
 # beside them: two at a time, long suites first.
@@ -207,9 +208,10 @@ test-rust-long: $(LSM)/env
 		--skip allocation_time_with_a_million_holes
 
 # The tests of store, node and cli, with `lsm` as the index; a soak among them kills the store's
-# owner. Left out are tests that would only repeat test-rust: tests without an index, tests that
-# choose their index, and tests on a simulated disk (RocksDB writes past it); and tests with a store
-# that is too small or too full for RocksDB's files.
+# owner. Left out are: tests that would only repeat test-rust, because they use no index or choose
+# their index; tests on a simulated disk, past which RocksDB writes; tests with a store that is too
+# small or too full for RocksDB's files; and `clients_recover_from_every_fault`, in which RocksDB
+# opens too slowly on a busy machine.
 NOT_LSM_TESTS := bench bench_% hostile loom_% mapped remote simulate usage \
 	conversion fixtures \
 	absence clean_end crash damaged_segments dead_writers faults holds partial_changes scope_registry \
@@ -223,7 +225,8 @@ test-lsm: $(LSM)/env
 
 # Models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
 # release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`. Without LTO they are built in about six sevenths of the time.
+# meant to be compiled with `--cfg loom`. Without LTO the models are built in about six sevenths of
+# the time.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \
@@ -248,7 +251,8 @@ test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 test-mooncake: $(STAMPS)/mooncake
 	$(MOONCAKE)/bin/python -m pytest tests/engines/mooncake -q || [ $$? -eq 5 ]
 
-# Warnings are errors. Exit code 5 (no test was selected) is not an error of a suite of long tests.
+# Warnings are errors. Exit code 5 (no test was selected) is not an error of a suite of long tests,
+# nor of `test-mooncake`, which is skipped where Mooncake cannot be loaded.
 PYTEST := $(BIN)/python -m pytest tests/python -q -W error --timeout 120
 test-python: $(STAMPS)/build
 	$(PYTEST) -m "not long"
