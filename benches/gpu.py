@@ -25,7 +25,7 @@ from gpu_cells import copies, correctness, loads, prefill, probe
 from gpu_cells.rig import Rig
 
 Rows = list[dict[str, Any]]
-# In the order of their worth.
+# In the order in which they run: the most useful cells are first.
 CELLS: dict[str, Callable[[Rig], Rows]] = {
     "machine": probe.machine,
     "link": probe.link,

@@ -45,7 +45,9 @@ def _row(rig: Rig, shape: Shape, blocks: int, way: str, direction: str) -> dict[
 def _measured(
     rig: Rig, nbytes: int, direction: str, times: Iterator[tuple[float, float]]
 ) -> dict[str, float]:
-    """The best rate of some rounds, as a fraction of the link's, and its processor time."""
+    """Returns the rate of the fastest round, also as a fraction of the link's, and its processor
+    time.
+    """
     wall, cpu = min(times)
     link = rig.link["to device" if direction == "scatter" else "from device"]
     return {

@@ -63,7 +63,9 @@ def moves(rig: Rig) -> list[dict[str, object]]:
 
 
 def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
-    """One scatter and one gather of random blocks, of whole pages and of one section."""
+    """Returns whether one scatter and one gather of random blocks move the right bytes, of a random
+    section, and no others.
+    """
     draw = random.Random(seed)
     pool = rig.pool(memory, way)
     blocks = draw.sample(range(memory.blocks), draw.randint(1, memory.blocks))

@@ -12,7 +12,7 @@ ROUNDS = 3
 
 
 def store(rig: Rig) -> list[dict[str, object]]:
-    """Puts and gets of pages of each shape. All bytes are compared after a get."""
+    """Puts and gets of pages of some shapes. All bytes are compared after a get."""
     total = (16 << 20) if rig.emulated else 2 * GIB
     rows: list[dict[str, object]] = []
     memory_folder = Path("/dev/shm") / f"ritornello-gpu-{os.getpid()}"

@@ -13,7 +13,7 @@ ROUNDS = 8
 
 
 def machine(rig: Rig) -> list[dict[str, object]]:
-    """Names of the device and its driver, and the backing of the pinned memory."""
+    """The device, its driver and memory, pinned memory, and the versions of kernel and torch."""
     row: dict[str, object] = {
         "device": rig.device.describe(),
         "kernel": platform.release(),

@@ -69,7 +69,8 @@ class Rig:
     folder: Path
     staging: int
     emulated: bool
-    # Bytes per second of one large copy from pinned memory to the device and back.
+    # Bytes per second that the machine can move: "to device", "from device", "both" (in both
+    # directions together), "disk read" and "disk write".
     link: dict[str, float]
 
     @classmethod
