@@ -34,8 +34,8 @@ move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fi
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
-**Errors** are in `ritornello.errors`. Missing or corrupted pages are not errors: calls return how
-many pages they moved. `RITORNELLO_LOG=info` logs more on standard error.
+**Errors** are in `ritornello.errors`. Missing or corrupted pages raise none where a call returns
+how many pages it moved. `RITORNELLO_LOG=info` logs more on standard error.
 """
 
 from ritornello import errors
