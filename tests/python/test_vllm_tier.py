@@ -419,7 +419,8 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: Child) -> No
         owner.send_signal(signal.SIGCONT)
     done = rig.ended()
     assert rig.right(KEYS) == done.ok
-    # Far below the deadline of any call to another process.
+    # Below the 30 seconds after which a call to another process ends. One wait that ends because
+    # the owner counts as silent, after 3 seconds, is not noticed.
     assert waited < 5
     rig.tier.close()
 

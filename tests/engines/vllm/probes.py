@@ -142,7 +142,7 @@ def spoil_drafts(monkeypatch: pytest.MonkeyPatch, layers: Sequence[str]) -> None
 
 
 def slow_loads(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Makes every load look unfinished for `seconds`."""
+    """Makes every asynchronous load look unfinished for `seconds`."""
     landed = PendingLoad.poll
 
     def late(arrival: PendingLoad, now: float) -> LoadResult | None:
