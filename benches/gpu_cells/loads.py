@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import torch
-from ritornello import Scope, Store, destroy
+from ritornello import DevicePool, Scope, Store, destroy
 
 from gpu_cells.rig import GIB, Memory, Rig, Shape, timed
 
@@ -39,12 +39,7 @@ def _transfers(
     reads = {"memory": "to device", "disk": "disk read"}[place]
 
     with timed() as times:
-        ticket = opened.submit_put(scope, keys, pool.pages(order), after=rig.stream())
-        stream = rig.stream()
-        if stream is not None and not ticket.order(stream):
-            raise AssertionError("a save was not gathered in time")
-        outcome = ticket.wait()
-    _check(outcome, count, "put")
+        put_all(rig, opened, scope, keys, pool, order)
     rows = [_row(place, shape, "put", nbytes, times.wall, times.cpu, rig.link, "from device")]
 
     best = None
@@ -63,6 +58,27 @@ def _transfers(
     assert best is not None
     rows.append(_row(place, shape, "get", nbytes, best.wall, best.cpu, rig.link, reads))
     return rows
+
+
+def put_all(
+    rig: Rig, opened: Store, scope: Scope, keys: list[bytes], pool: DevicePool, blocks: list[int]
+) -> None:
+    """Puts all pages. Pages for which no pinned memory was free are put again."""
+    stored = 0
+    while stored < len(keys):
+        ticket = opened.submit_put(
+            scope,
+            keys[stored:],
+            pool.pages(blocks[stored:]),
+            parent=keys[stored - 1] if stored else None,
+            after=rig.stream(),
+        )
+        if not ticket.order(rig.stream()):
+            raise AssertionError("a put was not gathered in time")
+        outcome = ticket.wait()
+        if outcome is None or not outcome.pages:
+            raise AssertionError(f"a put stored nothing: {outcome}")
+        stored += outcome.pages
 
 
 def _check(outcome: object, count: int, op: str) -> None:

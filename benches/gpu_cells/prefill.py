@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ritornello import Scope, Store, destroy
 from torch.nn.attention.bias import causal_lower_right
 
+from gpu_cells.loads import put_all
 from gpu_cells.rig import GIB, Memory, Rig, timed
 
 BLOCK = 16
@@ -140,10 +141,7 @@ def times(rig: Rig) -> list[dict[str, object]]:
     places = {"memory": Path(f"/dev/shm/ritornello-gpu-{os.getpid()}"), "disk": rig.folder / "kv"}
     for place, folder in places.items():
         with Store.open(folder, 2 * pages * pool.page_bytes + GIB) as store:
-            put = store.submit_put(scope, keys, pool.pages(order.tolist()), after=rig.stream())
-            outcome = put.wait()
-            if outcome is None or outcome.pages != pages:
-                raise AssertionError(f"{place}: {outcome}")
+            put_all(rig, store, scope, keys, pool, order.tolist())
             for hit in HITS:
                 count = int(pages * hit)
                 best = None

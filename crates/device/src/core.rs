@@ -61,6 +61,16 @@ impl Core {
         })
     }
 
+    /// Breaks the device, because it did not complete a move within `time`. Returns the error.
+    pub(crate) fn give_up(&self, time: Duration) -> Error {
+        let seconds = time.as_secs();
+        let error = || {
+            Error::fatal("the device does not complete a move: restart the engine to use it again")
+                .with("seconds", seconds)
+        };
+        self.note::<()>(Err(error())).err().unwrap_or_else(error)
+    }
+
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.get().is_some()
     }

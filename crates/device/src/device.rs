@@ -9,7 +9,7 @@ use crate::pool::Pool;
 use crate::slots::{Arena, Slots};
 use crate::table::{Table, TableMemory};
 use crate::way::{Measured, Way, Ways};
-use ritornello_format::{Error, Result};
+use ritornello_format::Result;
 use ritornello_volume::{PageTarget, StagingStats};
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,14 +85,8 @@ impl Device {
         self.core.check()
     }
 
-    /// Breaks the device, because it did not complete a move within `time`. Returns the error.
-    pub(crate) fn give_up(&self, time: Duration) -> Error {
-        let error =
-            Error::fatal("the device does not complete a move").with("seconds", time.as_secs());
-        match self.core.note::<()>(Err(error)) {
-            Err(error) => error,
-            Ok(()) => Error::fatal("the device does not complete a move"),
-        }
+    pub(crate) fn core(&self) -> Arc<Core> {
+        Arc::clone(&self.core)
     }
 
     /// Usage of the pinned memory.
@@ -269,7 +263,7 @@ impl Device {
             None if has_ended => return Ok(began.elapsed()),
             _ => {}
         }
-        Err(self.give_up(MOVE_TIME))
+        Err(self.core.give_up(MOVE_TIME))
     }
 }
 

@@ -124,7 +124,7 @@ impl Device {
         for (pages, ticket) in moves {
             match ticket.wait(deadline) {
                 Ok(true) => {}
-                Ok(false) => return Err(self.give_up(MOVES_TIME)),
+                Ok(false) => return Err(self.core().give_up(MOVES_TIME)),
                 Err(error) => ends.note(pages.start, "device", Some(error)),
             }
         }

@@ -9,12 +9,13 @@ use pyo3::types::PyDict;
 use ritornello_device::driver::RawStream;
 use ritornello_device::layout::{Direction, Span};
 use ritornello_device::{
-    Device as Core, Event, MoveTicket, Moved, Save, SaveFence, Way, WayChoice,
+    Device as Core, Event, MoveTicket, Moved, SaveFence, Slots, Way, WayChoice,
 };
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store, Ticket};
 use ritornello_volume::transfer::Control;
 use std::mem;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -57,7 +58,7 @@ pub(crate) struct DevicePages {
 
 /// Pages in pinned host memory.
 #[pyclass(frozen, module = "ritornello._core")]
-pub(crate) struct DeviceSlots(Arc<ritornello_device::Slots>);
+pub(crate) struct DeviceSlots(Arc<Slots>);
 
 /// A submitted move between blocks and slots.
 #[pyclass(frozen, module = "ritornello._core")]
@@ -264,8 +265,7 @@ impl DevicePages {
         let (pages, reader) = (blocks.len(), Arc::clone(store));
         store.submit_read(keys, pages, control, move |keys, control| {
             let device = Arc::clone(&memory.device);
-            let read = |pages: std::ops::Range<usize>, slots: Arc<_>, control: &Control| {
-                let slots: Arc<ritornello_device::Slots> = slots;
+            let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
                 Ok(moved(&reader.get_batch(&scope, &keys[pages], slots.as_ref(), control)?))
             };
             // SAFETY: the Python caller leaves the blocks alone until the ticket is done.
@@ -275,7 +275,8 @@ impl DevicePages {
         })
     }
 
-    /// Starts a put of these blocks, behind the work that stream `after` has now.
+    /// Starts a put of these blocks, behind the work that stream `after` has now. Pages that are
+    /// stored already are not gathered, nor are pages for which no slots are free.
     pub(crate) fn save(
         &self,
         store: &Arc<Store>,
@@ -285,29 +286,32 @@ impl DevicePages {
         control: Control,
         after: Option<u64>,
     ) -> Result<(Ticket, Fence)> {
-        let memory = Arc::clone(&self.memory);
-        let save = Save::new(&memory.pool, &self.blocks)?;
-        let (after, pages) = (mark(&memory.device, after)?, self.blocks.len());
+        let (memory, pages) = (Arc::clone(&self.memory), self.blocks.len());
+        let first = {
+            let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
+            store.probe(&scope, &keys)?.min(pages)
+        };
+        let after = mark(&memory.device, after)?;
+        // SAFETY: the Python caller orders later writes to the blocks by the fence.
+        let save = unsafe { memory.device.gather(&memory.pool, &self.blocks[first..], after) }?;
         let fence = Fence(save.fence());
+        let gathered = first + save.pages();
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
-            let device = Arc::clone(&memory.device);
-            let mut write = |pages: std::ops::Range<usize>, slots: Arc<_>, control: &Control| {
-                let slots: Arc<ritornello_device::Slots> = slots;
-                let before = pages.start.checked_sub(1).map(|last| keys[last].into());
-                let options = PutOptions {
-                    parent: before.or_else(|| options.parent.clone()),
-                    ..options.clone()
-                };
-                let put =
-                    writer.put_batch(&scope, &keys[pages], slots.as_ref(), &options, control)?;
-                Ok(moved(&put))
+            let mut put = |part: Range<usize>, slots: Arc<Slots>, control: &Control| {
+                let before = (first + part.start).checked_sub(1).map(|last| keys[last].into());
+                let parent = before.or_else(|| options.parent.clone());
+                let options = PutOptions { parent, ..options.clone() };
+                let keys = &keys[first + part.start..first + part.end];
+                Ok(moved(&writer.put_batch(&scope, keys, slots.as_ref(), &options, control)?))
             };
-            // SAFETY: the Python caller orders later writes to the blocks by a fence, or waits for
-            // the ticket.
-            let saved = unsafe { device.save(&save, after, control, &mut write) };
-            memory.end(&saved);
-            Ok(outcome(pages, saved?))
+            let stored = save.store(control, &mut put);
+            memory.end(&stored);
+            let stored = stored?;
+            let reached = first + stored.pages;
+            let is_full = reached == gathered && gathered < pages;
+            let reason = if is_full { "staging_full" } else { stored.reason };
+            Ok(outcome(pages, Moved { pages: reached, reason, ..stored }))
         })?;
         Ok((ticket, fence))
     }
@@ -315,7 +319,7 @@ impl DevicePages {
 
 /// Orders writes to the blocks of a save.
 #[derive(Clone)]
-pub(crate) struct Fence(Arc<SaveFence>);
+pub(crate) struct Fence(SaveFence);
 
 impl Fence {
     /// Makes later work of `stream`, or without a stream this thread, wait until the blocks were
