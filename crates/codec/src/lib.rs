@@ -99,7 +99,7 @@ impl Codec {
     /// # Errors
     /// `Invalid` if `out` is too short, or if `input` is 4 GiB or longer. With a lossy codec,
     /// `Invalid` also if `shape` does not tell which numbers are keys and which are values, or if
-    /// its length differs from the length of `input`.
+    /// its length is zero or differs from the length of `input`.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }
@@ -154,8 +154,8 @@ pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
 /// All of `out` is written.
 ///
 /// # Errors
-/// `Miss` if the codec is unknown, or if the frame is damaged or its slice is not as long as `out`;
-/// the contents of `out` are then unspecified.
+/// `Miss` if this build does not know the codec or the frame's version, if the frame is damaged, or
+/// if its slice is not as long as `out`; the contents of `out` are then unspecified.
 pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     decode_with(Kernel::best(), codec, encoded, out)
 }

@@ -61,8 +61,8 @@ fn compress(
     let most = room.len().min(plane.len());
     let (kind, length) = match compressor.compress_to_buffer(plane, &mut room[..most]) {
         Ok(length) => (COMPRESSED, length),
-        // The compressed plane does not fit `most` bytes, so store the plane raw. No other error is
-        // possible here.
+        // The compressed plane does not fit `most` bytes, or Zstandard found no memory: store the
+        // plane raw.
         Err(_) => {
             room.get_mut(..plane.len())?.copy_from_slice(plane);
             (STORED, plane.len())

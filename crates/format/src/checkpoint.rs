@@ -44,8 +44,8 @@ impl CheckpointHeader {
     /// Decodes what [`CheckpointHeader::encode`] wrote.
     ///
     /// # Errors
-    /// `Miss` if the header is damaged; `Invalid` if it is intact, and of another version or with
-    /// unknown features.
+    /// `Miss` if the header is damaged or has another magic number; `Invalid` if it is intact, and
+    /// of another version or with unknown features.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
         let [id, journal, first] = read_header(Self::MAGIC, "checkpoint", bytes)?;
         Ok(Self { id, journal, first })

@@ -47,7 +47,8 @@ struct Inner {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error of `kind`. Shortcuts: [`Error::invalid`], [`Error::retry`], [`Error::fatal`].
+    /// An error of `kind`. Shortcuts: [`Error::invalid`], [`Error::retry`], [`Error::miss`],
+    /// [`Error::fatal`].
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner { kind, message: message.into(), context: Vec::new(), source: None }))
     }
@@ -82,7 +83,7 @@ impl Error {
         self
     }
 
-    /// Adds the cause.
+    /// Sets the cause, instead of an earlier cause.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());

@@ -14,7 +14,7 @@ pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
 /// Number of extents for which [`RunHeader::units`] leaves room. A header lists further extents if
-/// they fit its last unit. Only salvage (`fsck --salvage`) reads the list.
+/// they fit its last unit. Only salvage reads the list.
 const EXTENT_ROOM: usize = 32;
 /// Bytes of the fields of fixed length: magic, version, length, features, store, scope, slot,
 /// slices per page, units of header and page, generation, page bytes, extents in all, extents
@@ -58,8 +58,7 @@ pub struct RunHeader {
     pub store: [u8; 16],
     /// The scope of all keys of the run.
     pub scope: ScopeId,
-    /// The scope's slot when the run was written. Salvage (`fsck --salvage`) uses it to skip runs
-    /// of dropped scopes.
+    /// The scope's slot when the run was written. Salvage uses it to skip runs of dropped scopes.
     pub slot: ScopeSlot,
     /// See [`crate::Place::generation`].
     pub generation: u64,

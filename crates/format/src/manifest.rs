@@ -66,7 +66,7 @@ impl VolumeRecord {
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
-    /// Number of owners so far; zero while the store is being created.
+    /// Number of owners so far; zero while the store is being created or restored.
     pub owner_epoch: u32,
     /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
     /// open, and again before the lower 32 bits run out, so that no generation is used twice.

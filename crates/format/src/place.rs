@@ -148,7 +148,8 @@ impl Place {
     /// of `segment_units` units.
     ///
     /// # Errors
-    /// `Miss` if the extents are shorter or longer, or exceed a segment.
+    /// `Miss` if the extents are shorter or longer in total, or if an extent is empty or exceeds
+    /// its segment.
     pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
         let expected = u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
         let inside = |e: &Extent| {

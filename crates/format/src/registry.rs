@@ -1,9 +1,9 @@
 //! The scope registry: the scopes of a store and their slots.
 //!
 //! The file begins with the head: the registry at the time when the file was written, encoded as a
-//! whole-file record (module `whole_file`). Each later registration and each drop appends a record,
-//! so that its cost does not depend on the number of scopes. A change of settings replaces the
-//! file.
+//! whole-file record (module `whole_file`). Most later registrations and drops append a record, so
+//! that their cost does not depend on the number of scopes. A change of settings, and a change that
+//! would leave too many obsolete bytes, replaces the file.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};

@@ -83,8 +83,8 @@ pub struct Scope {
     /// Bytes per page. `None` if they follow from a known layout; giving the derived number makes
     /// the same scope.
     pub page_bytes: Option<u64>,
-    /// Whether a key is a hash that depends on all keys before it in its sequence, so that equal
-    /// keys follow equal keys.
+    /// Whether a key is a hash that depends on all keys before it in its sequence, so that the
+    /// sequences before two equal keys are equal too.
     pub chained: bool,
 }
 
@@ -162,7 +162,7 @@ impl Scope {
     ///
     /// # Errors
     /// `Invalid` if the layout is not opaque and the shape is empty, if the length is neither given
-    /// nor derived, if the two differ, or if it is zero or exceeds [`PAGE_BYTES_MAX`].
+    /// nor derived, if the two differ, or if it is zero, overflows or exceeds [`PAGE_BYTES_MAX`].
     pub fn resolved_page_bytes(&self) -> Result<u64> {
         let derived = self.derived_page_bytes()?;
         let bytes = match (self.page_bytes, derived) {

@@ -127,7 +127,7 @@ pub struct IndexStats {
     pub runs: u64,
     /// Number of pages.
     pub pages: u64,
-    /// Bytes of memory held.
+    /// Bytes of memory held; in `art`, the limit of its cache.
     pub memory_bytes: u64,
     /// Ceiling of resident memory in bytes; zero without a ceiling.
     pub memory_bytes_max: u64,
@@ -168,8 +168,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
     /// Removes single pages. In chained scopes this cuts the run at each page. In other scopes a
-    /// removed page leaves a hole, and its extents are returned; when the last page of a run is
-    /// removed, the extents of the header are returned too.
+    /// removed page leaves a hole, and its extents are returned; when the last remaining page of a
+    /// run is removed, the extents of the header are returned too.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
@@ -274,7 +274,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Sets the maximum bytes that the index's files may take, copies written by checkpoints or
     /// compactions included. If the files exceed it already, inserts are refused until pages are
-    /// removed and [`PrefixIndex::maintain_after`] is called.
+    /// removed and [`PrefixIndex::maintain_after`] is called. `memory` and `art` ignore it.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

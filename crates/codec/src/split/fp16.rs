@@ -16,7 +16,7 @@ const ESCAPE: u8 = 7;
 const CODES: usize = GROUP / 4 * 3;
 /// Length of a block's head: kind, first exponent of the window, number of escapes.
 const HEAD_BYTES: usize = 1 + 1 + 4;
-/// Groups sampled before the window is chosen.
+/// Maximum number of groups from whose exponents the window is chosen.
 const SAMPLE: usize = 32;
 
 type Numbers = [u8; 2 * GROUP];

@@ -82,8 +82,8 @@ pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
 }
 
 /// Encodes a block of bfloat16: kind, codebook, number of escapes, plane of mantissas and signs,
-/// codes, escapes. `None` if that would be longer than the block or `out`, or if no codebook covers
-/// most of the numbers.
+/// codes, escapes. `None` if that would be longer than the block or `out`, or if the codebook has
+/// codes for at most half of the sampled numbers.
 fn encode_block(kernel: Kernel, block: &[u8], out: &mut [u8]) -> Option<usize> {
     const HEAD_BYTES: usize = 1 + CODES + 4;
     let numbers = block.len() / 2;

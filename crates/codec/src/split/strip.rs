@@ -40,13 +40,15 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// Writes the exponents whose bits are set in `missing` to `room`; `None` if `room` is too short.
+/// Writes the exponents whose bits are set in `missing` to `room`, and returns their number; `None`
+/// if `room` is too short.
 #[inline(always)]
 pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
     let mut at = 0;
     if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // The next group overwrites the entries beyond the last escape.
+        // The entries beyond the last escape are not counted; the bytes that are written next
+        // overwrite them.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
@@ -83,7 +85,7 @@ pub fn decode_strip<'e>(
 }
 
 /// Inserts the exponents in `escapes` into the numbers whose bits are set in `missing`. Returns the
-/// remaining escapes.
+/// remaining escapes; `None` if there were too few.
 #[inline(always)]
 pub fn patch_escapes<'e>(
     mut missing: u64,

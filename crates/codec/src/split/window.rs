@@ -20,7 +20,7 @@ const WINDOW: u8 = 7;
 const HEAD_BYTES: usize = 1 + 4;
 /// Minimum ratio of numbers to escapes. With more escapes, 4-bit codes are shorter.
 const ESCAPES: usize = 8;
-/// Groups sampled before the window of a strip is chosen.
+/// Maximum number of groups from whose exponents the window of a strip is chosen.
 const SAMPLE: usize = 8;
 
 /// Encodes a block: head, first exponent of each strip's window, plane of mantissas and signs,

@@ -18,8 +18,8 @@
 //! exists. The record is written last, after the chunks of a run that is too long for one batch. A
 //! crash can leave chunks without a record; the next open with [`ArtOptions::verify`] removes them.
 //! If Holt fails in the middle of a batch, it may have applied a part: an insert then removes all
-//! its keys again before it returns the error. If this removal fails as well, or if another removal
-//! fails, the index is poisoned.
+//! its keys again before it returns the error. If this removal fails as well, or if a change other
+//! than an insert fails, the index is poisoned.
 //!
 //! **Limits of Holt 0.9.2**, and how the backend handles them:
 //!
@@ -77,8 +77,9 @@ pub struct ArtOptions {
     /// Whether every change is durable when the call returns. [`crate::PrefixIndex::sync`] then
     /// writes only the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
-    /// Whether the open checks every run. If `false`, a damaged run is found when it is used, and
-    /// its descendants are not removed.
+    /// Whether the open checks the pages and the links of every run, beside its record. If `false`,
+    /// damage of a run's pages is found when they are used, and the run's descendants are not
+    /// removed.
     pub verify: bool,
 }
 
@@ -130,7 +131,8 @@ pub struct ArtRecovered {
     pub log_dropped: bool,
     /// Whether Holt refused all of its files, which were therefore dropped.
     pub all_dropped: bool,
-    /// Whether the numbers of runs and pages differ from the stored numbers.
+    /// Whether the numbers of runs and pages differ from the stored numbers, or the stored numbers
+    /// are lost.
     pub lost: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
@@ -143,7 +145,8 @@ impl ArtIndex {
     /// entries that fail verification are dropped, logged, and reported by [`ArtIndex::recovered`].
     ///
     /// # Errors
-    /// `Fatal` if the file system refuses, or another process has the index open.
+    /// `Fatal` if Holt cannot read or write its files, or another process has the index open;
+    /// `Retry` if another call of the file system fails.
     pub fn open(dir: &Path, options: ArtOptions) -> Result<Self> {
         recovery::open(dir, options)
     }

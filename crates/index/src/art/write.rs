@@ -56,8 +56,9 @@ impl ArtIndex {
         Err(error)
     }
 
-    /// Adds to the batch the total numbers of runs and pages that the index has after the batch.
-    /// These numbers are the only means to find out that Holt has lost runs or pages.
+    /// Adds to the batch the total numbers of runs and pages that the index has after the batch. An
+    /// open compares them with the records of runs that it finds: lost records are noticed in no
+    /// other way.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);

@@ -32,11 +32,12 @@
 //! **Records that become durable early.** A batch is appended to the log immediately, and may
 //! become durable before the data that it names. A batch becomes durable early if RocksDB flushes
 //! full memtables, if the kernel writes the log, if an index that was not synced is opened again,
-//! or if the batch is appended during a sync whose `sync_data` has returned. After a power loss the
-//! run of an early batch may exist without its pages; their checksums make them misses. The backend
-//! `run` withholds records until their data is durable. All other batches become durable after
-//! their data: a sync and [`crate::PrefixIndex::maintain_after`] first call `sync_data`, and
-//! closing writes the batches to tables only if all of them were synced.
+//! or if the batch is appended during a sync, or a call of [`crate::PrefixIndex::maintain_after`],
+//! whose `sync_data` has returned. After a power loss the run of an early batch may exist without
+//! its pages; their checksums make them misses. The backend `run` withholds records until their
+//! data is durable. All other batches become durable after their data: a sync and
+//! [`crate::PrefixIndex::maintain_after`] first call `sync_data`, and closing writes the batches to
+//! tables only if all of them were synced.
 //!
 //! **After a failed sync** reads may return bytes that are not on the disk, because the kernel has
 //! dropped the dirty state of their pages ([`crate::RunOptions::clean`]). Every open rewrites all
@@ -127,7 +128,7 @@ impl LsmIndex {
     ///
     /// # Errors
     /// `Invalid` if a file has an unknown format version; `Retry` if the index is open already;
-    /// `Fatal` for file-system errors.
+    /// `Fatal` for file-system errors, and in a forked child of a process that has used RocksDB.
     pub fn open(dir: &Path, options: &LsmOptions) -> Result<Self> {
         recovery::open(dir, options)
     }

@@ -1,8 +1,8 @@
 //! Residency: the workers and tiers on which pages are present, for routers.
 //!
 //! A router receives events from many workers about pages that they stored, removed and cleared.
-//! For each request it needs the number of leading pages that every worker holds. [`Residency`]
-//! answers this; three backends implement it:
+//! For each request it needs, for each worker, the number of leading pages that the worker holds.
+//! [`Residency`] answers this; three backends implement it:
 //!
 //! | | holds | keeps after a restart |
 //! |---|---|---|

@@ -3,9 +3,9 @@
 //!
 //! A run holds pages of one chain, in the order of the chain, so that a long prefix takes few
 //! steps. A run may have gaps: a page without holders leaves a hole, and holes are removed once
-//! they are more than half of the run. A hash commits to all pages before it. If two pages of a run
-//! match two pages of a chain that are equally far apart, the pages between them therefore match as
-//! well, except for holes. The page of a hole may be in another run.
+//! they are more than half of a run of at least 16 pages. A hash commits to all pages before it. If
+//! two pages of a run match two pages of a chain that are equally far apart, the pages between them
+//! therefore match as well, except for holes. The page of a hole may be in another run.
 //!
 //! **Clears** change no pages at first. A cleared scope loses its number, under which its pages are
 //! found, and gets another number with its next put. A cleared worker is removed from the sets.

@@ -67,7 +67,7 @@ impl Journal {
     }
 }
 
-/// Creates an empty journal file. The file is durable when the call returns.
+/// Creates a journal file without records. The file is durable when the call returns.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,

@@ -104,8 +104,9 @@ impl RunIndex {
     /// verification are dropped, logged, and counted in [`RunIndex::recovered`].
     ///
     /// # Errors
-    /// `Invalid` if a file has an unknown format version; `Retry` if the file system has no room to
-    /// rewrite the index; `Fatal` if a file cannot be read or written for another reason.
+    /// `Invalid` if a file has an unknown format version; `Retry` if a file cannot be read or
+    /// created, or if the file system has no room to rewrite the index; `Fatal` if rewriting the
+    /// index fails for another reason.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }

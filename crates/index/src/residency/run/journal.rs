@@ -88,7 +88,7 @@ pub(super) fn numbers(medium: &dyn Medium, dir: &Path) -> io::Result<Vec<u64>> {
     Ok(numbers)
 }
 
-/// Creates an empty file, durably.
+/// Creates a file that has only a header, durably.
 pub(super) fn create(
     medium: &dyn Medium,
     dir: &Path,
@@ -229,9 +229,9 @@ impl RunResidency {
         true
     }
 
-    /// Passes on the result of a write. If the file system has no room, the records stay for a
-    /// later write. After any other failure the contents of the disk are unknown, and the index
-    /// writes no more.
+    /// Passes on the result of a write or sync. If the file system has no room, the index is not
+    /// poisoned, and the records of a failed write stay for a later write. After any other failure
+    /// the contents of the disk are unknown, and the index writes no more.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

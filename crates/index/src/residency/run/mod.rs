@@ -31,8 +31,8 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Maximum pages of a record, and maximum pages that are put or removed under one hold of the lock
-/// `runs`.
+/// Maximum pages of the record of a put or removal, and maximum pages that are put or removed under
+/// one hold of the lock `runs`.
 const LOCK_BATCH: usize = 256;
 /// Maximum number of runs that are searched for cleared pages with each batch of pages that is put
 /// or removed, under the same hold of the lock `runs`.
@@ -91,8 +91,9 @@ impl RunResidency {
     /// [`RunResidency::recovered`].
     ///
     /// # Errors
-    /// `Invalid` if a file has an unknown format version; `Retry` if the file system has no room;
-    /// `Fatal` if a file cannot be read or written.
+    /// `Invalid` if a file has an unknown format version; `Retry` if a file cannot be read or
+    /// created, or the file system has no room; `Fatal` if the recovered state cannot be written to
+    /// a new file for another reason.
     pub fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunResidencyOptions) -> Result<Self> {
         recovery::open(medium, dir, options)
     }
