@@ -29,7 +29,7 @@ pub struct Mix {
 pub struct TreeSize {
     /// Bytes of all entries on disk.
     pub bytes: f64,
-    /// Mean bytes that a flush of the memtable writes; before the first flush, the size of the
+    /// Mean bytes that a flush of the memtable writes; before the first flush, half the size of the
     /// memtable.
     pub memtable: f64,
 }

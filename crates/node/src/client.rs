@@ -102,7 +102,7 @@ impl Client {
     /// Sends a request, and waits for its response if it has one.
     ///
     /// # Errors
-    /// `Invalid` for malformed keys; the error that the owner returned;
+    /// `Invalid` for malformed keys, or too many of them; the error that the owner returned;
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
     /// not respond; `Retry` if all connections are busy, or the response did not arrive in time;
     /// `Fatal` for an invalid response.

@@ -1,4 +1,4 @@
-//! Removing a store: its own files in all its directories, and nothing else.
+//! Removing a store: its own files in all its directories, and the directories that are empty then.
 
 use crate::exclusive::with_exclusive_store;
 use crate::node_directory::{CLIENTS, unusable};
@@ -33,7 +33,7 @@ const FILES: [&str; 7] = [
 /// `Invalid` if there is no store, another process owns it, this process has it open, or the store
 /// was restored in another directory, which has its volumes now; `Fatal` if both copies of the
 /// manifest are damaged, because no other file names the volumes; `Retry` if the file system
-/// refuses.
+/// refuses, or if other threads of this process open or close the store for a minute.
 pub fn destroy(path: &Path) -> Result<()> {
     let path = fs::canonicalize(path).map_err(|error| unusable(path, error))?;
     let directory = Directory::new(Arc::new(Host), &path);

@@ -2,11 +2,12 @@
 //! another directory.
 //!
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
-//! it could not write and may report success afterwards. The owner therefore trusts only the bytes
-//! on disk: it closes the core and opens a new core, which recovers as after a kill, without the
-//! page cache, and drains all free space before reusing it. A dedicated thread does this with
-//! back-off; while the disks reject writes, the poisoned core keeps answering lookups and reads.
-//! If only some volumes reject writes, the new core opens without them.
+//! it could not write and may report success afterwards. The owner therefore closes the core and
+//! opens a new core, which recovers as after a kill: it writes the index into new files, because a
+//! sync of the old files could report success without writing them, and drains all free space
+//! before it reuses the space. A dedicated thread does this with back-off; while the disks reject
+//! writes, the poisoned core keeps answering lookups and reads. If only some volumes reject writes,
+//! the new core opens without them.
 //!
 //! ```text
 //!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch

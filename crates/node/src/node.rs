@@ -43,10 +43,10 @@ pub struct Node {
 /// # Errors
 /// `Invalid` if the directory or its file system is unsuitable, another user owns the store, or a
 /// store cannot be created with these options; the message says what to change. `Retry` if an owner
-/// does not listen within a minute, or has no protocol version in common with this build, if
-/// another thread of this process opens or closes the store for a minute, or if the directory is
-/// replaced during the open. `Fatal` if both copies of the manifest are damaged. Errors of the
-/// owner's recovery.
+/// does not listen within a minute, refuses this client, or has no protocol version in common with
+/// this build, if another thread of this process opens or closes the store for a minute, or if the
+/// directory is replaced during the open. `Fatal` if both copies of the manifest are damaged.
+/// Errors of the owner's recovery.
 pub fn open(options: &Options) -> Result<Arc<Node>> {
     open_on(Arc::new(Host), options)
 }
@@ -222,8 +222,9 @@ impl Node {
     /// nothing in a forked child.
     ///
     /// # Errors
-    /// `Retry` if writes of this process are in progress after 90 seconds: the store refuses calls
-    /// but keeps its lock; close again. `Fatal` if the last sync failed; the store is closed.
+    /// `Retry` if writes or calls of this process are in progress after 90 seconds: the store
+    /// refuses calls but keeps its lock; close again. `Fatal` if the last sync failed; the store is
+    /// closed.
     pub fn close(&self) -> Result<()> {
         if !self.process.is_current() {
             return Ok(());

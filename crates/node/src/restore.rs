@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// pages in them: see [`Restore`]. `progress` receives the number of bytes searched and the total.
 ///
 /// # Errors
-/// `Invalid` if a process is seen to use `others`, or owns the store in `dir`; any error of
-/// [`Restore::plan`] and [`Restore::run`].
+/// `Invalid` if a process is seen to use `others`, or owns the store in `dir`; errors of creating
+/// and locking `dir`; any error of [`Restore::plan`] and [`Restore::run`].
 pub fn restore(
     dir: &Path,
     others: &[PathBuf],

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum time until a peer has sent its hello.
+/// Maximum time until a peer has sent its hello, and for sending the reply.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time to receive a message after its first bytes, and to send a response.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);

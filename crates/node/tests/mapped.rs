@@ -26,7 +26,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "io" => node.store().stats().unwrap().catalog.io.mode,
-        // Reports the removed segments that this process still maps.
+        // Reports how many removed segments this process still maps.
         "kept" => maps(std::process::id()).to_string(),
         _ => panic!("what is {command}?"),
     }

@@ -92,7 +92,8 @@ fn owner_with_another_capacity_resizes() {
     node.close().unwrap();
     let node = open(&Options { capacity: None, ..options(dir.path()) }).unwrap();
     assert_eq!(capacity(&node), 2 * CAPACITY);
-    // The options of a second handle have no effect while the store is open in this process.
+    // The capacity that a second handle is given has no effect while the store is open in this
+    // process.
     let second = open(&options(dir.path())).unwrap();
     assert_eq!((capacity(&second), second.role()), (2 * CAPACITY, Role::Owner));
     node.store().resize(CAPACITY).unwrap();

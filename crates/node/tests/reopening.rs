@@ -330,8 +330,8 @@ fn store_is_not_reopened_while_all_volumes_fail_writes() {
     node.close().unwrap();
 }
 
-/// Replaces the segment files by copies during the fault, so that their inodes change as after a
-/// new mount.
+/// Replaces the segment files by copies during the fault, so that the open descriptors no longer
+/// lead to the files at the paths, as after a new mount.
 #[test]
 fn reopening_reopens_segment_files() {
     let dir = tempfile::tempdir().unwrap();

@@ -27,7 +27,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 /// Puts and flushes one sequence after another, and gets flushed sequences in between; `get` panics
-/// on wrong bytes. After each flush, prints the sequence and this process's role.
+/// on wrong bytes. Prints each flushed sequence with this process's role, and `LOST` for a flushed
+/// sequence that is not read whole.
 fn churn(node: &Node, first: u64) -> ! {
     let store = node.store();
     let mut flushed = Vec::new();

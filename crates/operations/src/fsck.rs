@@ -54,7 +54,7 @@ struct Answer<'a> {
 /// Reads and verifies every page.
 ///
 /// # Errors
-/// If the store is in use, or cannot be opened.
+/// If the store is in use, or cannot be opened, verified or closed.
 pub fn run(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let Some(core) = node.core() else {

@@ -42,8 +42,8 @@ struct Answer<'a> {
 /// Restores a store.
 ///
 /// # Errors
-/// If the directory is not empty, the other directories are not of one store or have no copies, or
-/// a process uses the store.
+/// If the directory is not empty, the other directories are not of one store or have no copies, a
+/// process uses the store, or a disk fails.
 pub(crate) fn run(context: &Context, args: &RestoreArgs) -> Result<Status, Failure> {
     let bar = progress::bar("salvaging");
     let restored = ritornello_node::restore(&args.dir, &args.others, &mut |done, total| {

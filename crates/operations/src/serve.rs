@@ -57,8 +57,8 @@ pub struct ServeArgs {
 
 /// Interval at which a client checks whether the owner has ended.
 const OWNER_CHECK: Duration = Duration::from_millis(100);
-/// Interval at which the owner checks whether its last write or sync failed, and whether the
-/// store's path leads to another place.
+/// Interval at which the owner checks whether a failed write or sync poisoned the store, and
+/// whether the store's path leads to another place.
 const HEALTH_CHECK: Duration = Duration::from_secs(1);
 /// First and longest pause between attempts to open the path again.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
@@ -93,7 +93,8 @@ impl<'a> Event<'a> {
 /// store.
 ///
 /// # Errors
-/// If the store cannot be opened or closed, or another process owns it and `--must-own` is set.
+/// If an argument is invalid, signals cannot be caught, the store cannot be opened, taken over or
+/// closed, or another process owns it and `--must-own` is set.
 pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     let signals_received = signals()?;
     let options = options(args)?;

@@ -136,7 +136,7 @@ pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
 /// Lists, adds, drains, gives up or restores directories.
 ///
 /// # Errors
-/// If the store cannot be opened, or the directory cannot be used.
+/// If the store cannot be opened or restored, or the directory cannot be used.
 pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
     match &args.what {
         PathsCommand::List { dir } => {
@@ -173,7 +173,8 @@ fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
 /// standard input is not a terminal.
 ///
 /// # Errors
-/// If no store exists, a process owns it, or the confirmation was refused.
+/// If no store exists, a process owns it, the confirmation was refused, or a file cannot be
+/// removed.
 pub fn destroy(context: &Context, args: &DestroyArgs) -> Result<Status, Failure> {
     if open::manifest(&args.dir)?.is_none() {
         return Err(Failure::unusable(

@@ -43,7 +43,7 @@ struct Answer<'a> {
 /// Prints the contents and the state of a store.
 ///
 /// # Errors
-/// If the store cannot be opened.
+/// If the store cannot be opened, or does not answer.
 pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let stats = node.store().stats()?;

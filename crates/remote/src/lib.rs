@@ -3,10 +3,10 @@
 //! Opens remotes by their address: object stores (S3, GCS, Azure), a mounted file system, memory,
 //! and backends that are registered from outside.
 //!
-//! **Promises.** Opening sends no request: if a server is down when a process starts, the process
-//! opens, and pages in this remote miss until the server is up. Threads and connections are created
-//! by the first call, so that a process may fork before that call. Every request to an object store
-//! has a timeout, so that no thread waits without limit. This crate sets no timeout for calls of
+//! **Promises.** Opening sends no request: a process can open a remote whose server is down, and
+//! pages in this remote miss until the server is up. Threads and connections are created by the
+//! first call, so that a process may fork before that call. Every request to an object store has a
+//! timeout, so that no thread waits without limit. This crate sets no timeout for calls of
 //! directories and of registered backends. Errors are classified: `Retry` if a retry can succeed,
 //! `Fatal` with advice if the configuration must change first.
 //!

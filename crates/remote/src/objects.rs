@@ -283,9 +283,9 @@ mod tests {
 
     const SENT_MAX: usize = 256 << 20;
 
-    /// Starts a server that answers one range request with a body that ends only when the client
-    /// closes the connection. Returns the server's port, and the thread, which returns the number
-    /// of bytes sent.
+    /// Starts a server that answers one range request of 10 bytes with a body of [`SENT_MAX`]
+    /// bytes, and stops when the client closes the connection. Returns the server's port, and the
+    /// thread, which returns the number of bytes sent.
     fn endless_server() -> (u16, thread::JoinHandle<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -31,8 +31,8 @@ pub type Opener = Arc<dyn Fn(&ParsedAddress) -> Result<Arc<dyn Backend>> + Send 
 
 static OPENER: RwLock<Option<Opener>> = RwLock::new(None);
 
-/// Registers `opener` for all addresses whose scheme is not built in, and replaces an earlier
-/// opener.
+/// Registers `opener` for all addresses without `//` whose scheme is not built in, and replaces an
+/// earlier opener.
 pub fn register_opener(opener: Opener) {
     *OPENER.write() = Some(opener);
 }
@@ -62,8 +62,9 @@ pub fn schemes() -> Vec<&'static str> {
 /// Options of object stores are in `docs/backends.md`.
 ///
 /// # Errors
-/// `Invalid`, with advice, if the address, an option or the scheme is unknown, or the key file
-/// cannot be used. A remote is never opened without the key that its address names.
+/// `Invalid`, with advice, if the address or an option is invalid, the scheme is unknown, or the
+/// key file cannot be used; errors of a registered opener. A remote is never opened without the key
+/// that its address names.
 pub fn open(address: &str) -> Result<ConfiguredBackend> {
     let opened = open_deferred(address)?;
     opened.options.keys.as_deref().map_or(Ok(()), KeyRing::load)?;
@@ -71,11 +72,12 @@ pub fn open(address: &str) -> Result<ConfiguredBackend> {
 }
 
 /// Like [`open`], but the first call of the remote's [tier](ConfiguredBackend::tier) reads the key
-/// file. While the file cannot be used, every call fails, as for a remote that is down, and reads
-/// the file again.
+/// file. While the file cannot be used, nothing is sent: calls fail or miss, as for a remote that
+/// refuses access, and later calls read the file again.
 ///
 /// # Errors
-/// `Invalid`, with advice, if the address, an option or the scheme is unknown.
+/// `Invalid`, with advice, if the address or an option is invalid, or the scheme is unknown; errors
+/// of a registered opener.
 pub fn open_deferred(address: &str) -> Result<ConfiguredBackend> {
     let mut address = ParsedAddress::parse(address)?;
     let options = options(&mut address)?;
@@ -158,7 +160,7 @@ fn zstd(level: &str) -> Result<i32> {
     level.ok_or_else(|| Error::invalid("zstd is a level from 1 to 19, as in ?zstd=3"))
 }
 
-/// Identifies this process among all writers of a directory.
+/// The name of this process among the writers of a directory: the host's name and the process id.
 fn writer_name() -> String {
     let host = rustix::system::uname();
     format!("{}-{}", host.nodename().to_string_lossy(), std::process::id())

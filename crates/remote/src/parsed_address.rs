@@ -17,7 +17,8 @@ const PUBLIC_OPTIONS: [&str; 4] = ["master", "host", "port", "region"];
 pub struct ParsedAddress {
     /// `s3`, `gs`, `az`, `file`, `memory`, or the module of a registered backend.
     pub scheme: String,
-    /// The text between `//` and the next `/`: the bucket. Empty for `file`.
+    /// The text between `//` and the next `/`: the bucket. Empty in a valid address of the scheme
+    /// `file`.
     pub authority: String,
     /// The text after the authority, without surrounding slashes (except for `file`, whose paths
     /// are absolute).

@@ -42,7 +42,7 @@ impl ProfileFiles {
         }
     }
 
-    /// Reads the profile. Missing files count as empty.
+    /// Reads the profile. Files that cannot be read count as empty.
     ///
     /// # Errors
     /// `Invalid` if neither file has the named profile.

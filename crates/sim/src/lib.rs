@@ -9,9 +9,9 @@
 //! optimal policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
 //! [`chart`] draws rows. [`pipeline`] is unrelated to traces: a model of prefill beside transfers.
 //!
-//! **Promises.** The same trace, policy and capacity always give the same results. Writes are
-//! counted, not estimated: the bytes include the padded pages and headers that the store would
-//! write.
+//! **Promises.** The same trace, policy and sizes always give the same counts. Writes are counted,
+//! not estimated: the bytes include the padded pages that the store would write, and, except in
+//! [`belady`], which has no runs, the run headers.
 //!
 //! **Must not know** where pages are stored: a simulation knows space as a number. Fragmentation
 //! and the reserve of free space are the concern of `ritornello_volume::space`.

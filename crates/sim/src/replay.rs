@@ -86,10 +86,10 @@ impl ReplayCounts {
 /// number of completed requests.
 ///
 /// A request reads its leading stored blocks and puts its missing blocks. The policy receives `hit`
-/// for the blocks read, `demanded` for all blocks, `victims` until there is space, and `admit` for
-/// each new run. Runs are formed as in the store. The runs that hold the request's leading stored
-/// blocks are not evicted during the request. A run that finds no space is refused, and so are all
-/// later runs of the request.
+/// for the blocks read, `demanded` for all blocks, `victims` until there is space, `shrink` or
+/// `remove` for each victim, and `admit` for each new run. Runs are formed as in the store. The
+/// runs that hold the request's leading stored blocks are not evicted during the request. A run
+/// that finds no space is refused, and so are all later runs of the request.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated; `Fatal` if the policy violates its contract.

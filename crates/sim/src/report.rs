@@ -81,8 +81,8 @@ pub struct Row {
 /// least one block. `progress` periodically receives the number of completed requests.
 ///
 /// # Errors
-/// `Invalid` if the capacity or the block size is out of range; `Fatal` if a policy violates its
-/// contract.
+/// `Invalid` if the capacity, the block size or the warm-up is out of range; `Fatal` if a policy
+/// violates its contract.
 pub fn simulate(
     trace: &Trace,
     policy: SimPolicy,

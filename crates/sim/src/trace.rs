@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
 
-/// Requests in arrival order. A request is a path of blocks from a root; blocks are numbered in the
-/// order of their first appearance, without gaps.
+/// Requests in the order in which they are replayed. A request is a path of blocks from a root;
+/// blocks are numbered in the order of their first appearance, without gaps.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     name: String,

@@ -13,7 +13,7 @@ const FIXED_METADATA: u64 = 1 << 20;
 const REGISTRY_SHARE: u64 = 4096;
 /// Minimum bytes of the records of live scopes: about a thousand scopes.
 const REGISTRY_MIN: u64 = 256 << 10;
-/// Maximum bytes of the records of live scopes, enough for the maximum number of scopes.
+/// Maximum bytes of the records of live scopes: 512 bytes for each of the maximum of 65,536 scopes.
 const REGISTRY_MAX: u64 = 32 << 20;
 /// The index takes at most 1/`INDEX_SHARE` of the capacity.
 const INDEX_SHARE: u64 = 32;

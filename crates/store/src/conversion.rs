@@ -2,8 +2,8 @@
 //!
 //! The manifest names the index in use. The new index is built completely and durably next to the
 //! old index; then the manifest is replaced by one that names the new index, and the old index's
-//! files are removed. An interruption at any point leaves one index in use and unused files, which
-//! the next owner removes.
+//! files are removed. An interruption at any point leaves one index in use, and perhaps unused
+//! files, which the next owner removes.
 
 use crate::budget::Budget;
 use crate::directory::Directory;
@@ -23,7 +23,7 @@ use std::time::Instant;
 /// By default the index `run` may use 1/`MEMORY_SHARE` of the memory available to the process.
 const MEMORY_SHARE: u64 = 4;
 
-/// The result of [`convert_index`].
+/// The result of [`convert_index`]. All numbers are zero if the store had the new index already.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Conversion {
     /// The old index.
@@ -53,9 +53,9 @@ pub struct Conversion {
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, if a
 /// volume is absent, or if the runs do not fit the new index; `Retry` if a volume's directory
-/// cannot be used now; `Fatal` if the new index has other runs than were copied; file-system
-/// errors. After an error the store keeps its old index, except that an error during or after the
-/// replacement of the manifest may leave the new index in use.
+/// cannot be used now; `Fatal` if the new index has other runs than were copied; errors of the
+/// indexes and of the file system. After an error the store keeps its old index, except that an
+/// error during or after the replacement of the manifest may leave the new index in use.
 pub fn convert_index(
     medium: Arc<dyn Medium>,
     dir: &Path,

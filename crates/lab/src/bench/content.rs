@@ -1,5 +1,5 @@
-//! Page contents and keys from a seed; every block is distinct, so that every byte read can be
-//! checked.
+//! Page contents, computed from a seed and the page's name, and keys, computed from the name. Every
+//! block is distinct, so that every byte read can be checked.
 
 use crate::random::mix;
 

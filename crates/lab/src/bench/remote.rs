@@ -262,7 +262,7 @@ fn remove_all(backend: &dyn Backend) {
 struct Round {
     scope: ScopeId,
     keys: Vec<Vec<u8>>,
-    /// Random bytes. Each page is a part of them, and the parts of different pages overlap.
+    /// Random bytes. Each page is a part of them, and the parts of neighbouring pages overlap.
     noise: Vec<u8>,
 }
 

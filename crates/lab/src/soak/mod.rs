@@ -52,7 +52,7 @@ struct Report {
     wrong_bytes: u64,
     /// Damaged pages that the final verification lists: at most 10,000.
     damaged_pages: usize,
-    /// Calls that failed with `Retry` or `Closed`.
+    /// Failed calls that do not end the soak: see `Totals::retries`.
     retries: u64,
     /// Number of changes of capacity, directories, codecs and quotas.
     changes: u64,

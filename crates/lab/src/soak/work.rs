@@ -50,8 +50,8 @@ pub struct Totals {
     pub bytes: AtomicU64,
     /// Bytes read that differ from the bytes put.
     pub wrong_bytes: AtomicU64,
-    /// Calls that failed with `Retry` or `Closed`, and flushes that failed while the store was not
-    /// poisoned.
+    /// Calls that failed with `Retry` or `Closed`, flushes that failed while the store was not
+    /// poisoned, and changes of the store that leased or retained pages prevented.
     pub retries: AtomicU64,
     /// Successful changes of the store's space and settings.
     pub changes: AtomicU64,

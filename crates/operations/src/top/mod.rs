@@ -33,7 +33,7 @@ pub struct TopArgs {
 /// Shows the figures of a store, refreshed each second on a terminal.
 ///
 /// # Errors
-/// If the store cannot be opened, or the terminal cannot be drawn on.
+/// If the store cannot be opened or does not answer, or the terminal cannot be drawn on.
 pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
     let node = open::existing(&args.dir)?;
     let sample = || Sample::of(&node);

@@ -25,7 +25,9 @@ pub struct PublishedRow {
     pub published: f64,
     /// As the model computes it.
     pub model: f64,
-    /// Whether the model reproduces the figure within 5 %.
+    /// Whether the model reproduces the figure. If so, they differ by less than 5 %. A figure that
+    /// also depends on quantities outside the model is not reproduced, even if the numbers are
+    /// close.
     pub reproduced: bool,
     /// Fitted or assumed parameters, or the reason why the figure is not reproduced.
     pub why: &'static str,

@@ -131,7 +131,7 @@ impl<'a> Request<'a> {
 pub enum Response {
     /// Answers `Resolve`.
     Scope(Option<ScopeRef>),
-    /// A number of pages.
+    /// Answers `Probe`, `Touch` and `Delete`: a number of pages.
     Count(usize),
     /// Answers `Lease`.
     Leased(Leased),

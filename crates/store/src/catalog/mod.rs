@@ -43,7 +43,8 @@ fn out_of_place() -> Error {
 ///
 /// Keys are the inference engine's block hashes in sequence order. A stale [`ScopeRef`] fails with
 /// `Retry`: resolve the scope again. The methods do not list the errors that most calls can have:
-/// of a closed, poisoned or reopening store, and of an owner that cannot be reached.
+/// `Invalid` for malformed keys, and errors of a closed, poisoned or reopening store, and of an
+/// owner that cannot be reached.
 pub trait Catalog: Send + Sync {
     /// Answers `request`, with the response that [`Response`] names for it.
     ///
@@ -101,6 +102,9 @@ pub trait Catalog: Send + Sync {
 
     /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
     /// a short lease that does not count towards the client's share.
+    ///
+    /// # Errors
+    /// `Retry` if there are too many leases.
     fn begin_read(&self, scope: ScopeRef, keys: &[&[u8]]) -> Result<Located> {
         let request = Request::BeginRead { scope, keys: Keys::Listed(keys) };
         expect!(self.call(&request), Response::Located(located) => located)
@@ -118,7 +122,8 @@ pub trait Catalog: Send + Sync {
     /// Reserves space for the missing pages.
     ///
     /// # Errors
-    /// `Invalid` for malformed or duplicate keys.
+    /// `Invalid` for duplicate or too many keys, or impossible page lengths; `Retry` if there are
+    /// too many leases; file-system errors.
     fn reserve(
         &self,
         scope: ScopeRef,
@@ -133,12 +138,19 @@ pub trait Catalog: Send + Sync {
 
     /// Makes runs visible. `written` has one entry per reserved run: its header checksum, or `None`
     /// if it could not be written.
+    ///
+    /// # Errors
+    /// `Retry` if the reservation is unknown; `Invalid` if it is another client's; file-system
+    /// errors.
     fn commit(&self, reservation: u64, written: &[Option<u64>]) -> Result<Committed> {
         let request = Request::Commit { reservation, written: Cow::Borrowed(written) };
         expect!(self.call(&request), Response::Committed(committed) => committed)
     }
 
     /// Frees the space of a reservation, and stores nothing. Unknown reservations are ignored.
+    ///
+    /// # Errors
+    /// `Invalid` if the reservation is another client's.
     fn abort(&self, reservation: u64) -> Result<()> {
         expect!(self.call(&Request::Abort { reservation }), Response::Done => ())
     }

@@ -153,7 +153,7 @@ pub enum Refusal {
     Metadata,
     /// The scope's quota is used up by pages that may not be evicted.
     Quota,
-    /// The pages were put for the first time, and admission requires a second put.
+    /// The pages were not refused recently, and admission requires a second put.
     Admission,
     /// The write budget is used up.
     WriteBudget,

@@ -18,8 +18,8 @@ use ritornello_volume::baseline::{Limit, Rate};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Progress steps of [`measure`] per round. The sweep of operation sizes and depths is one further
-/// step.
+/// Progress steps of [`measure`] per round and store; a measurement of a codec has two stores. The
+/// sweep of operation sizes and depths is one further step.
 pub const STEPS: u64 = 3;
 /// Numbers of the sets of sequences that are put: into a new store, to fill the store, and to
 /// overwrite it. Each set has different keys and contents.
