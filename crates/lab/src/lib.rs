@@ -4,9 +4,9 @@
 //! limits of the machine and against each other, and `soak` loads, faults and kills a small store
 //! for a long time.
 //!
-//! **Promises.** Bytes read to measure throughput are compared with the bytes put, except those of
-//! lossy codecs. Files of a measurement are removed when it ends, also by Ctrl-C, but not by
-//! SIGKILL.
+//! **Promises.** Bytes read to measure throughput are compared with the bytes put, except pages
+//! that a lossy codec encodes. Files of a measurement are removed when it ends, also by Ctrl-C, but
+//! not by SIGKILL.
 //!
 //! **Must not know** the other subcommands, which are in the crate `ritornello-operations`.
 

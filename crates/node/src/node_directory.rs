@@ -249,7 +249,7 @@ impl NodeDirectory {
 /// Whether `found`, the current identity of a path's target, differs from `opened`.
 ///
 /// # Errors
-/// The error of `found`, unless it says that the path does not exist.
+/// Returns the error of `found`, unless it says that the path does not exist.
 fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<bool> {
     match found {
         Ok(found) => Ok(found != opened),

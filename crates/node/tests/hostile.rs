@@ -23,8 +23,8 @@ fn helper() {
 /// The request for statistics: it has no fields, so its encoding is the number of its variant.
 const STATS: &[u8] = b"\x13";
 
-/// Commands that make a helper process a client that speaks the protocol by hand. Connections in
-/// `kept`, and those of `unread` and `slow`, stay open after the command.
+/// Commands that make a helper process a client that speaks the protocol by hand. The connections
+/// in `kept`, and the connections of `unread` and `slow`, stay open after the command.
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     let dir = node.path();
     let (what, count) = command.split_once(' ').unwrap_or((command, "1"));

@@ -53,8 +53,8 @@ pub struct Conversion {
 /// # Errors
 /// `Invalid` if the directory has no store, if the index is not compiled in or not persistent, if a
 /// volume is absent, or if the runs do not fit the new index; `Retry` if a volume's directory
-/// cannot be used now; `Fatal` if the new index has other runs than were copied; errors of the
-/// indexes and of the file system. After an error the store keeps its old index, except that an
+/// cannot be used now; `Fatal` if the new index does not hold exactly the copied runs; errors of
+/// the indexes and of the file system. After an error the store keeps its old index, except that an
 /// error during or after the replacement of the manifest may leave the new index in use.
 pub fn convert_index(
     medium: Arc<dyn Medium>,

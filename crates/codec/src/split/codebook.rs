@@ -58,8 +58,9 @@ impl Codebook {
         let sampled: u32 = counts.iter().sum();
         let least = counts.iter().position(|&seen| seen > 0).unwrap_or(0);
         // The upper 16 bits of a rank are the exponent's count in the sample, which has far fewer
-        // than 2^16 numbers. Exponents with equal counts rank in descending order; but of those
-        // with count zero, the exponents between 0 and the smallest sampled exponent rank first.
+        // than 2^16 numbers. Exponents with equal counts rank in descending order; but among
+        // exponents with count zero, the exponents between 0 and the smallest sampled exponent rank
+        // first.
         let rank = |exponent: usize| {
             let below = if exponent < least { exponent as u32 } else { 0 };
             counts[exponent] << 16 | below << 8 | exponent as u32

@@ -92,8 +92,8 @@ pub struct Recovered {
     pub torn_bytes: u64,
     /// Whether durable records may be lost: no checkpoint could be used, the used checkpoint
     /// reflects records that the journal lacks, or the journal is damaged or lacks a file before
-    /// its end. One damaged checkpoint is no damage if the other one restores everything, and
-    /// neither is a torn frame at the end of the journal.
+    /// its end. A damaged checkpoint does not count if the other checkpoint restores everything,
+    /// nor does a torn frame at the end of the journal.
     pub damaged: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,
