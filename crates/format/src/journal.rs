@@ -141,7 +141,8 @@ pub(crate) fn read_header<const N: usize>(
 /// `u64`, first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalHeader {
-    /// The file's number. Numbers are consecutive and never reused.
+    /// The file's number. A later file has a higher number; only a file without records may be
+    /// created again under its number.
     pub number: u64,
     /// Sequence number of the file's first frame.
     pub first: u64,

@@ -83,7 +83,7 @@ pub struct Manifest {
     pub index: String,
     /// The volumes. A volume's position in this list is its number.
     pub volumes: Vec<VolumeRecord>,
-    /// Host and boot of the last owner, for diagnostics.
+    /// Host, boot and process id of the last owner, for diagnostics.
     pub owner: String,
 }
 

@@ -99,7 +99,8 @@ pub struct Holder {
 /// first sequence number `u64`, CRC-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidencyHeader {
-    /// The file's number. Numbers are consecutive and never reused.
+    /// The file's number. A later file has a higher number; only a file without records may be
+    /// created again under its number.
     pub number: u64,
     /// Sequence number of the file's first frame.
     pub first: u64,

@@ -1,7 +1,8 @@
 //! # ritornello-medium
 //!
 //! The interface between Ritornello and the file system: two small traits with the operations that
-//! Ritornello uses, so that tests can run all code on a faulty or a simulated disk.
+//! Ritornello uses, so that tests can run the code that uses these traits on a faulty or a
+//! simulated disk.
 //!
 //! **Promises.** [`Host`] is the machine's own file system, unchanged. [`Faulty`] fails on
 //! schedule; [`Watched`] reports changes to a test; [`Throttled`] limits the rate of a directory;

@@ -40,7 +40,7 @@ pub(crate) struct CurrentMembership {
     segments: OnceLock<Weak<Segments>>,
     /// Whether calls fail with `Closed` because the store's path no longer leads to it.
     leaving: AtomicBool,
-    /// Whether another store has replaced this store at the path, and this store is closed.
+    /// Whether this store is closed because the path no longer leads to it.
     replaced: AtomicBool,
 }
 
@@ -145,7 +145,7 @@ impl CurrentMembership {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Returns whether another store has replaced this store. Never waits.
+    /// Returns whether this store is closed because its path no longer leads to it. Never waits.
     pub(crate) fn is_replaced(&self) -> bool {
         self.replaced.load(Ordering::Acquire)
     }

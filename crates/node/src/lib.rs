@@ -39,9 +39,9 @@
 //! `Closed` and do not touch shared state; `close` does nothing. The child becomes a client when it
 //! opens the directory again.
 //!
-//! **Promises.** Never two owners. No space is reused while a process may still write to it. No
-//! call waits without a deadline. A peer that sends malformed messages loses its connection and
-//! nothing else.
+//! **Promises.** Never two owners. No space is reused while a process may still write to it. A
+//! client's call waits for its owner for a limited time only. A peer that sends malformed messages
+//! loses its connection and nothing else.
 //!
 //! **Must not know** page contents or locations; both belong to the store.
 

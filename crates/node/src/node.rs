@@ -180,16 +180,19 @@ impl Node {
     /// Serves a process that waits for ownership and makes no other call.
     ///
     /// # Errors
-    /// `Retry` if the owner lives and does not answer, or the next owner does not listen; `Closed`
-    /// if the store is closed, or left because its path no longer leads to it.
+    /// `Retry` if the owner lives and does not answer, the next owner does not listen, or the store
+    /// is being reopened; `Closed` if the store is closed, or left because its path no longer leads
+    /// to it; `Fatal` if another store has taken its place; errors of the recovery.
     pub fn ensure_owner(&self) -> Result<Role> {
         self.process.check()?;
         self.shared.catalog.membership.ensure_owner()?;
         Ok(self.role())
     }
 
-    /// Returns whether another store has replaced this store. After a replacement every call fails,
-    /// and opening again finds the new store. Costs one load from memory.
+    /// Returns whether this process has closed the store because its path no longer leads to it:
+    /// another store or file system is there, or the store failed and was moved or unmounted.
+    /// Afterwards every call fails, and opening again uses what is at the path. Costs one load from
+    /// memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.catalog.membership.is_replaced()

@@ -91,7 +91,8 @@ impl Server {
     /// Stops listening, waits at most [`DRAIN_TIMEOUT`] for received calls, and shuts down all
     /// connections.
     pub(crate) fn stop(&mut self) {
-        // A write to an eventfd can fail only by overflow, and this is the only write.
+        // A write to an eventfd can fail only by overflow, which the few calls of this function do
+        // not reach.
         let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
             // A panic of the thread was reported when it happened.

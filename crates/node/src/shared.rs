@@ -66,8 +66,8 @@ impl Shared {
     }
 
     /// Adds a handle and returns the store's permissions. Returns `None` if the last handle was
-    /// closed or another store has replaced this store. Differences between `options` and the store
-    /// are logged.
+    /// closed, or the store was closed because its path no longer leads to it. Differences between
+    /// `options` and the store are logged.
     ///
     /// # Errors
     /// `Invalid` if the directory holds no store of this format, or a malformed policy file;

@@ -108,7 +108,8 @@ impl Slope {
     }
 
     /// The slope; `None` without samples. If the number hardly varied, returns the mean time
-    /// divided by the mean number.
+    /// divided by the mean number, which is also the maximum of the slope; its minimum is an eighth
+    /// of that.
     fn get(&self) -> Option<f64> {
         if self.samples == 0 {
             return None;

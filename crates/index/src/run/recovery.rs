@@ -7,7 +7,7 @@
 //! Files are **undamaged** if one checkpoint loads, or no checkpoint was written yet; if the
 //! journal has all changes that the checkpoint may show; and if at most a torn frame follows the
 //! journal's last record. The torn frame is truncated. Checkpoint, journal files and directory are
-//! synced, because a process that was killed may have left them in the page cache.
+//! synced, so that all recovered changes are durable.
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
@@ -139,8 +139,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         }
     };
     if !must_rewrite {
-        // The previous process may have died before its sync, so the recovered bytes may be in the
-        // page cache only. After this sync the index may treat them as durable.
+        // The recovered bytes may be in the page cache only, for example if the caller does not
+        // know how the previous process ended. After this sync the index may treat them as durable.
         let checkpoint = slot.map(|slot| checkpoint::path(dir, slot));
         let journals = numbers.iter().map(|number| journal::path(dir, *number));
         for path in checkpoint.into_iter().chain(journals) {

@@ -32,7 +32,7 @@ impl LoadDriver {
     /// Allocates the memory of a window and touches it, so that timed calls cause no page faults.
     ///
     /// # Errors
-    /// If the memory does not suffice for one sequence.
+    /// If the memory does not suffice for a window.
     pub fn new(shape: &Shape) -> Result<Self, Failure> {
         let sequence = shape.sequence_bytes() as u64;
         let limit = memory_left() / MEMORY_SHARE;

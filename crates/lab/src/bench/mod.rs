@@ -81,7 +81,7 @@ pub enum BenchCommand {
 /// Runs a measurement.
 ///
 /// # Errors
-/// If space is missing, a call fails, or wrong bytes are read.
+/// If an argument is invalid, space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &BenchArgs) -> Result<Status, Failure> {
     match &args.what {
         BenchCommand::Part(part) => part::run(&part.part),

@@ -70,8 +70,8 @@ struct Report {
 /// Runs `ritornello soak`.
 ///
 /// # Errors
-/// If the store cannot be opened or closed, a call hangs, or another process does not open the
-/// store or does not end.
+/// If the store cannot be opened, verified or closed, a call hangs, or another process cannot be
+/// started, does not open the store or does not end cleanly.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let options = |dir: &Path| Options { scrub_rate: SCRUB_RATE, ..Options::new(dir) };
     if let (Some(dir), Some((number, from))) = (&args.join, args.client) {

@@ -298,8 +298,8 @@ fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Fills `page` with the bytes that `key` implies. If `numbers` is set, two of three pages hold
-/// bfloat16 numbers, and every third page holds random bytes.
+/// Fills `page` with the bytes that `key` implies. If `numbers` is set, on average two of three
+/// pages hold bfloat16 numbers, and the third holds random bytes.
 pub(super) fn fill(page: &mut Vec<u8>, bytes: usize, key: &[u8], numbers: bool) {
     let word = |word: &[u8]| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     let seed = key.chunks(8).fold(0, |seed, part| mix(seed ^ word(part)));

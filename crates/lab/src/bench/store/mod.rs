@@ -40,7 +40,7 @@ use std::time::Instant;
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If space is missing, a call fails, or wrong bytes are read.
+/// If an argument is invalid, space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     if args.steady {
         return steady::run(context, args);

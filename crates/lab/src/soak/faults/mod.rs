@@ -70,14 +70,15 @@ struct Report {
     late: u64,
     /// Seconds of the slowest call of a client.
     slowest_call: f64,
-    /// Why the soak ended early; empty after the full duration.
+    /// Why the soak ended early, or which client did not end cleanly; otherwise empty.
     trouble: String,
 }
 
 /// Runs `soak --faults`.
 ///
 /// # Errors
-/// If the store cannot be created, or a fault cannot be injected.
+/// If the store cannot be created, a client cannot be started, or a fault cannot be injected or
+/// ended.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");

@@ -87,7 +87,7 @@ impl PageKind {
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If space is missing, a call fails, or wrong bytes are read.
+/// If an argument is invalid, space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let started = Instant::now();
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);

@@ -34,7 +34,7 @@ const OTHER_BYTES: u64 = 16 << 20;
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If space is missing, a call fails, or wrong bytes are read.
+/// If an argument is invalid, space is missing, a call fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &StoreArgs) -> Result<Status, Failure> {
     let started = Instant::now();
     let shapes: Vec<Shape> =
