@@ -1,5 +1,5 @@
-//! `bench store`, `bench clients` and `bench table` at their smallest: their output, and the
-//! clean-up of the first two. No test checks a speed.
+//! `bench store`, `bench clients` and `bench table` at their smallest: their output, the clean-up
+//! of the first two, and what `bench store` refuses. No test checks a speed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! `bench adaptive` at its smallest: its output and its clean-up. No test checks whether a figure
-//! is good.
+//! `bench adaptive` at its smallest: its output, its clean-up, and what it refuses. No test checks
+//! whether a figure is good.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

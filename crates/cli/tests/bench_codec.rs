@@ -1,4 +1,5 @@
-//! `bench codec` at its smallest: its output. No test checks whether a rate is good.
+//! `bench codec` at its smallest: its output, and the files that it refuses. No test checks whether
+//! a rate is good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

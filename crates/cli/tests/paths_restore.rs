@@ -34,7 +34,7 @@ fn open(dirs: &[PathBuf]) -> Arc<Node> {
     ritornello_node::open(&options(dirs)).unwrap()
 }
 
-/// Puts pages in single runs, which are on the directories in turn.
+/// Puts each page in its own run. The runs are spread over all directories.
 fn fill(node: &Node) {
     for (number, key) in keys().iter().enumerate() {
         let page = vec![number as u8; PAGE];

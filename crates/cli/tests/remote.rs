@@ -1,4 +1,4 @@
-//! `remote` and `doctor --backend`, on a directory.
+//! `remote` and `doctor --backend`, on a directory and with addresses that cannot be used.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! A few seconds of a soak.
+//! Short soaks, and an index that `soak` refuses.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;

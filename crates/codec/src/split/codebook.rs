@@ -7,6 +7,7 @@ pub const CODES: usize = 15;
 pub const ESCAPE: u8 = 15;
 /// The sample from which a block's codebook is chosen has one cache line in 32, but at least 8 and
 /// at most 32 lines. The interval between sampled lines is rounded up, which can reduce the sample.
+/// A block of at most 8 lines is sampled in full.
 const SAMPLE: (usize, usize, usize) = (32, 8, 32);
 /// Numbers per cache line.
 const LINE: usize = 32;

@@ -33,7 +33,7 @@ const GROUP: usize = 64;
 const STORED: u8 = 0;
 /// Kind of a bfloat16 block with codebook codes, and of a float16 block with window codes.
 const CODED: u8 = 1;
-/// Kind of a block with 3-bit codes, for neighbouring exponents.
+/// Kind of a bfloat16 block with window codes.
 const WINDOWED: u8 = 2;
 
 /// Encodes into fewer bytes than `input` has, and fewer than `out` has; `None` if that is
