@@ -6,7 +6,7 @@
 //!
 //! **Promises.** Bytes read to measure throughput are compared with the bytes put, except pages
 //! that a lossy codec encodes. Files of a measurement are removed when it ends, also by Ctrl-C, but
-//! not by SIGKILL.
+//! not by SIGKILL. The objects that `bench remote` writes stay after Ctrl-C.
 //!
 //! **Must not know** the other subcommands, which are in the crate `ritornello-operations`.
 

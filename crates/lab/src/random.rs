@@ -1,6 +1,6 @@
 //! Pseudo-random numbers from a state.
 
-/// The finaliser of `SplitMix64` (Steele, Lea, Flood, 2014).
+/// Returns the number that `SplitMix64` (Steele, Lea, Flood, 2014) makes from the state `x`.
 #[must_use]
 pub fn mix(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -66,12 +66,12 @@ fn each_file(
     Ok(())
 }
 
-/// Returns the directory to measure in: the given directory, else the current directory; a
-/// temporary directory if the current one is in memory.
+/// Returns the directory to measure in: the given directory, else the first of the current
+/// directory and two temporary directories that is not in memory, else the current directory.
 ///
 /// # Errors
-/// `Unusable` if the path is not a directory, or has less than `needed` bytes free; file-system
-/// errors.
+/// `Unusable` if the path is not a directory, or has less than `needed` bytes free beyond the space
+/// that stores leave free; file-system errors.
 pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     let dir = match given {
         Some(dir) => dir.to_owned(),
@@ -119,7 +119,7 @@ pub fn in_memory(dir: &Path) -> bool {
 }
 
 /// Returns a capacity with at least `segments` segments and an index of at least `index_bytes`. The
-/// capacity exceeds the smallest such capacity by at most 1/64 or 1 MiB.
+/// capacity exceeds the smallest such capacity by at most 1/64 or 1 MiB, whichever is more.
 ///
 /// # Errors
 /// `Unusable` if no capacity fits.

@@ -76,7 +76,7 @@ struct Answer<'a> {
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If the remote fails, or wrong bytes are read.
+/// If the address is invalid, the remote fails, pages are not found, or wrong bytes are read.
 pub fn run(context: &Context, args: &RemoteArgs) -> Result<Status, Failure> {
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let given = args.address.expose();

@@ -24,9 +24,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use work::{CALL_TIMEOUT, Totals, Workers};
 
-/// Maximum time between two restarts.
+/// Maximum time for which a cycle works on the open store.
 const CYCLE_MAX: Duration = Duration::from_secs(20);
-/// Minimum time between two restarts.
+/// Minimum time for which a cycle works on the open store.
 const CYCLE_MIN: Duration = Duration::from_millis(700);
 /// Bytes scrubbed per second; under load the store scrubs at an eighth of this rate.
 const SCRUB_RATE: u64 = 128 << 20;

@@ -36,7 +36,7 @@ Examples:
   ritornello bench adaptive --entries 200000 --stages 4 --rounds 1 --memtable 1MiB
   ritornello bench adaptive --chart adaptive.svg --json | jq '.rows[] | [.memtable, .name, .cost_s]'")]
 pub struct AdaptiveArgs {
-    /// Pages after the last stage
+    /// Pages after all ten stages
     #[arg(long, default_value_t = 600_000,
           value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
     pub entries: u64,
@@ -72,7 +72,7 @@ pub struct AdaptiveArgs {
 pub struct AdaptivePart {
     /// Directory for the index
     pub dir: PathBuf,
-    /// Pages after the last stage
+    /// Pages after all ten stages
     #[arg(long)]
     pub entries: u64,
     /// Number of stages

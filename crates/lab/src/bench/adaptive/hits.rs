@@ -112,7 +112,7 @@ mod tests {
         // If all pages fit, the four requests have 0, 0, 3 and 3 hits: 6 of 10 pages.
         assert_eq!(files(&trace, 10, 0), 0.6);
         // Page 9 evicts page 1, then page 1 evicts page 2, page 2 evicts page 3, and page 3 evicts
-        // page 9: each page is evicted before its next use.
+        // page 9: the third request has no hit, the fourth has three.
         assert_eq!(files(&trace, 3, 0), 0.3);
         assert_eq!(files(&trace, 10, 2), 1.0);
     }

@@ -19,8 +19,8 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Minimum number of samples of the index's levels and sorted runs, or one for each request if
-/// there are fewer. The maximum is twice this number.
+/// Minimum number of samples of the index's levels and sorted runs over all ten stages, or one for
+/// each request if there are fewer. The maximum is twice this number.
 const SAMPLES: usize = 400;
 /// An interval and a number of seconds. Compactions are taken to have ended if this process uses
 /// less processor time than this number within the interval.

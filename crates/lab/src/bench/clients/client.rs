@@ -68,7 +68,7 @@ impl From<Rate> for Transferred {
 /// Runs the client: opens the store of the parent process and executes its commands.
 ///
 /// # Errors
-/// Store errors.
+/// Store errors; I/O errors of standard input; `Unusable` for an unknown command.
 pub fn run(part: &ClientPart) -> Result<Status, Failure> {
     let node = open::existing(&part.dir)?;
     let store = node.store();

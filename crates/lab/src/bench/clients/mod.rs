@@ -38,9 +38,9 @@ How it measures. This process owns a store; clients are separate processes. Each
 puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
 order; ratios are taken by round, and the median is printed. Every byte is compared, outside the time.
 
-Questions are about 256 stored pages (4,096 in the last row, as sixteen requests would ask together),
-4,000 times each: in this process, from a single client, and from a client while --clients other
-clients lease, put and get without pause.
+Questions are about 256 stored pages, 4,000 times each (in the last row about 4,096 pages, as
+sixteen requests would ask together, 500 times): in this process, from a single client, and from a
+client while --clients other clients lease, put and get without pause.
 
 Examples:
   ritornello bench clients
@@ -77,7 +77,7 @@ const BUSY_SET: u32 = 1000;
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If space is missing, a process fails, or wrong bytes are read.
+/// If space is missing, a call or a process fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     let shape = data(args.page_bytes, args.total);
     // Space for all sets of data, the sets of busy clients, and the short pages.

@@ -93,7 +93,7 @@ struct Row {
 /// Measures all codecs and prints the report.
 ///
 /// # Errors
-/// If the file of keys and values is unusable, or a lossless codec loses bits.
+/// If the file of keys and values is unusable, a codec fails, or a lossless codec loses bits.
 pub fn run(context: &Context, args: &CodecArgs) -> Result<Status, Failure> {
     let started = Instant::now();
     let (source, sets) = data::sets(args.kv.as_deref())?;

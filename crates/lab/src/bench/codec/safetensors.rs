@@ -47,7 +47,8 @@ impl<'a> Tensors<'a> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Returns the tensor `name`, if it has three dimensions and two-byte numbers.
+    /// Returns the tensor `name`, if it has three dimensions, none of them zero, and two-byte
+    /// numbers.
     pub fn cube(&self, name: &str) -> Option<(&Tensor<'a>, [usize; 3])> {
         let tensor = self.0.get(name)?;
         let shape: [usize; 3] = tensor.shape.as_slice().try_into().ok()?;

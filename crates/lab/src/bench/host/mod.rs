@@ -70,7 +70,8 @@ struct Round {
 /// Measures and prints the report.
 ///
 /// # Errors
-/// If memory is missing, a call fails, or wrong bytes are read.
+/// If the directory is not in memory, memory does not suffice, a call fails, or wrong bytes are
+/// read.
 pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
     let shape = shape(args);
     if !in_memory(&args.dir) {

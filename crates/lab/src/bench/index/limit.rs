@@ -10,8 +10,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// Number of eight-byte words over which the timed reads are spread: more than the processor's
-/// caches hold.
+/// Number of eight-byte words over which the timed reads are spread: 128 MiB, more than the caches
+/// of most processors hold.
 const PLACES: usize = 1 << 24;
 const STEPS: u32 = 1 << 20;
 /// Bytes per append. [`APPENDS`] is the number of appends.

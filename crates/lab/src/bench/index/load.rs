@@ -106,8 +106,8 @@ impl Load {
         &self.stages
     }
 
-    /// Returns the number of leading sequences whose pages are all among the `entries` inserted
-    /// pages; at least one.
+    /// Returns a number of leading sequences whose pages are all among the `entries` inserted
+    /// pages: the largest such number, or slightly fewer, but at least one.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {

@@ -41,8 +41,8 @@ last process removes old sequences, leaf first, while it inserts new sequences.
 
 Rates are pages per second. Write amplification is the kernel's count of bytes the process wrote to
 storage, after a sync, per 40 bytes of a page; the next column has the backend's count. Each backend
-is measured with only a final sync, and with a sync after every 65,536 pages; --durable adds a
-measurement with a sync after every run.
+is measured with only a final sync (the backend `run` also syncs whenever 32 MiB are unsynced), and
+with a sync after every 65,536 pages; --durable adds a measurement with a sync after every run.
 
 Examples:
   ritornello bench index --entries 100000,1000000
@@ -87,7 +87,7 @@ const OPENINGS: usize = 5;
 /// Measures all backends and prints the report.
 ///
 /// # Errors
-/// If a backend is unknown, space is missing, or a process fails.
+/// If a backend is unknown, space is missing, a process fails, or a file cannot be written.
 pub fn run(context: &Context, args: &IndexArgs) -> Result<Status, Failure> {
     let backends = match &args.backends[..] {
         [] => Backend::compiled().collect(),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sync {
-    /// Once, at the end
+    /// Once, at the end; the backend `run` also whenever 32 MiB are unsynced
     Off,
     /// After every 65,536 pages
     Group,

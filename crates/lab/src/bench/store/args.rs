@@ -162,8 +162,8 @@ impl StoreArgs {
     /// Returns the shape that the arguments ask for.
     ///
     /// # Errors
-    /// `Unusable` for a shape without a valid page, and if the total is less than a page or makes
-    /// more than 2^32 - 1 sequences.
+    /// `Unusable` for dimensions of a shape that is not `custom`, for a shape without a valid page,
+    /// and if the total is less than a page or makes more than 2^32 - 1 sequences.
     pub fn shape(&self) -> Result<Shape, Failure> {
         let scope = self.scope()?;
         let page_bytes = scope.resolved_page_bytes()?;
@@ -188,8 +188,8 @@ impl StoreArgs {
     /// Returns the shape of calls that move `call_bytes` each, rounded down to whole pages.
     ///
     /// # Errors
-    /// `Unusable` for a shape without a valid page, and if a call is shorter than a page or longer
-    /// than the total.
+    /// `Unusable` for dimensions of a shape that is not `custom`, for a shape without a valid page,
+    /// and if a call is shorter than a page or longer than the total.
     pub fn call_shape(&self, call_bytes: u64) -> Result<Shape, Failure> {
         let scope = self.scope()?;
         let page_bytes = scope.resolved_page_bytes()?;

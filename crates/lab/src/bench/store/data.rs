@@ -56,7 +56,8 @@ pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
 /// Measures in `dir`, `runs` times, and fills in the report.
 ///
 /// # Errors
-/// Disk errors, store errors, and wrong bytes.
+/// Disk errors, store errors, too little memory, pages that the store did not keep, and wrong
+/// bytes.
 pub fn measure(
     shape: &Shape,
     segment_bytes: u64,

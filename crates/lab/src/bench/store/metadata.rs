@@ -164,8 +164,8 @@ impl Bench<'_> {
         })
     }
 
-    /// Returns the median microseconds of a probe from Python; `None` if no Python with the package
-    /// is available.
+    /// Returns the median microseconds of a probe from Python; `None` without an interpreter, or if
+    /// the probe fails.
     fn python_p50(&self, dir: &Path) -> Option<f64> {
         let python = self.context.python.as_ref()?;
         match ask_python(python, dir) {

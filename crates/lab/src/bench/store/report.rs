@@ -189,7 +189,8 @@ pub struct Probe {
     pub index_p50_us: f64,
     /// Median of cold probes of the index alone.
     pub index_cold_p50_us: f64,
-    /// Median of probes from Python in the owner; `null` without an interpreter.
+    /// Median of probes from Python in the owner; `null` without an interpreter, or if the probe
+    /// failed.
     pub python_p50_us: Option<f64>,
     /// Median of probes from a client process, in Rust.
     pub socket_p50_us: Option<f64>,

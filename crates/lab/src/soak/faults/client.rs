@@ -26,9 +26,9 @@ pub const UNREPORTED_MAX: u64 = 2_000;
 const FLUSH_EVERY: u64 = 8;
 /// Maximum number of unflushed sequences. At this number a round flushes before it puts.
 const UNFLUSHED_MAX: usize = 16;
-/// Retention of pages: a day, because an evicted page would count as lost, and a soak takes less
-/// than a day. [`LIVE_SEQUENCES`] and [`UNFLUSHED_MAX`] keep the retained pages below the retention
-/// limit of a scope.
+/// Retention of pages: a day, because an evicted page would count as lost. A client deletes its
+/// sequences much earlier. [`LIVE_SEQUENCES`] and [`UNFLUSHED_MAX`] keep the retained pages below
+/// the retention limit of a scope.
 const RETAIN_SECONDS: u64 = 24 * 3600;
 /// Pauses after a failed round, and after a failed opening.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
@@ -93,7 +93,7 @@ struct Client {
     /// Identity of the store of the soak.
     soak_store: String,
     is_soak_store: bool,
-    /// Sequences put since the last successful flush.
+    /// Sequences put that wait for a flush.
     put: Vec<u64>,
     /// Sequences to delete at the next opportunity: sequences that no flush has covered or will
     /// cover, for example after a failed put or a close, and the oldest sequences beyond

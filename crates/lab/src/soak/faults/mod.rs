@@ -6,7 +6,7 @@
 //!      ╰─────────────▶ client 1 ─╯
 //! ```
 //!
-//! A fault begins, lasts for some seconds, and ends. Afterwards every client must complete a put
+//! A fault begins, lasts for a random time, and ends. Afterwards every client must complete a put
 //! and a get that began after the end, and all flushed sequences must be found with their bytes.
 
 mod client;
@@ -32,9 +32,10 @@ use serde::Serialize;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-/// Shortest and longest duration of a fault, in milliseconds.
+/// Shortest and longest duration of a fault, in milliseconds. While the directory is moved away,
+/// the fault lasts longer if a client does not work on a new store yet.
 const FAULT_MS: (u64, u64) = (300, 4_000);
-/// Deadline for a client to serve again.
+/// Deadline for a client to serve again, to work on a new store, or to answer.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Failed checks in a row after which a sequence counts as lost. One failed check does not suffice,
 /// because the client may be deleting the sequence.
@@ -77,8 +78,8 @@ struct Report {
 /// Runs `soak --faults`.
 ///
 /// # Errors
-/// If the store cannot be created, a client cannot be started, or a fault cannot be injected or
-/// ended.
+/// If the store cannot be created, a client cannot be started, a fault cannot be injected or ended,
+/// or the clients create no store in the place of the moved directory.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
