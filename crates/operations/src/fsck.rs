@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Pages that fail verification are removed from the index and listed; gets never deliver them.
-Nothing else changes. Exit code 0: every page verified; 1: some pages failed verification.
+Nothing else changes. Exit code 0: clean; 1: some pages failed verification, or opening the store
+repaired damage.
 
 --salvage then searches all segments for pages missing in the index (because it was damaged or
 deleted) and restores the pages that verify. Dropped scopes stay dropped.

@@ -59,7 +59,7 @@ pub struct StatArgs {
 Reads all objects. Damaged pages are never delivered, with or without --repair; after their removal
 an engine that has the pages writes them again with its next put of their prompt or a continuation.
 With ?key=/FILE seals are verified; a wrong seal counts as damage. Exit code 1: an object was
-damaged.
+damaged or could not be read.
 
 Examples:
   ritornello remote fsck s3://bucket/kv

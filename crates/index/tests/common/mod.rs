@@ -29,7 +29,8 @@ pub const SCOPES: u32 = 4;
 #[derive(Clone, Debug)]
 pub enum Op {
     /// Puts the first `length` pages of a path, which [`key`] describes. The missing pages become
-    /// one run, as in a store.
+    /// one run, as in a store. A `skip` above 6 leaves out the first `skip` - 6 of them. Without
+    /// `attach` the run names no parent.
     Put {
         scope: u32,
         path: u8,

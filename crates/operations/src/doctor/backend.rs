@@ -25,7 +25,7 @@ struct Row<'a> {
 /// afterwards, if the backend can list and delete.
 ///
 /// # Errors
-/// If the address is invalid.
+/// If the remote cannot be opened.
 pub fn run(
     context: &Context,
     address: &RemoteAddress,

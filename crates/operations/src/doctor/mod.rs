@@ -61,8 +61,8 @@ struct Answer<'a> {
 /// Examines a directory, or with `--backend` checks a remote.
 ///
 /// # Errors
-/// If the path is not a directory, if the manifest of its store cannot be read, or if the address
-/// of the remote is invalid.
+/// If the path is not a directory, if the manifest of its store cannot be read, or if the remote
+/// cannot be opened.
 pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
     match (&args.backend, &args.dir) {
         (Some(address), _) => backend::run(context, address, Duration::from_secs(args.timeout)),
