@@ -7,13 +7,14 @@ use std::fmt;
 /// Classes of errors by the caller's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// The call was wrong and changed nothing. The message names the remedy.
+    /// The call was wrong and changed nothing. The message names the remedy, if one is known.
     Invalid,
     /// The call failed for now: the same call may succeed later.
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot continue. The message names the steps that must precede a reopening.
+    /// The handle cannot continue. The message names the steps that must precede a reopening, if
+    /// any are known.
     Fatal,
     /// The handle was closed, or belongs to another process (after a fork).
     Closed,

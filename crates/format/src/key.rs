@@ -13,7 +13,7 @@ pub const KEY_BYTES_MAX: usize = 64;
 /// # Errors
 /// `Invalid` if a key is shorter or longer, with the position of the first such key.
 pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
-    // The loop has no branch per key, because every probe checks thousands of keys.
+    // The loop has no branch per key, because a probe may check thousands of keys.
     let is_wrong = |key: &&[u8]| !(KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len());
     if !keys.iter().fold(false, |any, key| any | is_wrong(key)) {
         return Ok(());

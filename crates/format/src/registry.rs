@@ -128,9 +128,9 @@ impl ScopeRegistry {
     ///
     /// # Errors
     /// `Invalid` if the file is not a registry, or of another version or with unknown features;
-    /// `Fatal` if the head is damaged; `Miss` if it has scopes and another [`Scope::IDENTITY`]:
-    /// this build computes other ids for these scopes, under which none of their pages would be
-    /// found.
+    /// `Fatal` if the head is damaged; `Miss` if the fields of an intact head are malformed, or if
+    /// it has scopes and another [`Scope::IDENTITY`]: this build computes other ids for these
+    /// scopes, under which none of their pages would be found.
     pub fn decode(bytes: &[u8]) -> Result<StoredRegistry> {
         let body = unseal(MAGIC, "scope registry", bytes)?;
         let mut registry = Self::decode_head(body)?;
