@@ -30,6 +30,7 @@ from ritornello.vllm.cache_store import CacheStore
 from ritornello.vllm.handshake import ShardFacts, group_layouts
 from ritornello.vllm.identity import identity_of
 from ritornello.vllm.interface import INTERFACE
+from ritornello.vllm.kv_memory import HostMemory, KvMemory
 from ritornello.vllm.metadata import IDLE, StepMetadata, WorkerReport
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.metrics import RitornelloPromMetrics, RitornelloStats
@@ -94,7 +95,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
-        self._settings = Settings.parse_on_cpus(self._kv_transfer_config.kv_connector_extra_config)
+        self._settings = self.parse_settings(self._kv_transfer_config.kv_connector_extra_config)
         self._connector, self._engine = connector, engine
         reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
             self._engine
@@ -135,7 +136,25 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
                 ],
                 self._meter,
                 (get_pp_group().rank_in_group, get_tp_group().rank_in_group),
+                memory=self.kv_memory(),
             )
+
+    # What depends on the place of the KV memory.
+
+    @classmethod
+    def parse_settings(cls, extra: dict[str, Any]) -> Settings:
+        return Settings.parse_on_cpus(extra)
+
+    def kv_memory(self) -> KvMemory:
+        return HostMemory()
+
+    def block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
+        """Returns the layout of the blocks of a group."""
+        return kernels.block_layout(vllm_config, spec)
+
+    def loads_apart(self) -> bool:
+        """Returns whether no step may wait for a load."""
+        return requires_async_loads(self._vllm_config, self._kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -167,7 +186,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
         found = group_layouts(metadata, stages, ranks, len(caches.kv_cache_groups))
-        identity = identity_of(config, caches, found, partial(kernels.block_layout, config))
+        identity = identity_of(config, caches, found, partial(self.block_layout, config))
         for line in startup_warnings(identity):
             logger.warning("ritornello: %s", line)
         side = SchedulerSide(
@@ -175,7 +194,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             identity,
             self._meter,
             read_only=self._settings.read_only,
-            asynchronous=requires_async_loads(config, caches),
+            asynchronous=self.loads_apart(),
             has_remote=self._settings.has_remote,
             composed=self._engine is not None,
             guard=self._guard,

@@ -22,6 +22,12 @@ def block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
     return f"vllm-{version()}/cpu/{isa}/{spec.block_size}/{dtype_name(spec.dtype)}"
 
 
+def device_block_layout(vllm_config: "VllmConfig", spec: Any) -> str:
+    """Returns the layout of the blocks of a group, on GPUs."""
+    chosen = packing(vllm_config)
+    return f"vllm-{version()}/{chosen}/{spec.block_size}/{dtype_name(spec.dtype)}"
+
+
 def packing(vllm_config: "VllmConfig") -> str:
     """Returns the device, and the properties by which vLLM chooses kernels. If the configuration
     names no attention backend, workers choose one: this choice follows from the returned properties

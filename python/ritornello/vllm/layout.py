@@ -34,17 +34,22 @@ class LayoutError(ValueError):
 
 
 def group_memory(
-    caches: Mapping[str, CacheTensor], layers: Iterable[str], heads: int, blocks: int
+    caches: Mapping[str, CacheTensor],
+    layers: Iterable[str],
+    heads: int,
+    blocks: int,
+    device_type: str = "cpu",
 ) -> GroupMemory:
     """Returns this worker's memory of a KV cache group: its layers that do not share another
     layer's cache, sorted by number. `heads`: KV heads of the group on this worker, as vLLM declares
-    them.
+    them. `device_type`: torch's name of the device that must have the tensors.
     """
     sizes, orders, names = set(), set(), []
     seen: set[int] = set()
     for name in sorted(layers, key=_natural):
         if name not in caches:
             raise LayoutError(f"{name}: no KV cache was registered")
+        _check_device(name, caches[name], device_type)
         span = _span(name, caches[name], blocks)
         if span.base in seen:
             continue
@@ -84,10 +89,13 @@ def spans(
     return found
 
 
-def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
+def _check_device(name: str, cache: CacheTensor, device_type: str) -> None:
     device = str(getattr(cache.device, "type", cache.device))
-    if device != "cpu":
+    if device != device_type:
         raise LayoutError(f"{name}: its KV cache is in {device} memory")
+
+
+def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
     shape, strides, size = tuple(cache.shape), tuple(cache.stride()), cache.element_size()
     if not shape or blocks < 1 or shape[0] % blocks:
         raise LayoutError(f"{name}: the first of {shape} does not count {blocks} blocks")

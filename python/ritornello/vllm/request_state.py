@@ -1,6 +1,6 @@
 """The state of a request on the scheduler's side, and the used parts of vLLM's scheduler."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,6 +39,8 @@ class Step(Protocol):
     """The used part of a SchedulerOutput."""
 
     num_scheduled_tokens: Mapping[str, int]
+    finished_req_ids: Collection[str]
+    preempted_req_ids: Collection[str] | None
 
 
 @dataclass(slots=True)

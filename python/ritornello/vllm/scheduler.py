@@ -131,10 +131,13 @@ class SchedulerSide:
         if self._cache is not None and not all(load.asynchronous for load in loads):
             self._step_tables = [*map(self._cache.get_block_ids, step.num_scheduled_tokens)]
         prefill = self._measured_prefill(step) if self._store.wants_timings else None
+        freed = (*step.finished_req_ids, *(step.preempted_req_ids or ()))
         if not loads and not work.saves and prefill is None:
-            if not work.number and not work.finished_sending:
+            if not work.number and not work.finished_sending and not freed:
                 return IDLE
-            return StepMetadata(step=work.number, finished_sending=work.finished_sending)
+            return StepMetadata(
+                step=work.number, finished_sending=work.finished_sending, freed=freed
+            )
         identity, covered = self._epoch.take_identity()
         return StepMetadata(
             identity,
@@ -144,6 +147,7 @@ class SchedulerSide:
             work.number,
             work.finished_sending,
             covered=covered,
+            freed=freed,
         )
 
     def request_finished(self, request_id: str) -> bool:

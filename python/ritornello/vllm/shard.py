@@ -3,27 +3,24 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from ritornello.connector.strided_blocks import page_pool
 from ritornello.vllm.cache_groups import ObjectId, heads_of, held_head_ranges, is_writer
 from ritornello.vllm.handshake import GroupMemory, WorkerRank
 from ritornello.vllm.identity import Identity
+from ritornello.vllm.kv_memory import HostMemory, KvMemory
 from ritornello.vllm.layout import CacheTensor, LayoutError, group_memory, spans
-
-if TYPE_CHECKING:
-    from ritornello._core import PagePool
 
 
 @dataclass(frozen=True, slots=True)
 class PageObject:
     """One object of every page. `pool`: the part of each block that holds the object, in this
-    worker's memory. `is_writer`: this worker stores it. `sections`: where its layer groups end, in
-    bytes.
+    worker's memory, as a `PagePool` or a `DevicePool`. `is_writer`: this worker stores it.
+    `sections`: where its layer groups end, in bytes.
     """
 
     object_id: ObjectId
-    pool: "PagePool"
+    pool: Any
     is_writer: bool
     sections: tuple[int, ...] = ()
 
@@ -42,8 +39,13 @@ class Shard:
     """
 
     def __init__(
-        self, worker_rank: WorkerRank, blocks: int, groups: list[tuple[list[str], int]]
+        self,
+        worker_rank: WorkerRank,
+        blocks: int,
+        groups: list[tuple[list[str], int]],
+        kv_memory: KvMemory | None = None,
     ) -> None:
+        self.kv_memory = kv_memory or HostMemory()
         self.worker_rank = worker_rank
         self.blocks = blocks
         self.groups = groups
@@ -53,7 +55,8 @@ class Shard:
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
         """Takes the engine's tensors. LayoutError if their layout is not supported."""
         self.memory = tuple(
-            group_memory(caches, layers, heads, self.blocks) for layers, heads in self.groups
+            group_memory(caches, layers, heads, self.blocks, self.kv_memory.device_type)
+            for layers, heads in self.groups
         )
         self.caches = dict(caches)
 
@@ -112,6 +115,7 @@ class Shard:
             )
         return found
 
-    def _pool(self, memory: GroupMemory, first: int, end: int) -> "PagePool":
+    def _pool(self, memory: GroupMemory, first: int, end: int) -> Any:
         heads = None if (first, end) == (0, memory.heads) else (first, end, memory.heads)
-        return page_pool(spans(self.caches, memory.layers, self.blocks, heads), self.blocks)
+        found = spans(self.caches, memory.layers, self.blocks, heads)
+        return self.kv_memory.pool(found, self.blocks, self.caches)

@@ -8,11 +8,12 @@ from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
+from ritornello.vllm.kv_memory import KvMemory
 from ritornello.vllm.metadata import PageBlocks, WorkerReport
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import Outcome, PagePool, Scope, Store, Ticket
+    from ritornello._core import Outcome, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
 
@@ -105,13 +106,14 @@ class VllmStore(FailSafeStore):
         self,
         identity: Identity,
         object_id: ObjectId,
-        pool: "PagePool",
+        pool: Any,
         pages: PageBlocks,
         timeout: float,
         sections: Sequence[int] = (),
+        stream: int | None = None,
     ) -> "Ticket | None":
-        """Starts to fill blocks. `sections`: where sections of a page end, in bytes; they arrive in
-        order, and `wait_section` waits for one.
+        """Starts to fill blocks, behind the work that `stream` has now. `sections`: where sections
+        of a page end, in bytes; they arrive in order, and `wait_section` waits for one.
         """
         return self.call(
             "get",
@@ -122,6 +124,7 @@ class VllmStore(FailSafeStore):
                 sections=sections or None,
                 timeout=timeout,
                 **self._get_options(pages),
+                **_behind(stream),
             ),
             None,
         )
@@ -130,11 +133,14 @@ class VllmStore(FailSafeStore):
         self,
         identity: Identity,
         object_id: ObjectId,
-        pool: "PagePool",
+        pool: Any,
         pages: PageBlocks,
         retain_until: float | None,
+        stream: int | None = None,
     ) -> "Ticket | None":
-        """Starts to store blocks. The blocks' bytes are copied before the call returns."""
+        """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
+        behind the work that `stream` has now.
+        """
         keys, options = self._put_options(pages)
         return self.call(
             "put",
@@ -144,9 +150,17 @@ class VllmStore(FailSafeStore):
                 pool.pages(pages.blocks),
                 retain_until=retain_until,
                 **options,
+                **_behind(stream),
             ),
             None,
         )
+
+    def protect(self, memory: KvMemory, ticket: "Ticket") -> None:
+        """Makes the engine's later work wait until a put has read its blocks. A put for which that
+        is not possible is cancelled: it stores no page whose bytes it has not read yet.
+        """
+        if not self.attempt("protect", lambda: memory.protect(ticket), False):
+            self.request_cancel(ticket)
 
     def time_limit(self, nbytes: int, least: float) -> float:
         """Returns the seconds to allow for a load of `nbytes`, at least `least`."""
@@ -206,3 +220,8 @@ class VllmStore(FailSafeStore):
         if object_id not in self._scopes:
             self._scopes[object_id] = identity.scope(object_id)
         return self._scopes[object_id]
+
+
+def _behind(stream: int | None) -> dict[str, Any]:
+    """Returns the argument that orders a transfer behind the work of a stream."""
+    return {} if stream is None else {"after": stream}

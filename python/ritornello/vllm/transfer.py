@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ritornello.vllm.kv_memory import KvMemory
 from ritornello.vllm.metadata import Load, PageBlocks, Save
 from ritornello.vllm.shard import HeldObjects
 from ritornello.vllm.store import VllmStore
@@ -57,6 +58,7 @@ class PendingLoad:
         *,
         by_layer: bool = False,
         skip_reason: str = "",
+        stream: int | None = None,
     ) -> None:
         self.load = load
         self.started = started
@@ -74,7 +76,7 @@ class PendingLoad:
             for obj in held.groups[pages.group]:
                 sections = obj.sections if by_layer else ()
                 ticket = store.submit_get(
-                    held.identity, obj.object_id, obj.pool, pages, seconds, sections
+                    held.identity, obj.object_id, obj.pool, pages, seconds, sections, stream
                 )
                 self._reads.append((pages, ticket))
 
@@ -164,8 +166,12 @@ class PendingSave:
     not be started.
     """
 
-    def __init__(self, store: VllmStore, held: HeldObjects, save: Save) -> None:
+    def __init__(self, store: VllmStore, held: HeldObjects, save: Save, memory: KvMemory) -> None:
         self.save = save
+        # vLLM frees blocks that have left a window while their request runs.
+        self.is_windowed = held.identity.groups[save.pages.group].reach.tokens is not None
+        self._memory = memory
+        self._is_protected = False
         self.tickets: list[Ticket] = []
         self.failed = False
         self._store = store
@@ -173,12 +179,24 @@ class PendingSave:
             if not obj.is_writer:
                 continue
             ticket = store.submit_put(
-                held.identity, obj.object_id, obj.pool, save.pages, save.retain_until
+                held.identity,
+                obj.object_id,
+                obj.pool,
+                save.pages,
+                save.retain_until,
+                memory.stream(),
             )
             if ticket is None:
                 self.failed = True
                 break
             self.tickets.append(ticket)
+
+    def protect(self) -> None:
+        """Makes the engine's later work wait until the writes have read the blocks."""
+        if not self._is_protected:
+            self._is_protected = True
+            for ticket in self.tickets:
+                self._store.protect(self._memory, ticket)
 
     def poll(self) -> SaveResult | None:
         """Returns the result once all writes are done, else None. Does not wait, unless a ticket

@@ -6,7 +6,9 @@ Invariants:
   once for each of its layers, these loads end before `load` returns.
 * An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
   its blocks.
-* Saves are copied before `save` returns: the engine may overwrite the blocks immediately.
+* In host memory, saves are copied before `save` returns: the engine may overwrite the blocks
+  immediately. On a device they are copied behind the step; before a step in which the engine may
+  overwrite blocks that a save has not read, the step is made to wait (`PendingSave.protect`).
 * In a step without a number (`StepMetadata.step` is 0) in which a load failed that the step waited
   for, no page is saved: pages computed from an unfilled block are wrong, and requests share blocks.
   In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier steps whose
@@ -21,6 +23,7 @@ from collections.abc import Mapping
 from time import monotonic, perf_counter
 
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
+from ritornello.vllm.kv_memory import KvMemory
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, StepMetadata
 from ritornello.vllm.meter import StepMeter
@@ -51,10 +54,12 @@ class WorkerSide:
         groups: list[tuple[list[str], int]],
         meter: StepMeter,
         worker_rank: WorkerRank = (0, 0),
+        *,
+        memory: KvMemory | None = None,
     ) -> None:
         self._store = store
         self._meter = meter
-        self._shard = Shard(worker_rank, blocks, groups)
+        self._shard = Shard(worker_rank, blocks, groups, memory)
         # None before the first identity, and if this worker's memory cannot be used.
         self._held: HeldObjects | None = None
         # The counts of weight changes when the identity's epoch began.
@@ -85,6 +90,10 @@ class WorkerSide:
         has detected a change before any worker saves.
         """
         self._step_began, self.step_loads.waited_seconds = perf_counter(), 0.0
+        freed = set(metadata.freed)
+        for pending in self._pending_saves:
+            if pending.is_windowed or pending.save.request in freed:
+                pending.protect()
         if metadata.saves:
             self._weights_changed()
 
@@ -165,7 +174,7 @@ class WorkerSide:
             return
         started = perf_counter()
         for save in metadata.saves:
-            pending = PendingSave(self._store, self._held, save)
+            pending = PendingSave(self._store, self._held, save, self._shard.kv_memory)
             if pending.failed:
                 self.results.record_skipped(save, 0, "error")
             if pending.tickets:
@@ -239,6 +248,7 @@ class WorkerSide:
             self._store.time_limit(nbytes, LOAD_SECONDS),
             by_layer=self.step_loads.layer_groups.announced and not load.asynchronous,
             skip_reason=WEIGHTS_CHANGED if self._weights_changed() else "",
+            stream=self._shard.kv_memory.stream(),
         )
 
     def _complete_saves(self) -> None:

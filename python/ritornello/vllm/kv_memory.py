@@ -1,0 +1,95 @@
+"""The KV memory of a worker: in host memory, which the store reads and writes itself, or on a
+device, between which and pinned memory our own kernels or the copy engines move pages.
+
+On a device, work is ordered by streams:
+* A load begins behind the work that the engine has queued, because a step in flight may still write
+  to blocks that vLLM has given to another request since. It is reported when its copies are over.
+* A save begins behind the step that fills its pages. vLLM may give its blocks to other requests
+  before they were read: `protect` makes the engine's later work wait.
+"""
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ritornello.connector.strided_blocks import Span, page_pool
+
+if TYPE_CHECKING:
+    from ritornello._core import Device, Ticket
+
+# Pinned memory of all workers of a machine: this part of its memory, and at most STAGING_MAX each.
+STAGING_SHARE, STAGING_MAX = 16, 4 << 30
+
+
+class KvMemory(Protocol):
+    """`device_type`: torch's name of the device that has the tensors."""
+
+    device_type: str
+
+    def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
+        """Returns a pool over the spans. `owner` keeps their memory."""
+
+    def stream(self) -> int | None:
+        """Returns the stream on which the engine queues its work; None if it uses none."""
+
+    def protect(self, ticket: "Ticket") -> bool:
+        """Makes the engine's later work wait until a put has read its blocks. Returns False if that
+        is not possible: the put must then be cancelled.
+        """
+
+
+class HostMemory:
+    """KV memory of an engine on CPUs. Puts have copied their blocks when they return."""
+
+    device_type = "cpu"
+
+    def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
+        return page_pool(spans, blocks)
+
+    def stream(self) -> int | None:
+        return None
+
+    def protect(self, ticket: "Ticket") -> bool:
+        return True
+
+
+class DeviceMemory:
+    """KV memory on the CUDA device of this worker, one of `workers` on this machine. `emulated`:
+    the device is emulated in host memory, by a wheel that is built for tests.
+    """
+
+    def __init__(self, workers: int, *, emulated: bool = False) -> None:
+        self.device_type = "cpu" if emulated else "cuda"
+        self._workers = workers
+        self._emulated = emulated
+        self._device: Device | None = None
+
+    def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
+        rows = [(span.base, span.block_bytes, span.stride) for span in spans]
+        return self._opened().pool(rows, blocks, owner=owner)
+
+    def stream(self) -> int | None:
+        if self._emulated:
+            return None
+        import torch
+
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def protect(self, ticket: "Ticket") -> bool:
+        return ticket.order(self.stream())
+
+    def _opened(self) -> "Device":
+        if self._device is None:
+            from ritornello._core import Device
+
+            machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            staging = min(machine // (STAGING_SHARE * self._workers), STAGING_MAX)
+            self._device = Device.open(self._ordinal(), staging=staging, emulated=self._emulated)
+        return self._device
+
+    def _ordinal(self) -> int:
+        if self._emulated:
+            return 0
+        import torch
+
+        return int(torch.cuda.current_device())
