@@ -1,0 +1,347 @@
+//! Loads and saves over the emulated device: windows, order, deadlines, faults.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use ritornello_device::driver::emulated::Emulated;
+use ritornello_device::driver::{Driver, Priority};
+use ritornello_device::layout::Span;
+use ritornello_device::{Device, Moved, Pool, Read, Slots, Way, WayChoice};
+use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_volume::transfer::Control;
+use ritornello_volume::{FragmentMut, PageTarget};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 64 << 10;
+const LAYERS: usize = 4;
+const BLOCKS: usize = 96;
+/// Holds 64 pages: a load of more pages uses slots again.
+const STAGING: usize = 4 << 20;
+
+/// KV memory in this process, with a tensor for each layer.
+struct Rig {
+    // Dropped first: the device ends all work on the memory.
+    pool: Arc<Pool>,
+    device: Arc<Device>,
+    emulated: Arc<Emulated>,
+    tensors: Vec<Vec<u8>>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let emulated: Arc<Emulated> = Arc::default();
+        let piece = PAGE / LAYERS;
+        let mut tensors = vec![vec![0xEE_u8; BLOCKS * piece]; LAYERS];
+        let spans: Vec<Span> = tensors
+            .iter_mut()
+            .map(|tensor| Span {
+                base: tensor.as_mut_ptr() as u64,
+                bytes: piece as u32,
+                stride: piece as u64,
+            })
+            .collect();
+        let device = Device::new(Arc::clone(&emulated) as Arc<dyn Driver>, STAGING).unwrap();
+        let choice = WayChoice::Always(Way::Kernel { grid: 2 });
+        // SAFETY: the rig keeps the tensors.
+        let pool = unsafe { device.pool(&spans, BLOCKS as u32, choice) }.unwrap();
+        Self { pool, device, emulated, tensors }
+    }
+
+    fn load(&self, blocks: &[u32], control: &Control, read: &Read<'_>) -> Result<Moved> {
+        // SAFETY: nothing else uses the blocks.
+        unsafe { self.device.load(&self.pool, blocks, None, control, read) }
+    }
+
+    /// Whether a block holds page `page` in all layers.
+    fn has(&self, block: u32, page: usize) -> bool {
+        let piece = PAGE / LAYERS;
+        self.tensors.iter().enumerate().all(|(layer, tensor)| {
+            let at = block as usize * piece;
+            tensor[at..at + piece]
+                .iter()
+                .enumerate()
+                .all(|(offset, byte)| *byte == byte_of(page, layer * piece + offset))
+        })
+    }
+
+    fn fill(&mut self, block: u32, page: usize) {
+        let piece = PAGE / LAYERS;
+        for (layer, tensor) in self.tensors.iter_mut().enumerate() {
+            let at = block as usize * piece;
+            for (offset, byte) in tensor[at..at + piece].iter_mut().enumerate() {
+                *byte = byte_of(page, layer * piece + offset);
+            }
+        }
+    }
+}
+
+fn byte_of(page: usize, offset: usize) -> u8 {
+    (page * 31 + offset * 7 + (offset >> 8)) as u8
+}
+
+fn slot(slots: &Slots, page: usize) -> *mut u8 {
+    let mut fragments: Vec<FragmentMut> = Vec::new();
+    PageTarget::fragments(slots, page, &mut fragments);
+    fragments[0].as_ptr()
+}
+
+/// Fills the pages `pages` of a load whose page `n` has the bytes of page `n`.
+fn fill_slots(pages: &Range<usize>, slots: &Slots) {
+    for (at, page) in pages.clone().enumerate() {
+        let first = slot(slots, at);
+        for offset in 0..PAGE {
+            // SAFETY: inside the page; the reader owns it.
+            unsafe { first.add(offset).write(byte_of(page, offset)) };
+        }
+    }
+}
+
+/// Waits until no slot is in use. Dropped slots are in use until their moves have ended.
+fn assert_freed(device: &Device) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while device.staging().in_use > 0 {
+        assert!(Instant::now() < deadline, "slots must be freed");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn all(pages: usize) -> Moved {
+    Moved { pages, bytes: (pages * PAGE) as u64, reason: "" }
+}
+
+fn read_all(pages: Range<usize>, slots: Arc<Slots>, _: &Control) -> Result<Moved> {
+    fill_slots(&pages, &slots);
+    Ok(all(pages.len()))
+}
+
+fn blocks_of(pages: usize) -> Vec<u32> {
+    (0..pages as u32).map(|page| page * 37 % BLOCKS as u32).collect()
+}
+
+#[test]
+fn load_fills_blocks_in_several_windows() {
+    let rig = Rig::new();
+    let blocks = blocks_of(BLOCKS);
+    let windows = Mutex::new(Vec::new());
+    let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
+        windows.lock().unwrap().push(pages.clone());
+        read_all(pages, slots, control)
+    };
+    assert_eq!(rig.load(&blocks, &Control::default(), &read).unwrap(), all(BLOCKS));
+    for (page, block) in blocks.iter().enumerate() {
+        assert!(rig.has(*block, page), "page {page}");
+    }
+    assert!(windows.lock().unwrap().len() > 8, "slots must be used again");
+    assert_eq!(rig.device.staging().in_use, 0);
+}
+
+#[test]
+fn load_delivers_the_pages_before_the_first_missing_page() {
+    let rig = Rig::new();
+    let blocks = blocks_of(BLOCKS);
+    let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
+        let moved = read_all(pages.clone(), slots, control)?;
+        if !pages.contains(&41) {
+            return Ok(moved);
+        }
+        Ok(Moved { reason: "checksum", ..all(41 - pages.start) })
+    };
+    let loaded = rig.load(&blocks, &Control::default(), &read).unwrap();
+    assert_eq!(loaded, Moved { reason: "checksum", ..all(41) });
+    for (page, block) in blocks.iter().enumerate().take(41) {
+        assert!(rig.has(*block, page), "page {page}");
+    }
+    assert!(!rig.has(blocks[41], 41), "a page that was not verified must not arrive");
+}
+
+#[test]
+fn error_of_a_reader_ends_the_load_after_its_copies() {
+    for panics in [false, true] {
+        let rig = Rig::new();
+        rig.emulated.faults().delay_moves(Duration::from_millis(50));
+        let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
+            if pages.contains(&20) {
+                assert!(!panics, "as the test wants");
+                return Err(Error::retry("as the test wants"));
+            }
+            read_all(pages, slots, control)
+        };
+        let error = rig.load(&blocks_of(BLOCKS), &Control::default(), &read).unwrap_err();
+        assert_eq!(error.kind(), if panics { ErrorKind::Fatal } else { ErrorKind::Retry });
+        assert_eq!(rig.device.staging().in_use, 0, "no copy may be in flight");
+        assert!(!rig.device.is_broken());
+    }
+}
+
+#[test]
+fn stopped_load_returns_after_its_copies() {
+    let rig = Rig::new();
+    rig.emulated.faults().delay_moves(Duration::from_millis(50));
+    let cancelled = Arc::new(AtomicBool::new(false));
+    let control = Control { cancelled: Some(Arc::clone(&cancelled)), ..Control::default() };
+    let reads = AtomicUsize::new(0);
+    let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
+        if reads.fetch_add(1, Ordering::Relaxed) == 3 {
+            cancelled.store(true, Ordering::Release);
+        }
+        read_all(pages, slots, control)
+    };
+    let loaded = rig.load(&blocks_of(BLOCKS), &control, &read).unwrap();
+    assert_eq!(loaded.reason, "cancelled");
+    assert!(loaded.pages < BLOCKS);
+    // Nothing may land in blocks that the engine computes again.
+    let before = rig.tensors.clone();
+    std::thread::sleep(Duration::from_millis(150));
+    assert!(rig.tensors == before, "a copy landed after the load was reported");
+    assert_eq!(rig.device.staging().in_use, 0);
+}
+
+#[test]
+fn load_after_its_deadline_reads_nothing() {
+    let rig = Rig::new();
+    let control = Control { deadline: Some(Instant::now()), ..Control::default() };
+    let read = |_: Range<usize>, _: Arc<Slots>, _: &Control| -> Result<Moved> {
+        panic!("nothing is to be read")
+    };
+    let loaded = rig.load(&blocks_of(4), &control, &read).unwrap();
+    assert_eq!(loaded, Moved { pages: 0, bytes: 0, reason: "deadline" });
+}
+
+#[test]
+fn load_waits_for_earlier_work_of_the_engine() {
+    let rig = Rig::new();
+    let stream = rig.emulated.create_stream(Priority::Low).unwrap();
+    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let target = rig.tensors[0].as_ptr() as usize;
+    rig.emulated
+        .run(stream, move || {
+            let _ = gate.recv_timeout(Duration::from_secs(30));
+            // A step in flight writes to a block that was given away.
+            // SAFETY: inside the tensor, which outlives the device.
+            unsafe { (target as *mut u8).write(0x11) };
+        })
+        .unwrap();
+    // SAFETY: created above.
+    let after = unsafe { rig.device.mark(stream) }.unwrap();
+    let loaded = std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            // SAFETY: the load is behind the only other access.
+            unsafe { rig.device.load(&rig.pool, &[0], Some(after), &Control::default(), &read_all) }
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!load.is_finished(), "the load must wait");
+        release.send(()).unwrap();
+        load.join().unwrap()
+    });
+    assert_eq!(loaded.unwrap(), all(1));
+    assert!(rig.has(0, 0), "the step's late write must not remain");
+    // SAFETY: created above; its work is complete.
+    unsafe { rig.emulated.destroy_stream(stream) };
+}
+
+#[test]
+fn broken_device_fails_loads_and_keeps_their_memory() {
+    let rig = Rig::new();
+    rig.emulated.faults().fail_after(2);
+    let error = rig.load(&blocks_of(BLOCKS), &Control::default(), &read_all).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Fatal);
+    assert!(rig.device.is_broken());
+    assert!(rig.device.staging().in_use > 0, "the device may still write to the slots");
+    let refused = rig.load(&[0], &Control::default(), &read_all).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Fatal);
+    // SAFETY: the call is refused.
+    assert!(unsafe { rig.device.gather(&rig.pool, &[0], None) }.is_err());
+}
+
+#[test]
+fn blocks_are_checked_before_anything_moves() {
+    let rig = Rig::new();
+    for blocks in [[0, BLOCKS as u32], [5, 5]] {
+        let error = rig.load(&blocks, &Control::default(), &read_all).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+    }
+    // SAFETY: the call is refused.
+    let error = unsafe { rig.device.gather(&rig.pool, &[BLOCKS as u32], None) }.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+}
+
+#[test]
+fn save_leaves_half_of_the_slots_to_loads() {
+    let mut rig = Rig::new();
+    let blocks = blocks_of(BLOCKS);
+    for (page, block) in blocks.iter().enumerate() {
+        rig.fill(*block, page);
+    }
+    // SAFETY: nothing writes to the blocks before the save is stored.
+    let save = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
+    let pages = save.pages();
+    assert!((STAGING / 4..=STAGING / 2).contains(&(pages * PAGE)), "{pages}");
+    // SAFETY: as above.
+    let next = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
+    assert!(pages + next.pages() <= STAGING / PAGE / 2, "more than the share of saves");
+    drop(next);
+    assert_eq!(rig.load(&[BLOCKS as u32 - 1], &Control::default(), &read_all).unwrap(), all(1));
+
+    let mut stored = Vec::new();
+    let moved = save
+        .store(&Control::default(), &mut |pages, slots, _| {
+            for (at, page) in pages.clone().enumerate() {
+                let first = slot(&slots, at);
+                // SAFETY: inside the page; its gather is complete.
+                let same = (0..PAGE).all(|at| unsafe { first.add(at).read() } == byte_of(page, at));
+                assert!(same, "page {page}");
+            }
+            stored.extend(pages.clone());
+            Ok(all(pages.len()))
+        })
+        .unwrap();
+    assert_eq!(moved, all(pages));
+    assert_eq!(stored, (0..pages).collect::<Vec<_>>());
+    assert_freed(&rig.device);
+}
+
+#[test]
+fn fence_keeps_a_save_from_reading_later_bytes() {
+    for is_fenced in [true, false] {
+        let mut rig = Rig::new();
+        rig.fill(3, 3);
+        rig.emulated.faults().delay_moves(Duration::from_millis(50));
+        // SAFETY: ordered by the fence, or the test shows what happens without it.
+        let save = unsafe { rig.device.gather(&rig.pool, &[3], None) }.unwrap();
+        if is_fenced {
+            assert!(save.fence().wait(Instant::now() + Duration::from_secs(30)).unwrap());
+        }
+        rig.fill(3, 9);
+        let mut found = None;
+        save.store(&Control::default(), &mut |_, slots, _| {
+            let first = slot(&slots, 0);
+            // SAFETY: inside the page; its gather is complete.
+            found = Some(unsafe { first.read() });
+            Ok(all(1))
+        })
+        .unwrap();
+        let expected = if is_fenced { byte_of(3, 0) } else { byte_of(9, 0) };
+        assert_eq!(found, Some(expected), "fenced: {is_fenced}");
+    }
+}
+
+#[test]
+fn save_ends_at_the_first_window_that_is_not_stored_whole() {
+    let rig = Rig::new();
+    let blocks = blocks_of(32);
+    // SAFETY: nothing writes to the blocks.
+    let save = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
+    let windows = AtomicUsize::new(0);
+    let moved = save
+        .store(&Control::default(), &mut |pages, _, _| {
+            if windows.fetch_add(1, Ordering::Relaxed) == 1 {
+                return Ok(Moved { reason: "no_space", ..all(pages.len() - 1) });
+            }
+            Ok(all(pages.len()))
+        })
+        .unwrap();
+    assert_eq!(windows.into_inner(), 2, "later pages would be without a parent");
+    assert_eq!(moved.reason, "no_space");
+    assert_freed(&rig.device);
+}
