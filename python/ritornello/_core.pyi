@@ -34,6 +34,11 @@ __all__ = [
     "Cache",
     "ClosedError",
     "Completions",
+    "Device",
+    "DeviceMove",
+    "DevicePages",
+    "DevicePool",
+    "DeviceSlots",
     "FatalError",
     "InvalidError",
     "LeasedPrefix",
@@ -117,6 +122,141 @@ class PoolPages:
     def __len__(self) -> int: ...
 
 @final
+class Device:
+    """A CUDA device with pinned host memory and a thread that queues moves: docs/gpu.md. After a
+    fork the child must open the device again.
+
+    Streams are handles, such as `torch.cuda.current_stream().cuda_stream`; 0 is the default stream.
+    The caller passes handles of streams that exist on this device.
+    """
+
+    @staticmethod
+    def open(ordinal: int = 0, *, staging: int = ..., emulated: bool = False) -> Device:
+        """Opens CUDA device `ordinal` of this process with at least `staging` bytes of pinned host
+        memory (default: 1 GiB), which are resident until the device is no longer used. `emulated`:
+        opens a device that threads of this process emulate, with their memory as device memory, for
+        tests; only a wheel of `make wheel-device` has it. InvalidError: no driver of release 550 or
+        later, no such device, or no emulated device. RetryError: the memory cannot be allocated or
+        pinned. FatalError: the driver failed.
+        """
+    def pool(
+        self,
+        spans: Sequence[tuple[int, int, int]],
+        blocks: int,
+        *,
+        owner: object,
+        way: str = "auto",
+    ) -> DevicePool:
+        """Registers an engine's KV memory of `blocks` blocks, numbered from 0. Each of 1 to 4,096
+        `spans` is a tensor: the address of block 0 on the device, the contiguous bytes of a block
+        (1 byte to 1 GiB), and the distance between blocks in bytes. A page is the concatenation of
+        the bytes of one block over `spans` in order. `owner` is an object that owns the memory, or
+        a collection of such objects; the pool and its unfinished moves keep it alive.
+
+        `way` decides how bytes are moved: "auto" measures a kernel and the copy engines for about
+        30 ms, "length" uses the copy engines for pieces of at least 32 KiB, "copies" uses them for
+        all, and "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an argument is
+        invalid, two spans share bytes, or memory is not allocated on the device. RetryError: memory
+        is short. FatalError: the device is broken.
+        """
+    def slots(self, page_bytes: int, pages: int, *, timeout: float = 0.0) -> DeviceSlots | None:
+        """Takes pinned memory for `pages` pages of `page_bytes` bytes. Waits for free memory for
+        `timeout` seconds, at most 30. Returns None if not enough became free in this time, or the
+        pages exceed the pinned memory.
+        """
+    def describe(self) -> str:
+        """Returns the names of the device and its driver."""
+    @property
+    def broken(self) -> bool:
+        """Whether the driver failed. Moves in flight ended with FatalError, and later calls raise
+        it.
+        """
+    def stats(self) -> dict[str, Any]:
+        """Returns `device` (`describe()`), `broken`, and `staging`: the `capacity`, bytes `in_use`,
+        and `peak` of the pinned memory in bytes, and its `backing`.
+        """
+
+@final
+class DevicePool:
+    """Registered KV memory of an engine. The length is the number of blocks."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: the sum of the bytes of a block over all spans."""
+    @property
+    def measured(self) -> list[tuple[Literal["scatter", "gather"], int, float, float]]:
+        """Measurements of "auto": the direction of a move, its number of pieces, and the seconds
+        that it takes with a kernel and with the copy engines. Empty if nothing was measured.
+        """
+    def __len__(self) -> int: ...
+    def pages(self, blocks: Sequence[int]) -> DevicePages:
+        """Returns the pages in `blocks`, in this order. Calls that use the pages check the numbers
+        of the blocks.
+        """
+
+@final
+class DevicePages:
+    """Some pages of a `DevicePool`; accepted by `Store.submit_get` and `Store.submit_put`. The
+    length is the number of pages.
+    """
+
+    def __len__(self) -> int: ...
+    def scatter(
+        self,
+        slots: DeviceSlots,
+        *,
+        part: tuple[int, int] | None = None,
+        after: int | None = None,
+    ) -> DeviceMove:
+        """Starts to copy page `n` of `slots` to page `n`, for all pages, behind the work that
+        stream `after` has now. `part`: the first offset in a page that is copied, and the offset
+        after the last; both are 0, the size of a page, or between two spans. Until the move has
+        ended, no other call or work writes to the slots or accesses the blocks. InvalidError: no
+        pages, fewer slots than pages, more than 8,192 pages, slots of another device or page size,
+        a block that does not exist or occurs twice, or an invalid `part`. RetryError: too many
+        moves wait. FatalError: the device is broken.
+        """
+    def gather(
+        self,
+        slots: DeviceSlots,
+        *,
+        part: tuple[int, int] | None = None,
+        after: int | None = None,
+    ) -> DeviceMove:
+        """Starts to copy page `n` to page `n` of `slots`: see `scatter`, also for errors; a block
+        may occur twice. Until the move has ended, no other call or work accesses the slots or
+        writes to the blocks.
+        """
+
+@final
+class DeviceSlots:
+    """Pages in pinned host memory, which is free again when this object is deleted and no move uses
+    it.
+    """
+
+    @property
+    def memory(self) -> tuple[int, int]:
+        """The address of page 0, which is a multiple of 4,096, and the distance between pages in
+        bytes. Bytes between pages must stay as they are.
+        """
+    @property
+    def page_bytes(self) -> int: ...
+
+@final
+class DeviceMove:
+    """A move between blocks and slots. It keeps both alive until it has ended."""
+
+    def wait(self, timeout: float = 30.0) -> bool:
+        """Returns whether the move has ended within `timeout` seconds. FatalError: the device is
+        broken.
+        """
+    def fence(self, stream: int, timeout: float = 30.0) -> bool:
+        """Makes later work of `stream` wait until the move has ended. Returns False, and does not
+        delay the stream, if the move was not queued on the device within `timeout` seconds.
+        FatalError: the device is broken.
+        """
+
+@final
 class LeasedPrefix:
     """The longest reusable prefix, kept readable until `release()`, or until `ttl` runs out."""
 
@@ -167,6 +307,13 @@ class Ticket:
         its outcome then names the filled pages. Returns False if neither happens within `timeout`
         seconds. Verified sections may be read, but the memory must not be changed until the ticket
         is done. Without sections, waits until the ticket is done.
+        """
+    def order(self, stream: int | None, timeout: float = 30.0) -> bool:
+        """Makes later work of `stream` wait until a put of `DevicePages` has read its blocks: this
+        work may write to them before the ticket is done. Waits until all reads are queued on the
+        device. With None, waits until the blocks were read, for engines whose work has no stream.
+        Returns False, and orders nothing, if that takes longer than `timeout` seconds. Returns True
+        without an effect for other tickets. FatalError: the device is broken.
         """
 
 @final
@@ -298,34 +445,46 @@ class Store:
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        pages: Iterable[Page] | PoolPages,
+        pages: Iterable[Page] | PoolPages | DevicePages,
         *,
         parent: bytes | None = None,
         copy: bool = False,
         retain_until: Moment | None = None,
         timeout: float | None = None,
+        after: int | None = None,
     ) -> Ticket:
         """`copy=True`: the bytes are copied into bounded staging before this returns, so that the
         memory may be reused; pages that do not fit into staging are skipped (reason
         "staging_full"). Pages that are already stored are not copied; if such a page is evicted
         before the put reaches the owner, the put ends before this page (reason "not_found").
         `copy=False`: the memory must not change until the ticket is done.
+
+        `DevicePages`, as many as `keys`, are read behind the work that stream `after` has now, and
+        pass through the pinned memory of the device; `copy` has no effect. Their blocks must not
+        change until the ticket is done, or behind `Ticket.order`.
         """
     def submit_get(
         self,
         scope: Scope,
         keys: Sequence[bytes],
-        out: Iterable[Page] | PoolPages,
+        out: Iterable[Page] | PoolPages | DevicePages,
         *,
         staged: bool = False,
         sections: Sequence[int] | None = None,
         timeout: float | None = None,
+        after: int | None = None,
     ) -> Ticket:
         """`staged=True`: reads into staging memory, as soon as it has room, and copies to `out`:
         some disks read faster into huge pages, which staging consists of. See
         `ritornello.staging_choice`. `sections`: the ends of sections as offsets in a page; the last
         is the size of a page. Each section is read for all pages before the next section;
         `Ticket.wait_section` waits for a section.
+
+        `DevicePages`, as many as `keys` and each block once, are filled through the pinned memory
+        of the device, behind the work that stream `after` has now; `staged` and `sections` have no
+        effect. No later call or work may access their blocks until the ticket is done. Only leading
+        pages are delivered, also in a scope whose keys do not chain; the blocks of all other pages
+        may hold any bytes.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
