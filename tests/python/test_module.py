@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import ritornello as rt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +53,11 @@ def test_import_loads_no_other_package() -> None:
         "import sys, ritornello; print({'numpy', 'torch'} & set(sys.modules))",
     )
     assert found.stdout == "set()\n"
+
+
+def test_emulated_device_is_not_in_released_wheel() -> None:
+    with pytest.raises(rt.errors.InvalidError, match="`make wheel-device`"):
+        rt.Device.open(emulated=True)
 
 
 def test_command_is_installed() -> None:

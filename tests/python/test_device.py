@@ -1,0 +1,550 @@
+"""Moves between stores and the memory of an emulated device.
+
+`make test-device` runs these tests with the wheel of `make wheel-device`. With another wheel they
+are skipped, unless RITORNELLO_TEST_DEVICE demands them, as in that suite.
+"""
+
+import ctypes
+import gc
+import os
+import random
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import Bytes, blank, keys_of, open_small, pages_of
+
+import ritornello as rt
+
+if os.environ.get("RITORNELLO_TEST_DEVICE") != "emulated":
+    pytest.skip("the wheel has no emulated device: `make test-device`", allow_module_level=True)
+
+# A window of a load or save has at most an eighth of this memory.
+STAGING = 8 << 20
+WINDOW = STAGING // 8
+BLOCKS = 29
+LAYERS = 3
+# Fills memory whose bytes a test then expects to stay.
+UNTOUCHED = 0x3C
+
+
+@dataclass
+class Tensors:
+    """KV memory in NumPy arrays, with a view of `[blocks, bytes]` for each span of a page."""
+
+    arrays: list[Bytes]
+    views: list[Bytes]
+
+    @property
+    def spans(self) -> list[tuple[int, int, int]]:
+        return [(view.ctypes.data, view.shape[1], view.strides[0]) for view in self.views]
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(view.shape[1] for view in self.views)
+
+    def pool(self, device: rt.Device, way: str = "length") -> rt.DevicePool:
+        return device.pool(self.spans, len(self.views[0]), owner=self.arrays, way=way)
+
+    def read(self, blocks: Sequence[int]) -> Bytes:
+        """Returns the pages in `blocks`, of shape (len(blocks), page_bytes)."""
+        return np.concatenate([view[list(blocks)] for view in self.views], axis=1)
+
+    def write(self, blocks: Sequence[int], pages: Bytes) -> None:
+        first = 0
+        for view in self.views:
+            view[list(blocks)] = pages[:, first : first + view.shape[1]]
+            first += view.shape[1]
+
+    def fill(self, byte: int) -> None:
+        for array in self.arrays:
+            array[:] = byte
+
+    def copies(self) -> list[Bytes]:
+        return [array.copy() for array in self.arrays]
+
+    def is_equal(self, copies: Sequence[Bytes]) -> bool:
+        return all(map(np.array_equal, self.arrays, copies))
+
+
+def separate(piece: int, blocks: int = BLOCKS) -> Tensors:
+    """One tensor for each layer."""
+    arrays = [_random((blocks, piece), layer) for layer in range(LAYERS)]
+    return Tensors(arrays, arrays)
+
+
+def planes(piece: int, blocks: int = BLOCKS) -> Tensors:
+    """One tensor for each layer, with the keys of all blocks before the values."""
+    arrays = [_random((2, blocks, piece), layer) for layer in range(LAYERS)]
+    return Tensors(arrays, [plane for array in arrays for plane in array])
+
+
+def block_first(piece: int, blocks: int = BLOCKS) -> Tensors:
+    """One tensor whose blocks have all layers, and a gap that belongs to no page."""
+    array = _random((blocks, LAYERS * piece + 96), 0)
+    views = [array[:, layer * piece : (layer + 1) * piece] for layer in range(LAYERS)]
+    return Tensors([array], views)
+
+
+def _random(shape: tuple[int, ...], seed: int) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+
+
+Layout = Callable[[int], Tensors]
+LAYOUTS: tuple[Layout, ...] = (separate, planes, block_first)
+# Multiples of 16, 8 and 4, and an odd number of bytes.
+PIECES = (4096, 4104, 2060, 1027)
+
+
+def open_emulated() -> rt.Device:
+    return rt.Device.open(staging=STAGING, emulated=True)
+
+
+@pytest.fixture
+def device() -> rt.Device:
+    return open_emulated()
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A directory on the disk, then in memory."""
+    if request.param == "disk":
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="ritornello-test-") as path:
+        yield Path(path)
+
+
+def slots_of(device: rt.Device, page_bytes: int, pages: int) -> rt.DeviceSlots:
+    slots = device.slots(page_bytes, pages, timeout=30)
+    assert slots is not None
+    return slots
+
+
+def memory_of(slots: rt.DeviceSlots, pages: int) -> Bytes:
+    """Returns the memory of slots with the bytes between pages, of shape (pages, stride)."""
+    first, stride = slots.memory
+    array = (ctypes.c_uint8 * (stride * pages)).from_address(first)
+    return np.ctypeslib.as_array(array).reshape(pages, stride)
+
+
+def finished(ticket: rt.Ticket) -> rt.Outcome:
+    outcome = ticket.wait(60)
+    assert outcome is not None
+    return outcome
+
+
+def complete(ticket: rt.Ticket, pages: int) -> None:
+    outcome = finished(ticket)
+    assert (outcome.pages, outcome.reason) == (pages, "")
+    assert outcome.ok == [True] * pages
+
+
+def put_all(store: rt.Store, scope: rt.Scope, keys: Sequence[bytes], pages: rt.DevicePages) -> int:
+    """Puts until all pages are stored: one put may be limited by the pinned memory. Returns the
+    number of bytes that were written.
+    """
+    stored = written = 0
+    deadline = time.monotonic() + 60
+    while stored < len(keys):
+        assert time.monotonic() < deadline, f"only {stored} pages were stored"
+        outcome = finished(store.submit_put(scope, keys, pages))
+        assert outcome.reason == ("" if outcome.pages == len(keys) else "staging_full")
+        assert outcome.ok == [True] * outcome.pages + [False] * (len(keys) - outcome.pages)
+        assert outcome.pages >= stored
+        stored, written = outcome.pages, written + outcome.bytes
+    return written
+
+
+def is_refused(
+    submit: Callable[..., rt.Ticket], keys: Sequence[bytes], pages: rt.DevicePages
+) -> bool:
+    """Whether a call fails with InvalidError, or its ticket ends for the same reason."""
+    try:
+        outcome = finished(submit(SCOPE, keys, pages))
+    except rt.errors.InvalidError:
+        return True
+    return (outcome.pages, outcome.reason) == (0, "invalid")
+
+
+# ---- moves
+
+
+@pytest.mark.parametrize("way", ["kernel:3", "copies"])
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_moves_change_no_other_bytes(
+    device: rt.Device, layout: Layout, piece: int, way: str
+) -> None:
+    """Whole pages and each section that begins and ends between spans, into random blocks."""
+    memory = layout(piece)
+    pool, draw = memory.pool(device, way), random.Random(piece)
+    assert (len(pool), pool.page_bytes) == (BLOCKS, memory.page_bytes)
+    spans = len(memory.views)
+    sections = [(0, spans), *((at, at + 1) for at in range(spans)), (1, spans)]
+    for first, last in sections:
+        blocks = draw.sample(range(BLOCKS), draw.randint(1, BLOCKS))
+        part = (first * piece, last * piece)
+        slots = slots_of(device, pool.page_bytes, len(blocks))
+        whole = memory_of(slots, len(blocks))
+        content = whole[:, : pool.page_bytes]
+        content[:] = _random(content.shape, first)
+        before, old = memory.copies(), memory.read(blocks)
+        expected = old.copy()
+        expected[:, slice(*part)] = content[:, slice(*part)]
+        assert pool.pages(blocks).scatter(slots, part=part).wait()
+        assert (memory.read(blocks) == expected).all(), (first, last)
+        memory.write(blocks, old)
+        assert memory.is_equal(before), (first, last)
+
+        content[:] = UNTOUCHED
+        filled = whole.copy()
+        filled[:, slice(*part)] = old[:, slice(*part)]
+        assert pool.pages(blocks).gather(slots, part=part).wait()
+        assert (whole == filled).all(), (first, last)
+        assert memory.is_equal(before), (first, last)
+
+
+def test_one_block_fills_several_slots(device: rt.Device) -> None:
+    memory = separate(4096)
+    slots = slots_of(device, memory.page_bytes, 4)
+    assert memory.pool(device).pages([5, 5, 2, 5]).gather(slots).wait()
+    assert (memory_of(slots, 4) == memory.read([5, 5, 2, 5])).all()
+
+
+def test_wrong_moves_are_refused(device: rt.Device) -> None:
+    memory = separate(4096)
+    pool, size = memory.pool(device), memory.page_bytes
+    slots = slots_of(device, size, 2)
+    before = memory.copies()
+    for blocks, part, message in [
+        ([BLOCKS], None, "no such block"),
+        ([3, 3], None, "two pages cannot fill one block"),
+        ([], None, "needs a page"),
+        ([1, 2, 3], None, "a slot for each page"),
+        ([1], (0, 100), "between the tensors"),
+        ([1], (4096, 4096), "between the tensors"),
+        ([1], (0, size + 4096), "between the tensors"),
+    ]:
+        with pytest.raises(rt.errors.InvalidError, match=message):
+            pool.pages(blocks).scatter(slots, part=part)
+    for wrong in (slots_of(device, size + 1, 1), slots_of(open_emulated(), size, 1)):
+        with pytest.raises(rt.errors.InvalidError, match="do not belong together"):
+            pool.pages([1]).gather(wrong)
+    with pytest.raises(rt.errors.InvalidError, match="no such stream"):
+        pool.pages([1]).gather(slots, after=1 << 40)
+    assert not device.broken
+    assert memory.is_equal(before)
+
+
+def test_wrong_pools_are_refused(device: rt.Device) -> None:
+    array = _random((8, 4096), 0)
+    at = array.ctypes.data
+    for spans, blocks, way, message in [
+        ([], 8, "auto", "1 to 4,096 spans"),
+        ([(at, 4096, 4096)], 0, "auto", "at least one block"),
+        ([(0, 4096, 4096)], 8, "auto", "needs an address"),
+        ([(at, 0, 4096)], 8, "auto", "1 byte to 1 GiB"),
+        ([(at, 4096, 4095)], 8, "auto", "stride"),
+        ([(at, 2048, 4096), (at + 1024, 2048, 4096)], 8, "auto", "share bytes"),
+        ([(at, 4096, 4096)], 8, "fastest", "way is"),
+        ([(at, 4096, 4096)], 8, "kernel:0", "way is"),
+    ]:
+        with pytest.raises(rt.errors.InvalidError, match=message):
+            device.pool(spans, blocks, owner=array, way=way)
+
+
+def test_ways_are_measured_unless_one_is_named(device: rt.Device) -> None:
+    memory = separate(4096)
+    measured = memory.pool(device, "auto").measured
+    assert {"scatter", "gather"} == {row[0] for row in measured}
+    assert all(number > 0 for row in measured for number in row[1:])
+    for way in ("length", "copies", "kernel:4"):
+        assert memory.pool(device, way).measured == []
+
+
+def test_slots_are_limited_and_return(device: rt.Device) -> None:
+    def in_use() -> int:
+        used = device.stats()["staging"]["in_use"]
+        assert isinstance(used, int)
+        return used
+
+    assert device.stats()["staging"]["capacity"] >= STAGING
+    assert device.slots(4096, (64 << 20) // 4096) is None
+    half = device.stats()["staging"]["capacity"] // 2
+    held = [device.slots(half, 1), device.slots(half, 1)]
+    assert None not in held
+    assert in_use() == 2 * half
+    assert device.slots(4096, 1) is None
+    threading.Timer(0.05, held.clear).start()
+    assert device.slots(half, 1, timeout=30) is not None
+    assert in_use() <= half
+
+
+def test_memory_lives_while_pages_name_it(device: rt.Device) -> None:
+    memory = separate(4096)
+    alive = weakref.ref(memory.arrays[0])
+    pages = memory.pool(device).pages([1])
+    del memory
+    gc.collect()
+    slots = slots_of(device, 3 * 4096, 1)
+    assert alive() is not None
+    assert pages.gather(slots).wait()
+    del pages
+    deadline = time.monotonic() + 60
+    while alive() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+        gc.collect()
+        device.describe()
+    assert alive() is None
+
+
+# ---- stores
+
+PIECE = 20_000
+PAGE = LAYERS * PIECE
+# More than eight windows, of which the last is not full.
+PAGES = 9 * (WINDOW // PAGE) + 5
+KEYS = keys_of("device", PAGES)
+SCOPE = rt.Scope.opaque("device", PAGE, chained=True)
+
+
+def large(layout: Callable[[int, int], Tensors] = separate) -> tuple[Tensors, list[int]]:
+    """Returns memory for all pages and 8 more, and the pages' blocks in a random order."""
+    blocks = list(range(PAGES + 8))
+    random.Random(7).shuffle(blocks)
+    return layout(PIECE, PAGES + 8), blocks[:PAGES]
+
+
+def check_stored(store: rt.Store, keys: Sequence[bytes], least: int, content: Bytes) -> None:
+    """At least `least` leading pages are stored, and all that are stored are right."""
+    out = blank(len(keys), PAGE)
+    got = store.get_batch(SCOPE, keys, out)
+    assert got >= least
+    assert (out[:got] == content[:got]).all()
+
+
+def test_put_and_get_move_every_byte(device: rt.Device, folder: Path) -> None:
+    """The pages are put from one layout, and got into another."""
+    memory, blocks = large()
+    content = memory.read(blocks)
+    before = memory.copies()
+    target, places = large(block_first)
+    places.reverse()
+    target.fill(UNTOUCHED)
+    with open_small(folder / "kv") as store:
+        pages = memory.pool(device).pages(blocks)
+        assert put_all(store, SCOPE, KEYS, pages) == PAGES * PAGE
+        again = finished(store.submit_put(SCOPE, KEYS, pages))
+        assert (again.pages, again.bytes, again.reason) == (PAGES, 0, "")
+        assert memory.is_equal(before)
+        out = blank(PAGES, PAGE)
+        assert store.get_batch(SCOPE, KEYS, out) == PAGES
+        assert (out == content).all()
+        got = finished(store.submit_get(SCOPE, KEYS, target.pool(device).pages(places)))
+        assert (got.pages, got.bytes, got.reason) == (PAGES, PAGES * PAGE, "")
+        assert got.ok == [True] * PAGES
+    assert (target.read(places) == content).all()
+    target.write(places, np.full_like(content, UNTOUCHED))
+    assert all((array == UNTOUCHED).all() for array in target.arrays)
+
+
+def test_pages_of_host_memory_load_into_blocks(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large(lambda piece, blocks: planes(piece // 2, blocks))
+    content = pages_of(KEYS, PAGE)
+    assert store.put_batch(SCOPE, KEYS, content) == PAGES
+    complete(store.submit_get(SCOPE, KEYS, memory.pool(device, "auto").pages(blocks)), PAGES)
+    assert (memory.read(blocks) == content).all()
+
+
+def test_only_leading_pages_are_delivered(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large()
+    pages = memory.pool(device).pages(blocks)
+    # The last of the stored pages is in the middle of a window.
+    stored = 5 * (WINDOW // PAGE) + 3
+    for name, chained in (("chained", True), ("single", False)):
+        scope = rt.Scope.opaque(name, PAGE, chained=chained)
+        keys = keys_of(name, PAGES)
+        assert store.put_batch(scope, keys[:stored], pages_of(keys[:stored], PAGE)) == stored
+        if not chained:
+            assert store.put_batch(scope, keys[stored + 1 :][:4], pages_of(keys[:4], PAGE)) == 4
+        memory.fill(UNTOUCHED)
+        got = finished(store.submit_get(scope, keys, pages))
+        assert (got.pages, got.bytes, got.reason) == (stored, stored * PAGE, "not_found")
+        assert got.ok == [True] * stored + [False] * (PAGES - stored)
+        assert (memory.read(blocks[:stored]) == pages_of(keys[:stored], PAGE)).all()
+        others = sorted(set(range(PAGES + 8)) - set(blocks))
+        assert (memory.read(others) == UNTOUCHED).all()
+        none = keys_of("never stored", 3)
+        got = finished(store.submit_get(scope, none, memory.pool(device).pages([1, 2, 3])))
+        assert (got.pages, got.bytes, got.reason) == (0, 0, "not_found")
+
+
+def test_put_continues_a_stored_prefix(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large()
+    content = memory.read(blocks)
+    pool, half = memory.pool(device), WINDOW // PAGE
+    complete(store.submit_put(SCOPE, KEYS[:half], pool.pages(blocks[:half])), half)
+    tail = slice(half, 2 * half)
+    ticket = store.submit_put(SCOPE, KEYS[tail], pool.pages(blocks[tail]), parent=KEYS[half - 1])
+    complete(ticket, half)
+    out = blank(2 * half, PAGE)
+    assert store.get_batch(SCOPE, KEYS[: 2 * half], out) == 2 * half
+    assert (out == content[: 2 * half]).all()
+
+
+def test_wrong_loads_and_saves_are_refused(device: rt.Device, store: rt.Store) -> None:
+    memory = separate(PIECE)
+    pool, keys = memory.pool(device), KEYS[:4]
+    right = pool.pages([1, 2, 3, 4])
+    complete(store.submit_put(SCOPE, keys, right), 4)
+    before = memory.copies()
+    for submit in (store.submit_put, store.submit_get):
+        for number in (3, 5):
+            with pytest.raises(rt.errors.InvalidError, match="one page per key"):
+                submit(SCOPE, KEYS[:number], right)
+    # Pages that are stored are not read, so a put of them may name any block.
+    assert is_refused(store.submit_put, KEYS[4:8], pool.pages([1, 2, 3, BLOCKS]))
+    assert is_refused(store.submit_get, keys, pool.pages([1, 2, 3, BLOCKS]))
+    assert is_refused(store.submit_get, keys, pool.pages([1, 2, 2, 3]))
+    with pytest.raises(OverflowError):
+        pool.pages([-1])
+    with pytest.raises(rt.errors.InvalidError, match="no such stream"):
+        store.submit_put(SCOPE, keys, right, after=1 << 40)
+    complete(store.submit_get(SCOPE, [], pool.pages([])), 0)
+    complete(store.submit_put(SCOPE, [], pool.pages([])), 0)
+    assert memory.is_equal(before)
+
+
+def test_page_larger_than_pinned_memory_is_not_moved(device: rt.Device, store: rt.Store) -> None:
+    array = _random((2, 12 << 20), 3)
+    memory, keys = Tensors([array], [array]), keys_of("large", 2)
+    scope = rt.Scope.opaque("large", 12 << 20, chained=True)
+    pages, before = memory.pool(device).pages([0, 1]), memory.copies()
+    put = finished(store.submit_put(scope, keys, pages))
+    assert put.pages == 0
+    assert put.reason in ("staging", "staging_full")
+    assert store.put_batch(scope, keys[:1], array[:1]) == 1
+    got = finished(store.submit_get(scope, keys, pages))
+    assert (got.pages, got.reason) == (0, "staging")
+    assert memory.is_equal(before)
+
+
+def test_past_deadline_moves_nothing(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large()
+    pages = memory.pool(device).pages(blocks)
+    put = finished(store.submit_put(SCOPE, KEYS, pages, timeout=0))
+    assert (put.pages, put.reason) == (0, "deadline")
+    assert store.probe(SCOPE, KEYS) == 0
+    put_all(store, SCOPE, KEYS, pages)
+    memory.fill(UNTOUCHED)
+    got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=0))
+    assert (got.pages, got.reason) == (0, "deadline")
+    assert all((array == UNTOUCHED).all() for array in memory.arrays)
+
+
+def test_cancelled_ticket_says_so_and_leaves_blocks(device: rt.Device, where: Path) -> None:
+    """Half of the puts and gets are cancelled. After its ticket is done, a get writes to no block,
+    and the pages that it reports are exact.
+    """
+    memory, blocks = large()
+    content = memory.read(blocks)
+    pages = memory.pool(device).pages(blocks)
+    names = [keys_of(f"cancelled {n}", PAGES) for n in range(8)]
+    with open_small(where, capacity="256MiB") as store:
+        puts = [store.submit_put(SCOPE, keys, pages) for keys in names]
+        for ticket in puts[4:]:
+            ticket.cancel()
+        stored = [finished(ticket) for ticket in puts]
+        assert all(outcome.reason in ("", "staging_full") for outcome in stored[:4])
+        for keys, outcome in zip(names, stored, strict=True):
+            assert outcome.reason in ("", "cancelled", "staging_full")
+            assert (outcome.pages == PAGES) == (outcome.reason == "")
+            check_stored(store, keys, outcome.pages, content)
+        put_all(store, SCOPE, names[0], pages)
+        for number in range(8):
+            memory.fill(UNTOUCHED)
+            ticket = store.submit_get(SCOPE, names[0], pages)
+            if number % 2:
+                ticket.cancel()
+            loaded = finished(ticket)
+            assert loaded.reason == "" or (number % 2 and loaded.reason == "cancelled")
+            count = loaded.pages
+            assert (memory.read(blocks[:count]) == content[:count]).all()
+            memory.fill(UNTOUCHED)
+            slots = slots_of(device, PAGE, 1)
+            memory_of(slots, 1)[:, :PAGE] = UNTOUCHED
+            assert memory.pool(device).pages([0]).scatter(slots).wait()
+            assert all((array == UNTOUCHED).all() for array in memory.arrays)
+
+
+def test_puts_and_gets_share_pinned_memory(device: rt.Device, where: Path) -> None:
+    """Twelve tickets, each with more bytes than the pinned memory has."""
+    source, blocks = large()
+    content = source.read(blocks)
+    targets = [large(block_first) for _ in range(6)]
+    pages = source.pool(device).pages(blocks)
+    outs = [target.pool(device).pages(places) for target, places in targets]
+    with open_small(where, capacity="256MiB") as store:
+        put_all(store, SCOPE, KEYS, pages)
+        gets, puts = [], []
+        for number, out in enumerate(outs):
+            targets[number][0].fill(UNTOUCHED)
+            keys = keys_of(f"shared {number}", PAGES)
+            puts.append((keys, store.submit_put(SCOPE, keys, pages)))
+            gets.append(store.submit_get(SCOPE, KEYS, out))
+        for ticket in gets:
+            complete(ticket, PAGES)
+        for keys, ticket in puts:
+            put = finished(ticket)
+            assert put.reason == ("" if put.pages == PAGES else "staging_full")
+            check_stored(store, keys, put.pages, content)
+    assert all((target.read(places) == content).all() for target, places in targets)
+
+
+def test_ordered_blocks_may_change_before_put_is_done(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large()
+    content = memory.read(blocks)
+    ticket = store.submit_put(SCOPE, KEYS, memory.pool(device).pages(blocks))
+    assert ticket.order(None)
+    memory.fill(UNTOUCHED)
+    put = finished(ticket)
+    assert put.pages > 0
+    check_stored(store, KEYS, put.pages, content)
+    assert ticket.order(None, timeout=0), "of a done ticket"
+    assert store.submit_get(SCOPE, KEYS, memory.pool(device).pages(blocks)).order(None)
+
+
+def test_dropped_device_completes_its_put(store: rt.Store) -> None:
+    device = open_emulated()
+    memory, blocks = large()
+    content = memory.read(blocks)
+    ticket = store.submit_put(SCOPE, KEYS, memory.pool(device).pages(blocks))
+    del device, memory
+    gc.collect()
+    put = finished(ticket)
+    assert put.pages > 0
+    check_stored(store, KEYS, put.pages, content)
+
+
+def test_closing_store_ends_tickets(device: rt.Device, where: Path) -> None:
+    memory, blocks = large()
+    content = memory.read(blocks)
+    pages = memory.pool(device).pages(blocks)
+    names = [keys_of(f"closing {n}", PAGES) for n in range(6)]
+    store = open_small(where, capacity="256MiB")
+    tickets = [store.submit_put(SCOPE, keys, pages) for keys in names]
+    store.close()
+    assert all(ticket.done() for ticket in tickets)
+    memory.fill(UNTOUCHED)
+    with open_small(where, capacity="256MiB") as store:
+        for keys, ticket in zip(names, tickets, strict=True):
+            outcome = finished(ticket)
+            assert outcome.reason in ("", "closed", "staging_full")
+            check_stored(store, keys, outcome.pages, content)
