@@ -459,9 +459,11 @@ class Store:
         before the put reaches the owner, the put ends before this page (reason "not_found").
         `copy=False`: the memory must not change until the ticket is done.
 
-        `DevicePages`, as many as `keys`, are read behind the work that stream `after` has now, and
-        pass through the pinned memory of the device; `copy` has no effect. Their blocks must not
-        change until the ticket is done, or behind `Ticket.order`.
+        `DevicePages`, as many as `keys`, are copied into the pinned memory of the device behind the
+        work that stream `after` has now; `copy` has no effect. Puts leave half of this memory free:
+        pages that would need it are skipped (reason "staging_full"). Pages that are already stored
+        are not read. The blocks must not change until the ticket is done; `Ticket.order` allows
+        changes sooner.
         """
     def submit_get(
         self,

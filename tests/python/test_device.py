@@ -386,6 +386,19 @@ def test_only_leading_pages_are_delivered(device: rt.Device, store: rt.Store) ->
         assert (got.pages, got.bytes, got.reason) == (0, 0, "not_found")
 
 
+def test_put_beyond_pinned_memory_stores_leading_pages(device: rt.Device, store: rt.Store) -> None:
+    memory, blocks = large()
+    content = memory.read(blocks)
+    pages = memory.pool(device).pages(blocks)
+    put = finished(store.submit_put(SCOPE, KEYS, pages))
+    assert put.reason == "staging_full"
+    assert 0 < put.pages * PAGE <= STAGING // 2
+    assert store.probe(SCOPE, KEYS) == put.pages
+    assert put_all(store, SCOPE, KEYS, pages) == (PAGES - put.pages) * PAGE
+    check_stored(store, KEYS, PAGES, content)
+    assert device.stats()["staging"]["in_use"] == 0
+
+
 def test_put_continues_a_stored_prefix(device: rt.Device, store: rt.Store) -> None:
     memory, blocks = large()
     content = memory.read(blocks)
