@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable
+from itertools import product
 
 import torch
 
-from gpu_cells.rig import Memory, Rig, bytes_of
+from benches.gpu_cells.rig import Memory, Rig, Row, Rows, bytes_of
 
 SEEDS = 20
-# Lengths of a piece. Lengths that are no multiple of 16 need the kernels of narrower words.
+# Lengths of a piece. The last three need the kernels of narrower words.
 PIECES = (4096, 8192, 12_288, 24_576, 65_536, 73_728, 4104, 4100, 4097)
 WAYS = ("kernel:2", "kernel:4", "kernel:12", "copies")
 
@@ -42,24 +43,32 @@ def block_first(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Me
 LAYOUTS: tuple[Callable[[Rig, int, int, int, int], Memory], ...] = (separate, planes, block_first)
 
 
-def moves(rig: Rig) -> list[dict[str, object]]:
+def moves(rig: Rig) -> Rows:
     """Every layout, piece length, way and direction, with random blocks, for each seed."""
-    rows: list[dict[str, object]] = []
     pieces = PIECES[:2] + PIECES[-1:] if rig.emulated else PIECES
-    for layout in LAYOUTS:
-        for piece in pieces:
-            for way in WAYS[1::2] if rig.emulated else WAYS:
-                wrong = [
-                    seed
-                    for seed in range(2 if rig.emulated else SEEDS)
-                    if not _is_exact(rig, layout(rig, 3, piece, 37, seed), way, seed)
-                ]
-                rows.append(
-                    {"layout": layout.__name__, "piece": piece, "way": way, "wrong": len(wrong)}
-                )
+    ways = WAYS[1::2] if rig.emulated else WAYS
+    seeds = range(2 if rig.emulated else SEEDS)
+    rows: Rows = []
+    for layout, piece, way in product(LAYOUTS, pieces, ways):
+        exact = [_is_exact(rig, layout(rig, 3, piece, 37, seed), way, seed) for seed in seeds]
+        row = {"layout": layout.__name__, "piece": piece, "way": way}
+        rows.append({**row, "seeds": len(seeds), "wrong": exact.count(False)})
     if any(row["wrong"] for row in rows):
         raise AssertionError(f"wrong bytes: {[row for row in rows if row['wrong']]}")
     return rows
+
+
+def by_layout(rows: Rows) -> Rows:
+    """Returns a row for each layout: its combinations of a piece length and a way, and how often
+    their moves were wrong.
+    """
+    summaries: dict[str, Row] = {}
+    for row in rows:
+        empty = {"layout": row["layout"], "combinations": 0, "wrong": 0}
+        summary = summaries.setdefault(row["layout"], empty)
+        summary["combinations"] += 1
+        summary["wrong"] += row["wrong"]
+    return list(summaries.values())
 
 
 def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
@@ -97,7 +106,7 @@ def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
     poisoned[:, part[0] : part[1]] = memory.pages(blocks)[:, part[0] : part[1]].cpu()
     if not pool.pages(blocks).gather(slots, part=part, after=rig.stream()).wait():
         raise AssertionError("a gather did not end")
-    return torch.equal(content, poisoned)
+    return bool(torch.equal(content, poisoned))
 
 
 def _views_like(memory: Memory, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

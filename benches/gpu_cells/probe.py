@@ -1,20 +1,20 @@
-"""What the machine is, and how fast its link and its disk are."""
+"""The machine, and the rates of its link and its disk."""
 
 import mmap
 import os
 import platform
 
 import torch
-from disk_limit import DiskLimit
 
-from gpu_cells.rig import GIB, Rig, timed
+from benches.disk_limit import DiskLimit
+from benches.gpu_cells.rig import GIB, Rig, Row, Rows, timed
 
 ROUNDS = 8
 
 
-def machine(rig: Rig) -> list[dict[str, object]]:
+def machine(rig: Rig) -> Rows:
     """The device, its driver and memory, pinned memory, and the versions of kernel and torch."""
-    row: dict[str, object] = {
+    row: Row = {
         "device": rig.device.describe(),
         "kernel": platform.release(),
         "cpus": os.cpu_count(),
@@ -27,8 +27,8 @@ def machine(rig: Rig) -> list[dict[str, object]]:
     return [row]
 
 
-def link(rig: Rig) -> list[dict[str, object]]:
-    """Large copies between pinned host memory and the device, each way and both at once."""
+def link(rig: Rig) -> Rows:
+    """Large copies from pinned host memory to the device, back, and in both directions together."""
     nbytes = (16 << 20) if rig.emulated else GIB
     host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=not rig.emulated) for _ in range(2)]
     there = [rig.random(nbytes, seed) for seed in range(2)]
@@ -45,16 +45,15 @@ def link(rig: Rig) -> list[dict[str, object]]:
             rig.finish()
         return ROUNDS * nbytes * len(directions) / times.wall
 
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     for name, directions in (("to device", "h"), ("from device", "d"), ("both", "hd")):
         copy(directions)
         rate = max(copy(directions) for _ in range(3))
-        rig.link[name] = rate
         rows.append({"direction": name, "gb_s": rate / 1e9})
     return rows
 
 
-def disk(rig: Rig) -> list[dict[str, object]]:
+def disk(rig: Rig) -> Rows:
     """Direct operations of 1 MiB by four threads on one file."""
     nbytes = (32 << 20) if rig.emulated else 2 * GIB
     limit = DiskLimit(rig.folder / "limit", nbytes)
@@ -65,5 +64,4 @@ def disk(rig: Rig) -> list[dict[str, object]]:
         read = max(nbytes / limit.read(view) for _ in range(3))
         view.release()
     limit.close()
-    rig.link["disk read"], rig.link["disk write"] = read, write
     return [{"op": "read", "gb_s": read / 1e9}, {"op": "write", "gb_s": write / 1e9}]

@@ -6,11 +6,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, process_time
+from typing import Any, TypeAlias
 
 import torch
+
 from ritornello import Device, DevicePool, DeviceSlots
 
 GIB = 1 << 30
+# A row of a cell's table: columns by name.
+Row: TypeAlias = dict[str, Any]
+Rows: TypeAlias = list[Row]
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,6 @@ class Memory:
     def spans(self) -> list[tuple[int, int, int]]:
         return [(v.data_ptr(), v.shape[1], v.stride(0)) for v in self.views]
 
-    def page(self, block: int) -> torch.Tensor:
-        """The bytes of a page in the order of its spans."""
-        return torch.cat([view[block] for view in self.views])
-
     def pages(self, blocks: Sequence[int]) -> torch.Tensor:
         """The bytes of pages, one row for each."""
         index = torch.tensor(blocks, device=self.views[0].device)
@@ -67,11 +68,10 @@ class Rig:
     device: Device
     torch_device: torch.device
     folder: Path
-    staging: int
     emulated: bool
     # Bytes per second that the machine can move: "to device", "from device", "both" (in both
     # directions together), "disk read" and "disk write".
-    link: dict[str, float]
+    limits: dict[str, float]
 
     @classmethod
     def open(cls, folder: Path, *, emulated: bool, staging: int) -> "Rig":
@@ -80,15 +80,21 @@ class Rig:
             torch.cuda.init()
             torch.zeros(1, device=where)
         device = Device.open(0, staging=staging, emulated=emulated)
-        return cls(device, where, folder, staging, emulated, {})
+        return cls(device, where, folder, emulated, {})
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
         return TINY if self.emulated else SHAPES
 
+    def limit(self, name: str) -> float:
+        """Returns the measured limit `name` in bytes per second."""
+        if name not in self.limits:
+            raise LookupError(f"no limit {name!r}: measure the cells `link` and `disk` before")
+        return self.limits[name]
+
     def stream(self) -> int | None:
         """The engine's stream. The emulated device knows no streams of others."""
-        return None if self.emulated else torch.cuda.current_stream().cuda_stream
+        return None if self.emulated else int(torch.cuda.current_stream().cuda_stream)
 
     def finish(self) -> None:
         if not self.emulated:
@@ -123,7 +129,7 @@ class Rig:
     def slots(self, page_bytes: int, pages: int) -> DeviceSlots:
         slots = self.device.slots(page_bytes, pages, timeout=30)
         if slots is None:
-            raise SystemExit(f"{pages} pages of {page_bytes} bytes do not fit the pinned memory")
+            raise MemoryError(f"{pages} pages of {page_bytes} bytes do not fit the pinned memory")
         return slots
 
 
