@@ -28,7 +28,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # engine imports thousands of modules.
 export PYTHONDONTWRITEBYTECODE :=
 
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find crates -name '*.rs' -not -path '*/tests/*' -o -name Cargo.toml) \
+	$(wildcard crates/device/kernels/*.cpp crates/device/kernels/kv.*)
 PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -name '*.pyi' -o -name py.typed)
 # RocksDB's own build for Java, of the version that the crate `rocksdb` in Cargo.toml expects: one
 # shared library, which also exports the whole C interface. If it cannot be fetched, or with
@@ -59,7 +60,7 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 # their tests wait and need no core, so suites of engines, which mostly keep one core busy, run
 # beside them: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
-LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long
+LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
@@ -67,7 +68,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
+.PHONY: help venv rocksdb build wheel wheel-lsm wheel-device binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
 	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
@@ -115,6 +116,16 @@ $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels-lsm
 	. $(LSM)/env && PATH=$(CURDIR)/$(BIN):$$PATH maturin build --release --quiet --features lsm --auditwheel repair \
 		--out build/wheels-lsm --interpreter $(BIN)/python
+	@touch $@
+
+# Its own folder for modules, build/wheels-device/site, comes first on PYTHONPATH, so that tests need
+# no environment of their own. Built after `wheel`: maturin takes the compiled module from cargo's
+# build folder, where the build of another wheel would replace it.
+wheel-device: $(STAMPS)/wheel-device ## the package with an emulated GPU, for tests, in build/wheels-device
+$(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STAMPS)/wheel
+	rm -rf build/wheels-device
+	$(BIN)/maturin build --release --quiet --features emulated --out build/wheels-device --interpreter $(BIN)/python
+	$(BIN)/python -m pip install --quiet --no-deps --target build/wheels-device/site build/wheels-device/ritornello-*.whl
 	@touch $@
 
 # The program loads RocksDB's library from the folder in which it was linked.
@@ -183,7 +194,7 @@ test: ## all tests of the core, of Python and of vLLM, except long tests
 	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
-	@$(call build_and_run,packages build $(ENGINES) s3 emulators,$(call \
+	@$(call build_and_run,packages build wheel-device $(ENGINES) s3 emulators,$(call \
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
@@ -259,6 +270,13 @@ test-python: $(STAMPS)/build
 
 test-python-long: $(STAMPS)/build
 	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
+
+# Loads and saves of an emulated GPU, and the benchmark of this path, with the PyTorch of vLLM.
+EMULATED := PYTHONPATH=$(CURDIR)/build/wheels-device/site RITORNELLO_TEST_DEVICE=emulated
+test-device: $(STAMPS)/wheel-device $(STAMPS)/vllm-packages
+	$(EMULATED) $(BIN)/python -m pytest tests/python/test_device.py -q -W error --timeout 120
+	rm -rf build/gpu-report
+	$(EMULATED) $(VLLM)/bin/python benches/gpu.py --emulated --out build/gpu-report --dir build
 
 test-vllm: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"
