@@ -8,6 +8,8 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -544,6 +546,33 @@ def test_dropped_device_completes_its_put(store: rt.Store) -> None:
     put = finished(ticket)
     assert put.pages > 0
     check_stored(store, KEYS, put.pages, content)
+
+
+# Frees memory right after puts of it that are refused, or end at their deadline: copies from it may
+# still be in flight.
+FREEING = """
+import sys, numpy as np, ritornello as rt
+device = rt.Device.open(staging=256 << 20, emulated=True)
+scope = rt.Scope.opaque("freed", 1 << 20, chained=True)
+with rt.Store.open(sys.argv[1], "64MiB", segment_bytes=4 << 20) as store:
+    for turn in range(20):
+        keys = [b"%16d" % (turn * 64 + page) for page in range(64)]
+        array = np.ones((64, 1 << 20), np.uint8)
+        span = (array.ctypes.data, 1 << 20, 1 << 20)
+        pages = device.pool([span], 64, owner=array, way="copies").pages(range(64))
+        try:
+            store.submit_put(scope, keys[turn % 2 :], pages, timeout=0).wait()
+        except rt.errors.InvalidError:
+            pass
+        del array, pages
+        store.submit_get(scope, [], [])
+"""
+
+
+def test_memory_outlives_gathers_of_ended_puts(where: Path) -> None:
+    command = [sys.executable, "-c", FREEING, str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_closing_store_ends_tickets(device: rt.Device, where: Path) -> None:
