@@ -575,6 +575,29 @@ def test_memory_outlives_gathers_of_ended_puts(where: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_forked_child_is_refused(device: rt.Device) -> None:
+    memory = separate(1027)
+    pool = memory.pool(device)
+    slots = slots_of(device, pool.page_bytes, 1)
+    calls: list[Callable[[], object]] = [
+        lambda: device.slots(pool.page_bytes, 1),
+        lambda: memory.pool(device),
+        lambda: pool.pages([1]).scatter(slots),
+        lambda: pool.pages([1]).gather(slots),
+    ]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for call in calls:
+                with pytest.raises(rt.errors.RitornelloError):
+                    call()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_closing_store_ends_tickets(device: rt.Device, where: Path) -> None:
     memory, blocks = large()
     content = memory.read(blocks)
