@@ -10,16 +10,17 @@ from ritornello import DeviceMove, DeviceSlots
 
 BYTES_MAX = 1 << 30
 BLOCKS = (64, 512, 4096)
-WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies")
+# The last lets the pool choose.
+WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
 # Moves that are in flight together, so that the time of one launch is hidden.
 MOVES = 4
 ROUNDS = 3
 # Above this number of pieces, one call for each takes too long to measure.
 CALLS_MAX = 40_000
 PROGRAMS = 12
-# The measurement beside matrix products has this number of pages in a scatter, of scatters, and of
+# The measurement beside matrix products has this number of pages in a move, of moves, and of
 # products.
-PAGES, SCATTERS, PRODUCTS = 512, 16, 20
+PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> No
 
 
 def interference(rig: Rig) -> Rows:
-    """The time of matrix products beside scatters, as a multiple of their time alone."""
+    """The time of matrix products beside moves, as a multiple of their time alone."""
     if rig.emulated:
         return []
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -169,17 +170,19 @@ def interference(rig: Rig) -> Rows:
     rows: Rows = []
     for way in WAYS:
         pages = rig.pool(memory, way).pages(range(PAGES))
-        with timed() as times:
-            moves = [pages.scatter(slots) for _ in range(SCATTERS)]
-            beside = products()
-            if not all(move.wait() for move in moves):
-                raise AssertionError(f"a scatter by {way} did not end")
-        rows.append(
-            {
-                "way": way,
-                "product_ms": alone,
-                "slowdown": beside / alone,
-                "scatter_gb_s": SCATTERS * PAGES * shape.page / times.wall / 1e9,
-            }
-        )
+        for direction, submit in (("scatter", pages.scatter), ("gather", pages.gather)):
+            with timed() as times:
+                moves = [submit(slots) for _ in range(BESIDE)]
+                beside = products()
+                if not all(move.wait() for move in moves):
+                    raise AssertionError(f"a {direction} by {way} did not end")
+            rows.append(
+                {
+                    "way": way,
+                    "direction": direction,
+                    "product_ms": alone,
+                    "slowdown": beside / alone,
+                    "move_gb_s": BESIDE * PAGES * shape.page / times.wall / 1e9,
+                }
+            )
     return rows
