@@ -13,6 +13,12 @@ from ritornello.vllm.scheduler import SchedulerSide
 from ritornello.vllm.store import VllmStore
 
 
+def step_of(scheduled: dict[str, int], **fields: Any) -> Any:
+    """Returns a SchedulerOutput with these scheduled tokens, by request."""
+    ends: dict[str, Any] = {"finished_req_ids": set(), "preempted_req_ids": None}
+    return SimpleNamespace(num_scheduled_tokens=scheduled, **(ends | fields))
+
+
 class Blocks:
     """Stand-in for vLLM's cache manager. Every request has the blocks 100 to 139 of one group, and
     200 to 239 of a group with a window. In the second group the null block, 0, replaces the first
@@ -73,12 +79,12 @@ def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = 
     side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = local + external
     scheduled = (asked.num_tokens if computed is None else computed) - asked.num_computed_tokens
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: scheduled}))
+    metadata = side.plan(step_of({asked.request_id: scheduled}))
     asked.num_computed_tokens += scheduled
     return metadata
 
 
 def step(side: SchedulerSide, asked: Any, tokens: int) -> Any:
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens={asked.request_id: tokens}))
+    metadata = side.plan(step_of({asked.request_id: tokens}))
     asked.num_computed_tokens += tokens
     return metadata

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from scheduler_support import BLOCKS, Blocks, request
+from scheduler_support import BLOCKS, Blocks, request, step_of
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm import composition, engine_config
@@ -64,7 +64,7 @@ def admit(side: SchedulerSide, asked: Any, foreign: int = 0) -> None:
 
 def step(side: SchedulerSide, asked: Any, tokens: int, *, loads: bool = False) -> Any:
     scheduled = {asked.request_id: tokens} if tokens else {}
-    metadata = side.plan(SimpleNamespace(num_scheduled_tokens=scheduled, has_sync_kv_loads=loads))
+    metadata = side.plan(step_of(scheduled, has_sync_kv_loads=loads))
     asked.num_computed_tokens += tokens
     return metadata
 
@@ -119,14 +119,14 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     for asked, foreign in ((lent, 2 * TOKENS), (sharing, 2 * TOKENS), (other, 0)):
         admit(side, asked, foreign)
     everyone = {"r": 300 - 2 * TOKENS, "s": 300 - 2 * TOKENS, "o": 300}
-    first = side.plan(SimpleNamespace(num_scheduled_tokens=everyone, has_sync_kv_loads=True))
+    first = side.plan(step_of(everyone, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens = TOKENS
     sharing.num_computed_tokens = 2 * TOKENS  # the other request computes the failed block for both
     other.num_computed_tokens = 300
     over(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}
-    second = side.plan(SimpleNamespace(num_scheduled_tokens=again, has_sync_kv_loads=False))
+    second = side.plan(step_of(again, has_sync_kv_loads=False))
     assert {save.request: save.pages.first for save in second.saves} == {"r": 0, "o": 0}
 
 

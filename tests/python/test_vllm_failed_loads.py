@@ -1,10 +1,9 @@
 """Blocks that a load did not fill: no page computed from them is kept or saved."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scheduler_support import Blocks, keep, request, run
+from scheduler_support import Blocks, keep, request, run, step_of
 from scheduler_support import side_of as alone
 from test_vllm_composition import Shared, admit, over, saved
 from test_vllm_composition import side_of as composed
@@ -18,7 +17,7 @@ WINDOW = cache_group(reach=trailing(2 * TOKENS))
 
 
 def plan(side: Any, **tokens: int) -> Any:
-    return side.plan(SimpleNamespace(num_scheduled_tokens=tokens, has_sync_kv_loads=False))
+    return side.plan(step_of(tokens, has_sync_kv_loads=False))
 
 
 def windowed() -> tuple[Shared, Any, Any]:
@@ -59,7 +58,7 @@ def test_window_hides_no_foreign_failed_block() -> None:
     admit(side, lent, 2 * TOKENS)
     admit(side, other, 6 * TOKENS)
     scheduled = {"r": 4 * TOKENS, "s": 2 * TOKENS}
-    first = side.plan(SimpleNamespace(num_scheduled_tokens=scheduled, has_sync_kv_loads=True))
+    first = side.plan(step_of(scheduled, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens, other.num_computed_tokens = TOKENS, 8 * TOKENS
     over(side, first, 101)
@@ -95,7 +94,7 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
             side.request_admitted(asked, blocks.tables[asked.request_id], 3 * TOKENS)
     lent.num_computed_tokens = 2 * TOKENS
     one.num_computed_tokens = two.num_computed_tokens = 5 * TOKENS
-    first = side.plan(SimpleNamespace(num_scheduled_tokens={"r": TOKENS}, has_sync_kv_loads=beside))
+    first = side.plan(step_of({"r": TOKENS}, has_sync_kv_loads=beside))
     one.num_computed_tokens = TOKENS
     if beside:
         over(side, first, 101)

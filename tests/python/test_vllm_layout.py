@@ -86,7 +86,10 @@ def test_device_memory_is_refused() -> None:
     tensor = Tensor(0, SHAPE)
     tensor.device = "cuda"
     with pytest.raises(LayoutError, match="cuda memory"):
-        spans({"l.0": tensor}, ["l.0"], 8)
+        group_memory({"l.0": tensor}, ["l.0"], 2, 8)
+    assert group_memory({"l.0": tensor}, ["l.0"], 2, 8, "cuda").layers == ("l.0",)
+    with pytest.raises(LayoutError, match="cpu memory"):
+        group_memory({"l.0": Tensor(0, SHAPE)}, ["l.0"], 2, 8, "cuda")
 
 
 def test_layer_without_cache_is_refused() -> None:

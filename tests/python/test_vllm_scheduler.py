@@ -2,11 +2,10 @@
 resets.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scheduler_support import BLOCKS, Blocks, keep, request, run, side_of, step
+from scheduler_support import BLOCKS, Blocks, keep, request, run, side_of, step, step_of
 from vllm_shapes import TOKENS, FakeStore, cache_group, identity
 
 from ritornello.vllm.cache_groups import ObjectId, trailing
@@ -28,6 +27,13 @@ def blocks() -> Blocks:
 @pytest.fixture
 def side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
     return side_of(store, blocks, identity())
+
+
+def test_plan_names_requests_that_lost_their_blocks() -> None:
+    side = side_of(FakeStore(), Blocks(), identity())
+    assert side.plan(step_of({})).freed == ()
+    ended = step_of({}, finished_req_ids={"a"}, preempted_req_ids={"b"})
+    assert side.plan(ended).freed == ("a", "b")
 
 
 def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
@@ -263,7 +269,7 @@ def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
     assert asynchronous
     side.request_admitted(asked, BLOCKS, external)
     asked.num_computed_tokens = external
-    return side.plan(SimpleNamespace(num_scheduled_tokens={}))
+    return side.plan(step_of({}))
 
 
 def test_async_load_keeps_leases_until_done(async_side: SchedulerSide, store: FakeStore) -> None:

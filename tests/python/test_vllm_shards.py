@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+from scheduler_support import step_of
 from vllm_shapes import TOKENS, Tensor
 
 from ritornello import Store
@@ -129,7 +130,7 @@ class Cluster:
         scheduler's side as vLLM does. Returns the blocks that were not filled.
         """
         tokens = {request.request_id: scheduled} if scheduled else {}
-        metadata = self.side.plan(SimpleNamespace(num_scheduled_tokens=tokens))
+        metadata = self.side.plan(step_of(tokens))
         waiting = set(self.workers if metadata.loads else ())
         for worker in self.workers.values():
             worker.load(metadata)

@@ -266,6 +266,26 @@ def test_worker_without_caches_refuses(store: FakeStore, meter: StepMeter) -> No
     assert "no KV cache was registered" in side.facts().unsupported_reason
 
 
+def test_step_waits_for_saves_of_freed_requests(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late", "late"]
+    side.save(saving("r", KEYS[0]))
+    side.save(saving("s", KEYS[0]))
+    side.begin_step(StepMetadata(freed=("other",)))
+    assert "protect" not in store.events
+    for _ in range(2):
+        side.begin_step(StepMetadata(freed=("s", "other")))
+    assert store.events.count("protect") == 1
+
+
+@pytest.mark.parametrize("protects", [True, False])
+def test_save_that_cannot_be_protected_is_cancelled(meter: StepMeter, protects: bool) -> None:
+    cancelled = []
+    ticket: Any = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    memory: Any = SimpleNamespace(protect=lambda _: protects)
+    VllmStore(Settings("unused"), meter).protect(memory, ticket)
+    assert bool(cancelled) is not protects
+
+
 def test_close_waits_for_saves(side: WorkerSide, store: FakeStore, meter: StepMeter) -> None:
     store.outcomes = [outcome(True)]
     side.save(saving("a", KEYS[0]))

@@ -46,6 +46,7 @@ class FakeStore:
         pages: PageBlocks,
         timeout: float,
         sections: Sequence[int] = (),
+        stream: int | None = None,
     ) -> Any:
         self.sections.append(sections)
         return self._ticket()
@@ -64,9 +65,13 @@ class FakeStore:
         pool: Any,
         pages: PageBlocks,
         until: float | None,
+        stream: int | None = None,
     ) -> Any:
         self.puts.append((object_id, pages.keys, pages.blocks, pages.parent))
         return self._ticket()
+
+    def protect(self, memory: Any, ticket: Any) -> None:
+        self.events.append("protect")
 
     def take_loads(self) -> list[tuple[str, int, float]]:
         return [("disk", 4096, 0.5)]
