@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 from ritornello.connector.cache_counts import CacheCounts
 from ritornello.sglang.hits import GROUPS, RestorablePrefixes, SidePool
 from ritornello.sglang.piece_lookup import LEASE_SECONDS, Piece, PieceLookup, main_requests
-from ritornello.sglang.store import SGLangStore
+from ritornello.sglang.store import Read, SGLangStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from ritornello._core import Cache, Lookup, PoolPages, Scope, TierName
+    from ritornello._core import Cache, Lookup, Scope, TierName
     from ritornello.sglang.meter import RateMeter
     from ritornello.sglang.settings import Settings
 
@@ -104,12 +104,12 @@ class SGLangCacheStore(SGLangStore):
         self.report()
         return found
 
-    def get(self, scope: "Scope", keys: Sequence[bytes], out: "Iterable[Any] | PoolPages") -> int:
-        self._begin_read(scope, keys)
+    def finish_get(self, read: Read, since: float = 0.0) -> int:
+        self._begin_read(read)
         try:
-            return super().get(scope, keys, out)
+            return super().finish_get(read, since)
         finally:
-            self._end_read(keys)
+            self._end_read(read.keys)
             self.report()
 
     def begin_lookup(
@@ -224,11 +224,12 @@ class SGLangCacheStore(SGLangStore):
         for each in dropped:
             self._release(each.leases)
 
-    def _begin_read(self, scope: "Scope", keys: Sequence[bytes]) -> None:
+    def _begin_read(self, read: Read) -> None:
+        keys = read.keys
         if not keys:
             return
         with self._state_lock:
-            if scope.chained:
+            if read.scope.chained:
                 piece = self._leased.get(keys[0])
             elif self._reading is not None and self._reading.last in keys:
                 return

@@ -8,13 +8,14 @@ Invariant: all pages under a scope have one byte order, which the scope names
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ritornello.sglang.hits import RestorablePrefixes, SidePool
 from ritornello.sglang.identity import Engine, PoolLayout, is_replicated, scopes_of, split_factor
 from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.pages import Meta, PagesError, page_ids, pools
-from ritornello.sglang.store import SGLangStore
+from ritornello.sglang.store import Read, SGLangStore
 
 if TYPE_CHECKING:
     from ritornello._core import PagePool, Scope
@@ -63,6 +64,39 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
         return host.get_page_buffer_meta(indices)
 
     return meta
+
+
+@dataclass(slots=True)
+class PoolRead:
+    """Pages of a pool that are being read: one read for each of `scopes`, the scopes of the pool
+    when it began. `ids`: the numbers of the pages in the pool; None if SGLang takes the `copies`.
+    `copies`: the memory that is read to, if it is not the pool's.
+    """
+
+    scopes: "list[Scope]"
+    keys: Sequence[bytes]
+    ids: Sequence[int] | None
+    copies: Sequence[Any]
+    parts: list[Read]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all reads could begin."""
+        return bool(self.parts) and all(part.ticket is not None for part in self.parts)
+
+    @property
+    def began(self) -> float:
+        return self.parts[0].began if self.parts else 0.0
+
+    def wait(self, moment: float) -> None:
+        """Waits until the read ends, at most until `moment` of `perf_counter`."""
+        for part in self.parts:
+            part.wait(moment)
+
+    def cancel(self) -> None:
+        """Lets the read begin no further operations."""
+        for part in self.parts:
+            part.cancel()
 
 
 class Pool:
@@ -145,7 +179,7 @@ class Pool:
         return self._store.find_prefixes(self._scopes, keys, before, self._tokens, sides)
 
     def put(self, keys: Sequence[bytes], indices: Any, before: Sequence[bytes] | None) -> int:
-        ids = self._page_ids(keys, indices)
+        ids = self.page_ids(keys, indices)
         if ids is None:
             return 0
         if self._memory.parts:
@@ -157,19 +191,37 @@ class Pool:
         return self.put_flat(keys, [page.contiguous() for page in pages], before)
 
     def get(self, keys: Sequence[bytes], indices: Any) -> int:
-        ids = self._page_ids(keys, indices)
-        if ids is None:
-            return 0
-        if self._memory.parts:
-            filled = len(keys)
-            for scope, part in zip(self._scopes, self._memory.parts, strict=True):
-                filled = min(filled, self._store.get(scope, keys, part.pages(ids)))
-            return filled
-        pages = [self.new_page() for _ in ids]
-        filled = self.get_flat(keys, pages)
-        for page, data in zip(ids[:filled], pages, strict=False):
+        ids = self.page_ids(keys, indices)
+        return 0 if ids is None else self.finish_get(self.begin_get(keys, ids))
+
+    def begin_get(self, keys: Sequence[bytes], ids: Sequence[int], behind: int = 0) -> PoolRead:
+        """Begins to read pages to their places `ids`, behind reads of `behind` pages. Until
+        `finish_get` or `abandon_get`, the memory of these pages is written to.
+        """
+        scopes, parts = self._scopes, self._memory.parts
+        copies = [] if parts else [self.new_page() for _ in ids]
+        outs: list[Any] = [part.pages(ids) for part in parts] if parts else [copies]
+        reads = [
+            self._store.begin_get(scope, keys, out, behind)
+            for scope, out in zip(scopes, outs, strict=True)
+        ]
+        return PoolRead(scopes, keys, ids, copies, reads)
+
+    def finish_get(self, read: PoolRead, since: float = 0.0) -> int:
+        """Waits for a read, and moves its copies to their places. `since`: as in `SGLangStore`."""
+        filled = len(read.keys)
+        for part in read.parts:
+            filled = min(filled, self._store.finish_get(part, since))
+            since = perf_counter()
+        for page, data in zip((read.ids or ())[:filled], read.copies, strict=False):
             self._host.set_from_flat_data_page(page * self._tokens, data)
         return filled
+
+    def abandon_get(self, read: PoolRead) -> None:
+        """Cancels a read. When this returns, nothing writes to its memory."""
+        read.cancel()
+        for part in read.parts:
+            self._store.abandon_get(part)
 
     def put_flat(
         self, keys: Sequence[bytes], pages: Sequence[Any], before: Sequence[bytes] | None
@@ -182,8 +234,16 @@ class Pool:
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
         """Loads pages into `pages`, one contiguous tensor for each."""
+        return self.finish_get(self.begin_get_flat(keys, pages))
+
+    def begin_get_flat(
+        self, keys: Sequence[bytes], pages: Sequence[Any], behind: int = 0
+    ) -> PoolRead:
+        """Begins to read pages into `pages`, behind reads of `behind` pages."""
         fitting = self._fitting(keys, pages)
-        return self._store.get(self._scopes[0], keys[:fitting], pages[:fitting]) if fitting else 0
+        scopes, keys, pages = self._scopes, keys[:fitting], pages[:fitting]
+        reads = [self._store.begin_get(scopes[0], keys, pages, behind)] if fitting else []
+        return PoolRead(scopes, keys, None, pages, reads)
 
     def _fitting(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
         """Returns how many leading pages have the size of this pool's pages; 0 if the byte order of
@@ -201,7 +261,10 @@ class Pool:
         self._meter.add("refused_pages:size", len(keys) - fitting)
         return fitting
 
-    def _page_ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
+    def page_ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
+        """Returns the page numbers of `indices`; None if these are not one whole page for each key,
+        and counts the pages as refused.
+        """
         ids = page_ids(indices, len(keys), self._tokens) if self._scopes else None
         if ids is None:
             self._meter.add("refused_pages:indices", len(keys))

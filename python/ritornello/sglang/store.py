@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from ritornello.sglang.meter import RateMeter
 from ritornello.sglang.settings import Settings
 
 if TYPE_CHECKING:
-    from ritornello._core import PoolPages, Scope, Store
+    from ritornello._core import PoolPages, Scope, Store, Ticket
 
 logger = logging.getLogger("ritornello.sglang")
 
@@ -21,6 +23,27 @@ logger = logging.getLogger("ritornello.sglang")
 # assumed to be slower than computing, and delays SGLang's other loads.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class Read:
+    """A get that has begun. `began`: when. `ticket`: None if it could not begin."""
+
+    scope: "Scope"
+    keys: Sequence[bytes]
+    began: float
+    ticket: "Ticket | None"
+
+    def wait(self, moment: float) -> None:
+        """Waits until the get ends, at most until `moment` of `perf_counter`."""
+        left = moment - perf_counter()
+        if self.ticket is not None and left > 0:
+            self.ticket.wait(left if left < inf else None)
+
+    def cancel(self) -> None:
+        """Lets the get begin no further operations. Operations in flight still write to memory."""
+        if self.ticket is not None:
+            self.ticket.cancel()
 
 
 class SGLangStore(FailSafeStore):
@@ -87,25 +110,49 @@ class SGLangStore(FailSafeStore):
         """Returns the number of leading pages filled and verified. Nothing writes to `out`
         afterwards.
         """
+        return self.finish_get(self.begin_get(scope, keys, out))
+
+    def begin_get(
+        self,
+        scope: "Scope",
+        keys: Sequence[bytes],
+        out: "Iterable[Any] | PoolPages",
+        behind: int = 0,
+    ) -> Read:
+        """Begins a get. Until `finish_get` or `abandon_get` returns, `out` is written to. `behind`:
+        the number of pages whose get is in progress, and may delay this get.
+        """
+        began = perf_counter()
+
+        def action(store: "Store") -> "Ticket":
+            limit = store.time_limit((behind + len(keys)) * scope.page_bytes, GET_SECONDS)
+            return store.submit_get(scope, keys, out, timeout=limit)
+
+        ticket = None if self._stale() else self.call("get", action, None)
+        return Read(scope, keys, began, ticket)
+
+    def finish_get(self, read: Read, since: float = 0.0) -> int:
+        """Waits for a get. Returns the number of leading pages filled and verified; nothing writes
+        to its memory afterwards. Time before `since` is not counted as time of this get.
+        """
+        pages, ticket = len(read.keys), read.ticket
+        outcome = None if ticket is None else self.attempt("get", ticket.wait, None)
         if self._stale():
-            self._meter.missed("before_reset", len(keys))
+            # If the weights changed during the load, the pages are of earlier weights.
+            self._meter.missed("before_reset", pages)
             return 0
+        if outcome is None:
+            return 0
+        seconds = perf_counter() - max(read.began, since)
+        self._meter.moved("loaded", outcome.pages, read.scope.page_bytes, seconds)
+        self._meter.missed(outcome.reason or "error", pages - outcome.pages)
+        return outcome.pages
 
-        def action(store: "Store") -> int:
-            started = perf_counter()
-            limit = store.time_limit(len(keys) * scope.page_bytes, GET_SECONDS)
-            outcome = store.submit_get(scope, keys, out, timeout=limit).wait()
-            if outcome is None:
-                return 0
-            if self._stale():
-                # The weights changed during the load, so the pages are of earlier weights.
-                self._meter.missed("before_reset", len(keys))
-                return 0
-            self._meter.moved("loaded", outcome.pages, scope.page_bytes, perf_counter() - started)
-            self._meter.missed(outcome.reason or "error", len(keys) - outcome.pages)
-            return outcome.pages
-
-        return self.call("get", action, 0)
+    def abandon_get(self, read: Read) -> None:
+        """Cancels a get, whose pages are not needed. Nothing writes to its memory afterwards."""
+        read.cancel()
+        if read.ticket is not None:
+            self.attempt("get", read.ticket.wait, None)
 
     def put(
         self,

@@ -317,7 +317,7 @@ def test_errors_are_contained_and_logged_once(
     def broken(*_: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    for name in ("_page_ids", "leading", "prefixes"):
+    for name in ("page_ids", "leading", "prefixes"):
         monkeypatch.setattr(storage._pools["kv"], name, broken)
     for _ in range(3):
         assert storage.batch_set_v1(keys, slots(host, FROM)) == [False] * len(keys)
