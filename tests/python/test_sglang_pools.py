@@ -1,74 +1,16 @@
-"""Stand-ins for SGLang's host pools (KV buffers in host memory): the memory of their pages, and
-invalid pages.
-"""
+"""Pages of stand-ins for SGLang's host pools, and invalid pages."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sglang_host import PAGES, PIECE, TOKENS, Host, keys, pool_of, slots
 
-from ritornello.connector.identity import ModelIdentity
-from ritornello.sglang.identity import Engine
 from ritornello.sglang.meter import RATES_MAX, RateMeter
 from ritornello.sglang.pages import PagesError, page_ids, spans
-from ritornello.sglang.pools import Pool
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
-
-ENGINE = Engine("0.5.23", ModelIdentity("m", b"w"), 2, (0, 1), (0, 1), (0, 1), False)
-TOKENS, PAGES, PIECE = 4, 8, 4096
-
-
-class Array(np.ndarray[Any, Any]):
-    """An array with the methods of torch's tensors that pools call."""
-
-    device = "cpu"
-
-    def contiguous(self) -> "Array":
-        return np.ascontiguousarray(self).view(Array)
-
-    def is_contiguous(self) -> bool:
-        return bool(self.flags.c_contiguous)
-
-
-class Host:
-    """A pool with `pieces` of memory for each page, all in `memory`, of shape (pieces, pages,
-    PIECE).
-    """
-
-    layout, dtype, page_size, page_num = "odd", "torch.uint8", TOKENS, PAGES
-    layer_num, start_layer, end_layer = 2, 0, 2
-
-    def __init__(self, pieces: int = 3, named: bool = True) -> None:
-        generator = np.random.default_rng(pieces)
-        memory = generator.integers(0, 256, (pieces, PAGES, PIECE), np.uint8)
-        self.memory, self.named = memory, named
-
-    def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
-        if not self.named:
-            raise ValueError("Unsupported layout: odd")
-        pages = [int(slot) // TOKENS for slot in indices[::TOKENS]]
-        found = [piece[page].ctypes.data for page in pages for piece in self.memory]
-        return found, [PIECE] * len(found)
-
-    def get_dummy_flat_data_page(self) -> Array:
-        return np.zeros(self.memory.shape[0] * PIECE, np.uint8).view(Array)
-
-    def get_data_page(self, slot: int, flat: bool = True) -> Array:
-        return self.memory[:, slot // TOKENS].flatten().view(Array)
-
-    def set_from_flat_data_page(self, slot: int, page: Array) -> None:
-        self.memory[:, slot // TOKENS] = page.reshape(-1, PIECE)
-
-
-def slots(*pages: int) -> Any:
-    return np.concatenate([np.arange(page * TOKENS, (page + 1) * TOKENS) for page in pages])
-
-
-def keys(pages: int) -> list[bytes]:
-    return [hashlib.sha256(bytes([page])).digest() for page in range(pages)]
 
 
 @pytest.fixture
@@ -82,12 +24,6 @@ def quiet(tmp_path: Path, meter: RateMeter) -> Any:
     assert store.open()
     yield store
     store.close()
-
-
-def pool_of(host: Host, quiet: SGLangStore, meter: RateMeter) -> Pool:
-    made = Pool("kv", host, np.arange, quiet, meter, in_place=True, split=1)
-    made.describe(ENGINE)
-    return made
 
 
 def test_page_pieces_become_spans() -> None:

@@ -10,9 +10,9 @@
 With `interface_v1` SGLang passes its host memory instead of copies of it. Settings in addition to
 `path`: see `settings.Settings`.
 
-SGLang calls `storage`, and the wrappers that `updates`, `prompts` and `prefills` install around
-methods of SGLang. The modules that make decisions (`identity`, `pages`, `pools`, `hits`,
-`settings`) do not import SGLang, so that they can be tested without an engine.
+SGLang calls `storage`, and the wrappers that `updates`, `prompts`, `prefills` and `transfers`
+install around methods of SGLang. The modules that make decisions (`identity`, `pages`, `pools`,
+`hits`, `settings`) do not import SGLang, so that they can be tested without an engine.
 """
 
 from typing import TYPE_CHECKING

@@ -8,6 +8,7 @@ from typing import Any
 
 from ritornello.sglang.prefills import Record, prefills
 from ritornello.sglang.prompts import prompts
+from ritornello.sglang.transfers import transfers
 
 logger = logging.getLogger("ritornello.sglang")
 
@@ -46,6 +47,19 @@ def watch_prefills(record: Record) -> None:
         )
     else:
         prefills.record = record
+
+
+def watch_transfers() -> None:
+    """Makes SGLang name all pages of a prefetch before it reads the first batch."""
+    try:
+        from sglang.srt.managers.cache_controller import HiCacheController
+        from sglang.version import __version__
+
+        obstacle = transfers.watch(HiCacheController, __version__)
+    except Exception as error:
+        obstacle = str(error)
+    if obstacle:
+        logger.info("ritornello: no batch is read ahead (%s)", obstacle)
 
 
 def hashes_of(operation: Any, page_tokens: int) -> list[str]:

@@ -11,6 +11,7 @@ unsupported configuration raises an exception when the backend is attached; late
 
 import logging
 from collections.abc import Callable, Sequence
+from threading import local
 from typing import Any, TypeVar
 
 import torch
@@ -38,6 +39,7 @@ from ritornello.sglang.hooks import (
     storage_named_at_start,
     watch_prefills,
     watch_prompts,
+    watch_transfers,
 )
 from ritornello.sglang.identity import KV, keys_of
 from ritornello.sglang.interface import INTERFACE, interface_difference, watch_obstacle
@@ -46,8 +48,10 @@ from ritornello.sglang.metrics import metrics_of
 from ritornello.sglang.pools import LogicalPool, Pool
 from ritornello.sglang.prefills import prefills
 from ritornello.sglang.prompts import UNKNOWN, prompts
+from ritornello.sglang.read_ahead import Paces, ReadAhead
 from ritornello.sglang.settings import Settings
 from ritornello.sglang.store import SGLangStore
+from ritornello.sglang.transfers import Transfer
 from ritornello.sglang.updates import updates
 
 logger = logging.getLogger("ritornello.sglang")
@@ -93,6 +97,10 @@ class RitornelloStorage(HiCacheStorage):
         kind = SGLangCacheStore if settings.tiers else SGLangStore
         self._store = kind(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
+        # `reads`: the `ReadAhead` of the transfer that runs on the thread; absent or None if none.
+        self._on_thread = local()
+        self._paces = Paces()
+        watch_transfers()
         if settings.tiers:
             watch_prompts()
             if settings.gate == "auto":
@@ -171,6 +179,17 @@ class RitornelloStorage(HiCacheStorage):
         elif self._has_remote:
             self._early.end(operation)
 
+    def on_transfer_begin(self, transfer: Transfer | None) -> None:
+        """Notes the pages that SGLang reads next on this thread."""
+        reads = None if transfer is None else ReadAhead(transfer, self._store, self._paces)
+        self._on_thread.reads = reads
+
+    def on_transfer_end(self) -> None:
+        """Ends all reads ahead of this thread: SGLang may take their memory back afterwards."""
+        reads, self._on_thread.reads = getattr(self._on_thread, "reads", None), None
+        if reads is not None:
+            reads.close()
+
     def clear(self) -> None:
         """Deletes the pages of this rank's pools in the current epoch; other scopes of the store
         stay.
@@ -195,8 +214,12 @@ class RitornelloStorage(HiCacheStorage):
     ) -> list[torch.Tensor | None]:
         def action(pool: Pool | LogicalPool) -> list[torch.Tensor | None]:
             pages = target_locations or [pool.new_page() for _ in keys]
-            filled = pool.get_flat(keys_of(keys), pages)
-            return [*pages[:filled], *[None] * (len(keys) - filled)]
+            reads = getattr(self._on_thread, "reads", None)
+            if reads is None or isinstance(pool, LogicalPool):
+                pages = pages[: pool.get_flat(keys_of(keys), pages)]
+            else:
+                pages = reads.get_flat(pool, keys_of(keys), pages)
+            return [*pages, *[None] * (len(keys) - len(pages))]
 
         return self._on_kv("get", action, [None] * len(keys))
 
@@ -238,7 +261,7 @@ class RitornelloStorage(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        filled = self._on_kv("get", lambda pool: pool.get(keys_of(keys), host_indices), 0)
+        filled = self._on_kv("get", lambda pool: self._get(pool, host_indices, keys_of(keys)), 0)
         return _leading(filled, keys)
 
     def batch_set_v1(
@@ -276,9 +299,7 @@ class RitornelloStorage(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> dict[str, list[bool]]:
-        return self._for_each_pool(
-            transfers, "get", lambda pool, indices, keys: pool.get(keys, indices)
-        )
+        return self._for_each_pool(transfers, "get", self._get)
 
     def batch_set_v2(
         self,
@@ -314,6 +335,12 @@ class RitornelloStorage(HiCacheStorage):
         missed, skipped and refused, by reason; errors.
         """
         return self._meter.counts()
+
+    def _get(self, pool: Pool | LogicalPool, indices: Any, keys: list[bytes]) -> int:
+        reads = getattr(self._on_thread, "reads", None)
+        if reads is None or isinstance(pool, LogicalPool):
+            return pool.get(keys, indices)
+        return int(reads.get(pool, keys, indices))
 
     def _add_pool(self, name: str, host: Any, in_place: bool) -> None:
         """Adds a pool. If this fails, lookups in the pool miss, and the reason is logged once."""

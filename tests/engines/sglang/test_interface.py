@@ -34,6 +34,7 @@ from ritornello.sglang.interface import (
     UPDATE_METHODS,
 )
 from ritornello.sglang.metrics import RANKS
+from ritornello.sglang.transfers import METHOD
 
 HICACHE = "sglang.srt.mem_cache.hicache_storage"
 POOLS = "sglang.srt.mem_cache.pool_host"
@@ -63,6 +64,8 @@ OWN = {
         "on_flush",
         "on_prefetch_begin",
         "on_prefetch_end",
+        "on_transfer_begin",
+        "on_transfer_end",
         "uses_prompts",
     )
 }
@@ -125,6 +128,35 @@ def test_every_update_of_weights_is_watched(sources: Sources) -> None:
     assert recorded == updates
     controller = sources.members(CONTROLLER, "HiCacheController")
     assert not {"reset", "storage_backend"} - set(controller)
+
+
+def test_transfers_own_their_memory(sources: Sources) -> None:
+    """Checks the statements of SGLang on which `transfers` relies."""
+    hybrid = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
+    base = sources.methods(CONTROLLER, "HiCacheController")
+    derived = sources.methods(hybrid, "HybridCacheController")
+    batches = ast.unparse(base[METHOD])
+    assert "operation.hash_value[i:i + STORAGE_BATCH_SIZE]" in batches
+    assert "operation.host_indices[i * self.page_size:" in batches
+    assert "transfer.indices_from_pool == PoolName.KV" in batches
+    # The report that frees the memory follows the method, whose override calls it first.
+    thread = ast.unparse(base["prefetch_io_aux_func"])
+    assert thread.index(f"self.{METHOD}(operation)") < thread.index("completed_req=True")
+    override = ast.unparse(derived["_page_transfer_with_stable_layout"])
+    assert f"super().{METHOD}(operation)" in override
+    assert thread.count("host_indices") == override.count("host_indices") == 0
+    # Until this report, memory of completed pages alone is taken back.
+    tree = "sglang.srt.mem_cache.unified_radix_cache"
+    cache = sources.methods(tree, "UnifiedRadixCache")
+    assert "info.host_indices[:completed_tokens]" in ast.unparse(cache["release_aborted_request"])
+    drained = ast.unparse(cache["_drain_storage_control_queues_impl"])
+    freed = "operation.host_indices[operation.completed_tokens:]"
+    assert drained.index("if ack.completed_req:") < drained.index(freed)
+    # A flush waits for the thread before it frees all memory.
+    reset = ast.unparse(cache["_reset_full"])
+    assert reset.index("cache_controller.reset()") < reset.index("mem_pool_host.clear()")
+    assert "_stop_storage_threads()" in ast.unparse(base["reset"])
+    assert "raise RuntimeError" in ast.unparse(base["_stop_storage_threads"])
 
 
 def test_host_pools_name_their_pages(sources: Sources) -> None:
