@@ -12,6 +12,8 @@ processor time per GiB: 1074 divided by it is the MB/s that one idle core allows
     put_synced    the same, then made durable: `fsync` of every file, or `flush`
     get_cold      the file backend's files are dropped from the page cache before; Ritornello does
                   not use the page cache
+    transfer_cold the same pages in one operation (`_page_transfer`), whose next batch Ritornello
+                  reads ahead
     exists        `batch_exists` of the keys of 128 stored pages
 
 `disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of
@@ -32,6 +34,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+from types import SimpleNamespace
 from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
@@ -70,6 +73,7 @@ class System:
         self.host, self.backend = host, backend
         backend.register_mem_pool_host(host)
         self.control = controller(host, backend)
+        self.control.prefetch_sync_queue = SimpleNamespace(put=lambda report: None)
 
     def sync(self) -> None: ...
     def drop_cache(self) -> None: ...
@@ -148,10 +152,19 @@ def timed(calls: Iterator[Callable[[], Any]]) -> Calls:
     return Calls(seconds, process_time() - cpu)
 
 
+def check(system: System, batches: int) -> None:
+    """Asserts that a batch was read to each of the first `batches` places, and clears them."""
+    memory = system.host.kv_buffer.view(torch.int16)
+    for n in range(1, batches + 1):
+        same = torch.equal(memory[:, :BATCH], memory[:, n * BATCH : (n + 1) * BATCH])
+        assert same, f"{system.name} returned wrong bytes"
+    memory[:, BATCH:] = 0
+
+
 def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row]:
     host, keys = system.host, hashes(name, pages)
     at = slots(host, list(range(BATCH)))
-    nothing = slots(host, list(range(BATCH, 2 * BATCH)))
+    nothing, others = (slots(host, list(range(n * BATCH, (n + 1) * BATCH))) for n in (1, 2))
     put = timed(lambda b=batch: system.put(b, at) for batch in batches(keys))
     begun, cpu = perf_counter(), process_time()
     system.sync()
@@ -161,24 +174,27 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
     get = timed(
         lambda b=batch: system.get(operation(), b, nothing) == len(b) for batch in batches(keys)
     )
-    half = host.page_num // 2
-    same = torch.equal(
-        host.kv_buffer[:, :half].view(torch.int16), host.kv_buffer[:, half:].view(torch.int16)
-    )
-    assert same, f"{system.name} returned wrong bytes"
+    check(system, 1)
+    system.drop_cache()
+    whole = operation()
+    whole.hash_value, whole.prefix_keys = keys, None
+    # Two batches are read at a time, so they alternate between two places.
+    whole.host_indices = torch.cat([nothing, others] * (pages // BATCH))[: pages * host.page_size]
+    system.control.page_get_func = system.get
+    transfer = timed(iter([lambda: system.control._page_transfer(whole) == pages]))
+    check(system, min(pages // BATCH, 2))
     asked = keys[:BATCH]
     exists = timed(lambda: system.backend.batch_exists(asked) == len(asked) for _ in range(EXISTS))
-    host.kv_buffer[:, half:] = 0
     system.clear()
     size = pages * page_bytes
 
-    def row(op: str, calls: Calls, moves: bool = True) -> Row:
+    def row(op: str, calls: Calls, moves: bool = True, batches: int = 1) -> Row:
         return {
             "system": system.name,
             "object_bytes": page_bytes,
             "op": op,
             "mb_s": size / 1e6 / calls.total if moves else None,
-            "p50_us": median(calls.seconds) * 1e6,
+            "p50_us": median(calls.seconds) / batches * 1e6,
             "cpu_s_gib": calls.cpu / size * (1 << 30) if moves else None,
         }
 
@@ -186,6 +202,7 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
         row("put", put),
         row("put_synced", Calls([synced], synced_cpu)),
         row("get_cold", get),
+        row("transfer_cold", transfer, batches=pages // BATCH),
         row("exists", exists, moves=False),
     ]
 
@@ -240,7 +257,7 @@ def medians(rounds: list[list[Row]]) -> list[Row]:
 def measure(folder: Path, total: int, rounds: int) -> list[Row]:
     found: list[Row] = []
     for name, shape in SHAPES.items():
-        host = mha("page_first_direct", pages=2 * BATCH, **shape)
+        host = mha("page_first_direct", pages=3 * BATCH, **shape)
         fill(host, 1)
         page_bytes = host.size_per_token * host.page_size
         pages = max(total // page_bytes // BATCH, 1) * BATCH
@@ -252,7 +269,7 @@ def measure(folder: Path, total: int, rounds: int) -> list[Row]:
             for number in range(rounds):
                 taken[disk.name].append(disk.round())
                 for system in (files, ours):
-                    host.kv_buffer[:, host.page_num // 2 :] = 0
+                    host.kv_buffer[:, BATCH:] = 0
                     prompt = f"{name} {number}"
                     taken[system.name].append(round_of(system, prompt, pages, page_bytes))
         finally:
@@ -265,7 +282,7 @@ def measure(folder: Path, total: int, rounds: int) -> list[Row]:
 
 def show(rows: list[Row]) -> None:
     print(
-        f"{'system':14}{'object':>10}{'op':>12}{'MB/s':>10}{'p50 us':>12}"
+        f"{'system':14}{'object':>10}{'op':>14}{'MB/s':>10}{'p50 us':>12}"
         f"{'ratio':>8}{'cpu s/GiB':>10}"
     )
     other = {(row["object_bytes"], row["op"]): row for row in rows if row["system"] == Files.name}
@@ -280,7 +297,7 @@ def show(rows: list[Row]) -> None:
         size = f"{row['object_bytes'] // 1024} KiB"
         cpu = f"{row['cpu_s_gib']:.2f}" if row["cpu_s_gib"] is not None else ""
         p50 = f"{row['p50_us']:.0f}" if row["p50_us"] is not None else ""
-        print(f"{row['system']:14}{size:>10}{row['op']:>12}{rate:>10}{p50:>12}{ratio:>8}{cpu:>10}")
+        print(f"{row['system']:14}{size:>10}{row['op']:>14}{rate:>10}{p50:>12}{ratio:>8}{cpu:>10}")
 
 
 def bytes_of(text: str) -> int:
