@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from servers.child import owner_of
+from servers.environment import shared_model
 from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 
 pytestmark = pytest.mark.long
@@ -175,4 +176,30 @@ def test_answers_are_right_under_injected_faults(
     assert CLAIMED in came and 0 in came, "some loads fail and some do not"
     log = (where / "faults.log").read_text()
     assert "injector enabled" in log
+    assert raised(log) == []
+
+
+def test_prompt_of_several_batches_is_read_ahead(where: Path) -> None:
+    """SGLang reads this prompt in two batches of 128 pages or fewer."""
+    length = 150 * PAGE + 1
+    server = SGLangServer(
+        name="batches",
+        program=Path(sys.executable),
+        model=shared_model("demo"),
+        log=where / "batches.log",
+        max_tokens=6144,
+        connector=storage(path=str(where / "batches"), capacity="2GiB"),
+    )
+    with server:
+        computed = server.generate(prompt(4, length), ANSWER)
+        assert computed.tokens["computed"] == length
+        local = server.generate(prompt(4, length), ANSWER)
+        wait_until_stored(where / "batches", 150)
+        for _ in range(2):
+            server.forget()
+            told = server.generate(prompt(4, length), ANSWER)
+            assert (told.tokens["storage"], told.tokens["computed"]) == (150 * PAGE, 1)
+            assert told.answer.tokens == local.answer.tokens
+    log = (where / "batches.log").read_text()
+    assert "no batch is read ahead" not in log
     assert raised(log) == []
