@@ -271,12 +271,15 @@ test-python: $(STAMPS)/build
 test-python-long: $(STAMPS)/build
 	$(PYTEST) -m long --timeout 1200 || [ $$? -eq 5 ]
 
-# Loads and saves of an emulated GPU, and the benchmark of this path, with the PyTorch of vLLM.
+# Loads and saves of an emulated GPU: from Python, by the benchmark, and by a vLLM for CPUs whose memory
+# is the emulated GPU's.
 EMULATED := PYTHONPATH=$(CURDIR)/build/wheels-device/site RITORNELLO_TEST_DEVICE=emulated
 test-device: $(STAMPS)/wheel-device $(STAMPS)/vllm-packages
 	$(EMULATED) $(BIN)/python -m pytest tests/python/test_device.py -q -W error --timeout 120
 	rm -rf build/gpu-report
 	$(EMULATED) $(VLLM)/bin/python benches/gpu.py --emulated --out build/gpu-report --dir build
+	$(EMULATED) RITORNELLO_DEVICE=emulated $(VLLM)/bin/python -m pytest -q -m "not long" \
+		tests/engines/vllm/test_async_loads.py tests/engines/vllm/test_one_process.py
 
 test-vllm: $(STAMPS)/vllm $(STAMPS)/sources
 	$(VLLM)/bin/python -m pytest tests/engines/vllm -q -m "not long"

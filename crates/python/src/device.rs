@@ -3,24 +3,20 @@
 
 use crate::arguments::deadline;
 use crate::error::{OrRaise, invalid};
+use crate::fence::Fence;
 use crate::outcome::stats_of;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ritornello_device::driver::RawStream;
 use ritornello_device::layout::{Direction, Span};
-use ritornello_device::{
-    Device as Core, Event, MoveTicket, Moved, SaveFence, Slots, Way, WayChoice,
-};
+use ritornello_device::{Device as Core, Event, MoveTicket, Moved, Slots, Way, WayChoice};
 use ritornello_format::{ErrorKind, Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store, Ticket};
 use ritornello_volume::transfer::Control;
 use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// Time for which `fence` waits if the caller gives none.
-const FENCE_TIME: Duration = Duration::from_secs(30);
+use std::time::Instant;
 
 /// A GPU, with pinned host memory and a thread that queues moves.
 #[pyclass(frozen, module = "ritornello._core")]
@@ -294,7 +290,7 @@ impl DevicePages {
         let after = mark(&memory.device, after)?;
         // SAFETY: the Python caller orders later writes to the blocks by the fence.
         let save = unsafe { memory.device.gather(&memory.pool, &self.blocks[first..], after) }?;
-        let fence = Fence(save.fence());
+        let fence = Fence::new(save.fence());
         let gathered = first + save.pages();
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
@@ -314,23 +310,6 @@ impl DevicePages {
             Ok(outcome(pages, Moved { pages: reached, reason, ..stored }))
         })?;
         Ok((ticket, fence))
-    }
-}
-
-/// Orders writes to the blocks of a save.
-#[derive(Clone)]
-pub(crate) struct Fence(SaveFence);
-
-impl Fence {
-    /// Makes later work of `stream`, or without a stream this thread, wait until the blocks were
-    /// read.
-    pub(crate) fn order(&self, stream: Option<u64>, deadline: Option<Instant>) -> Result<bool> {
-        let deadline = deadline.unwrap_or_else(|| Instant::now() + FENCE_TIME);
-        match stream {
-            // SAFETY: the Python caller passes a stream that exists.
-            Some(stream) => unsafe { self.0.fence(RawStream(stream), deadline) },
-            None => self.0.wait(deadline),
-        }
     }
 }
 

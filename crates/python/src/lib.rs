@@ -18,6 +18,7 @@ mod cache;
 mod completions;
 mod device;
 mod error;
+mod fence;
 mod lease;
 mod log;
 mod lookup;

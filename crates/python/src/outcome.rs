@@ -2,8 +2,8 @@
 
 use crate::arguments::deadline;
 use crate::batch::BatchMemory;
-use crate::device::Fence;
 use crate::error::{OrRaise, raise};
+use crate::fence::Fence;
 use crate::scope::Scope;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};

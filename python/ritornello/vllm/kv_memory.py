@@ -26,6 +26,9 @@ class KvMemory(Protocol):
 
     device_type: str
 
+    def open(self) -> None:
+        """Makes what takes long, before the first request."""
+
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         """Returns a pool over the spans. `owner` keeps their memory."""
 
@@ -42,6 +45,9 @@ class HostMemory:
     """KV memory of an engine on CPUs. Puts have copied their blocks when they return."""
 
     device_type = "cpu"
+
+    def open(self) -> None:
+        pass
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         return page_pool(spans, blocks)
@@ -63,6 +69,9 @@ class DeviceMemory:
         self._workers = workers
         self._emulated = emulated
         self._device: Device | None = None
+
+    def open(self) -> None:
+        self._opened()
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         rows = [(span.base, span.block_bytes, span.stride) for span in spans]

@@ -54,11 +54,12 @@ class Shard:
 
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
         """Takes the engine's tensors. LayoutError if their layout is not supported."""
-        self.memory = tuple(
+        memory = tuple(
             group_memory(caches, layers, heads, self.blocks, self.kv_memory.device_type)
             for layers, heads in self.groups
         )
-        self.caches = dict(caches)
+        self.kv_memory.open()
+        self.caches, self.memory = dict(caches), memory
 
     def release(self) -> None:
         self.caches, self.memory = {}, ()
