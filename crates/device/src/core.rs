@@ -21,6 +21,7 @@ pub(crate) struct Core {
     save: RawStream,
     events: Mutex<Events>,
     broken: OnceLock<String>,
+    process: u32,
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +38,8 @@ impl Core {
             unsafe { driver.destroy_stream(load) };
         })?;
         let (events, broken) = (Mutex::default(), OnceLock::new());
-        Ok(Arc::new(Self { driver, load, save, events, broken }))
+        let process = ritornello_volume::process_id();
+        Ok(Arc::new(Self { driver, load, save, events, broken, process }))
     }
 
     pub(crate) fn driver(&self) -> &dyn Driver {
@@ -75,8 +77,11 @@ impl Core {
         self.broken.get().is_some()
     }
 
-    /// `Fatal` if the device is broken.
+    /// `Fatal` if the device is broken, or this is a forked child of the process that opened it.
     pub(crate) fn check(&self) -> Result<()> {
+        if ritornello_volume::process_id() != self.process {
+            return Err(Error::fatal("a forked process cannot use the device of its parent"));
+        }
         match self.broken.get() {
             None => Ok(()),
             Some(cause) => {

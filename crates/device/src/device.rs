@@ -5,7 +5,7 @@ use crate::driver::cuda::Cuda;
 use crate::driver::{Driver, RawStream};
 use crate::layout::{Direction, Span};
 use crate::mover::{Done, MoveTicket, Mover};
-use crate::pool::Pool;
+use crate::pool::{Owner, Pool};
 use crate::slots::{Arena, Slots};
 use crate::table::{Table, TableMemory};
 use crate::way::{Measured, Way, Ways};
@@ -80,8 +80,11 @@ impl Device {
         self.core.is_broken()
     }
 
-    /// `Fatal` if the device is broken.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Checks that the device can be used.
+    ///
+    /// # Errors
+    /// `Fatal` if the device is broken, or this is a forked child of the process that opened it.
+    pub fn check(&self) -> Result<()> {
         self.core.check()
     }
 
@@ -96,17 +99,23 @@ impl Device {
     }
 
     /// Registers an engine's KV memory: `blocks` blocks in `spans`, which are the bytes of a page
-    /// in their order.
+    /// in their order. The pool keeps `owner`.
     ///
     /// # Errors
     /// `Invalid` if the spans overlap, exceed a limit, or are not allocated on the device; `Retry`
     /// if memory is short; `Fatal` if the device is broken.
     ///
     /// # Safety
-    /// The memory stays allocated until the pool is dropped.
-    pub unsafe fn pool(&self, spans: &[Span], blocks: u32, choice: WayChoice) -> Result<Arc<Pool>> {
+    /// The memory stays allocated until `owner` is dropped.
+    pub unsafe fn pool(
+        &self,
+        spans: &[Span],
+        blocks: u32,
+        choice: WayChoice,
+        owner: Owner,
+    ) -> Result<Arc<Pool>> {
         // SAFETY: promised by the caller.
-        let pool = unsafe { Pool::new(&self.arena, spans, blocks) }?;
+        let pool = unsafe { Pool::new(&self.arena, spans, blocks, owner) }?;
         let ways = match choice {
             WayChoice::ByLength => pool.ways().clone(),
             WayChoice::Always(way) => pool.ways().clone().force(way),
@@ -117,7 +126,7 @@ impl Device {
 
     /// Slots for `pages` pages of `page_bytes` bytes. Waits for memory until `deadline`, at most 30
     /// seconds, or until `is_stopped` returns true. `None` if no memory was free in time, or the
-    /// pages exceed the pinned memory.
+    /// pages exceed the pinned memory, or the device cannot be used.
     #[must_use]
     pub fn slots(
         &self,
@@ -126,6 +135,7 @@ impl Device {
         deadline: Option<Instant>,
         is_stopped: &dyn Fn() -> bool,
     ) -> Option<Arc<Slots>> {
+        self.check().ok()?;
         Slots::take(&self.arena, page_bytes, pages, deadline, is_stopped).map(Arc::new)
     }
 
@@ -133,7 +143,7 @@ impl Device {
     ///
     /// # Errors
     /// `Invalid` if slots and pool do not belong together, a block does not exist, two pages would
-    /// fill one block, or the table is empty or too long.
+    /// fill one block, or the table is empty or too long; `Fatal` if the device cannot be used.
     pub fn table(
         &self,
         pool: &Arc<Pool>,
@@ -141,6 +151,7 @@ impl Device {
         blocks: &[u32],
         direction: Direction,
     ) -> Result<Arc<Table>> {
+        self.check()?;
         Table::new(&self.core, &self.tables, pool, slots, blocks, direction).map(Arc::new)
     }
 
@@ -231,7 +242,8 @@ impl Device {
         let mut times = [Duration::ZERO; 2];
         for (time, way) in times.iter_mut().zip([Way::Kernel { grid: 4 }, Way::Copies]) {
             // SAFETY: the memory was allocated with this length, and outlives the pool.
-            let pool = unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way)) }?;
+            let pool =
+                unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way), Arc::new(())) }?;
             let table = self.table(&pool, &slots, &blocks, direction)?;
             // The first move includes the upload of the table, and the loading of the kernel.
             self.measure_move(&table, 1)?;

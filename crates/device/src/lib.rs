@@ -28,7 +28,7 @@ pub use crate::core::Event;
 pub use device::{Device, WayChoice};
 pub use load::{Moved, Read};
 pub use mover::{Done, MoveTicket};
-pub use pool::Pool;
+pub use pool::{Owner, Pool};
 pub use save::{Save, SaveFence, Write};
 pub use slots::Slots;
 pub use table::{TABLE_PAGES_MAX, Table};

@@ -5,6 +5,7 @@ use crate::layout::{Direction, Layout, Span, SpanEntry, as_bytes};
 use crate::slots::Arena;
 use crate::way::Ways;
 use ritornello_format::{Error, Result};
+use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,12 +21,22 @@ pub struct Pool {
     /// Address of the table of spans.
     spans: u64,
     ways: Ways,
+    /// Keeps the engine's memory: moves in flight hold the pool.
+    _owner: Owner,
 }
+
+/// What keeps the memory of a pool. It may be dropped on any thread.
+pub type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Pool {
     /// # Safety
     /// The conditions of [`crate::Device::pool`] hold.
-    pub(crate) unsafe fn new(arena: &Arena, spans: &[Span], blocks: u32) -> Result<Self> {
+    pub(crate) unsafe fn new(
+        arena: &Arena,
+        spans: &[Span],
+        blocks: u32,
+        owner: Owner,
+    ) -> Result<Self> {
         let core = arena.core();
         core.check()?;
         let layout = Layout::new(spans, blocks)?;
@@ -38,7 +49,7 @@ impl Pool {
         let piece_bytes = layout.page_bytes() / layout.spans().len() as u64;
         let ways = Ways::new(piece_bytes, core.driver().has_kernels());
         // The pool frees the table, also if the table cannot be filled.
-        let pool = Self { core: Arc::clone(core), layout, spans, ways };
+        let pool = Self { core: Arc::clone(core), layout, spans, ways, _owner: owner };
         pool.upload(arena)?;
         Ok(pool)
     }

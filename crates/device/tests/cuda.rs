@@ -201,7 +201,7 @@ fn device(fake: &FakeCuda, choice: WayChoice) -> (Arc<Device>, Arc<Pool>, u64) {
     let device = Device::new(Arc::new(cuda), 4 << 20).unwrap();
     let spans = [0, 4096].map(|at| Span { base: base + at, bytes: 4096, stride: 8192 });
     // SAFETY: the memory is never freed.
-    let pool = unsafe { device.pool(&spans, 4, choice) }.unwrap();
+    let pool = unsafe { device.pool(&spans, 4, choice, Arc::new(())) }.unwrap();
     (device, pool, base)
 }
 

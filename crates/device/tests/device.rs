@@ -44,7 +44,8 @@ impl Rig {
         let tensors = Tensors::new(shape);
         let device = Device::new(Arc::clone(&emulated) as Arc<dyn Driver>, STAGING).unwrap();
         // SAFETY: the rig keeps the tensors.
-        let pool = unsafe { device.pool(&tensors.spans, shape.blocks, choice) }.unwrap();
+        let pool =
+            unsafe { device.pool(&tensors.spans, shape.blocks, choice, Arc::new(())) }.unwrap();
         Self { pool, device, emulated, tensors }
     }
 
@@ -189,7 +190,7 @@ fn calls_per_section_do_not_grow_with_blocks() {
     let emulated: Arc<Emulated> = Arc::default();
     let device = Device::new(Arc::clone(&emulated) as Arc<dyn Driver>, 40 << 20).unwrap();
     // SAFETY: the tensors are dropped last.
-    let pool = unsafe { device.pool(&tensors.spans, 8192, KERNEL) }.unwrap();
+    let pool = unsafe { device.pool(&tensors.spans, 8192, KERNEL, Arc::new(())) }.unwrap();
     for pages in [64, 1024, 8192] {
         let slots = device.slots(512, pages, None, &|| false).unwrap();
         let blocks: Vec<u32> = (0..pages as u32).collect();
@@ -411,7 +412,7 @@ fn failed_device_reports_every_move_and_keeps_memory() {
         unsafe {
             assert!(tickets[5].fence(stream, soon()).is_err());
             assert!(rig.device.mark(stream).is_err());
-            assert!(rig.device.pool(&rig.tensors.spans, 6, choice).is_err());
+            assert!(rig.device.pool(&rig.tensors.spans, 6, choice, Arc::new(())).is_err());
         }
         drop((table, slots));
         let Rig { pool, device, emulated, tensors } = rig;
@@ -475,7 +476,7 @@ fn wrong_calls_are_refused() {
     assert!(rig.device.table(&rig.pool, &short, &[0], Direction::Gather).is_err());
     let span = Span { base: rig.tensors.spans[0].base, bytes: 8, stride: 8 };
     // SAFETY: refused.
-    assert!(unsafe { rig.device.pool(&[span, span], 1, KERNEL) }.is_err());
+    assert!(unsafe { rig.device.pool(&[span, span], 1, KERNEL, Arc::new(())) }.is_err());
 }
 
 #[test]

@@ -44,7 +44,7 @@ impl Rig {
         let device = Device::new(Arc::clone(&emulated) as Arc<dyn Driver>, STAGING).unwrap();
         let choice = WayChoice::Always(Way::Kernel { grid: 2 });
         // SAFETY: the rig keeps the tensors.
-        let pool = unsafe { device.pool(&spans, BLOCKS as u32, choice) }.unwrap();
+        let pool = unsafe { device.pool(&spans, BLOCKS as u32, choice, Arc::new(())) }.unwrap();
         Self { pool, device, emulated, tensors }
     }
 

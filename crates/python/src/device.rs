@@ -10,10 +10,11 @@ use pyo3::types::PyDict;
 use ritornello_device::driver::RawStream;
 use ritornello_device::layout::{Direction, Span};
 use ritornello_device::{Device as Core, Event, MoveTicket, Moved, Slots, Way, WayChoice};
-use ritornello_format::{ErrorKind, Result, Scope};
+use ritornello_format::{Error, Result, Scope};
 use ritornello_store::{Outcome, PutOptions, Store, Ticket};
+use ritornello_volume::page_memory::{BorrowedPages, OffsetPages, PageSource};
 use ritornello_volume::transfer::Control;
-use std::mem;
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,23 +23,10 @@ use std::time::Instant;
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct Device(Arc<Core>);
 
-/// An engine's KV memory, and the Python objects that own it. Work of the device may outlast the
-/// Python objects, so each job keeps a reference.
+/// An engine's KV memory on a device.
 struct BlockMemory {
     device: Arc<Core>,
     pool: Arc<ritornello_device::Pool>,
-    /// Dropped on any thread, without the interpreter: pyo3 releases it when a thread next attaches.
-    #[expect(dead_code, reason = "kept, not read")]
-    owner: Py<PyAny>,
-}
-
-impl BlockMemory {
-    /// Keeps the engine's memory for good if the device may still access it.
-    fn end<T>(self: Arc<Self>, result: &Result<T>) {
-        if matches!(result, Err(error) if error.kind() == ErrorKind::Fatal) {
-            mem::forget(self);
-        }
-    }
 }
 
 /// Registered KV memory of an engine.
@@ -87,10 +75,10 @@ impl Device {
         let span = |(base, bytes, stride)| Span { base, bytes, stride };
         let spans: Vec<Span> = spans.into_iter().map(span).collect();
         let device = Arc::clone(&self.0);
-        // SAFETY: `owner` keeps the memory, and every job keeps `owner`; the Python caller promises
-        // that the addresses are `owner`'s.
-        let pool = py.detach(|| unsafe { device.pool(&spans, blocks, choice) }).or_raise(py)?;
-        Ok(DevicePool(Arc::new(BlockMemory { device, pool, owner })))
+        // SAFETY: the Python caller promises that `owner` keeps the memory at these addresses.
+        let register = || unsafe { device.pool(&spans, blocks, choice, Arc::new(owner)) };
+        let pool = py.detach(register).or_raise(py)?;
+        Ok(DevicePool(Arc::new(BlockMemory { device, pool })))
     }
 
     /// Slots for `pages` pages of `page_bytes` bytes, or None if no memory became free in `timeout`
@@ -103,6 +91,7 @@ impl Device {
         pages: usize,
         timeout: f64,
     ) -> PyResult<Option<DeviceSlots>> {
+        self.0.check().or_raise(py)?;
         let deadline = deadline(py, Some(timeout))?;
         let take = || self.0.slots(page_bytes, pages, deadline, &|| false);
         Ok(py.detach(take).map(DeviceSlots))
@@ -241,9 +230,20 @@ impl DevicePages {
         let part = part.map_or(0..memory.pool.layout().page_bytes(), |(start, end)| start..end);
         let table = device.table(&memory.pool, &slots.0, &self.blocks, direction)?;
         let after = mark(&device, after)?;
-        let done = Box::new(move |result: Result<()>| memory.end(&result));
         // SAFETY: the Python caller promises the order of accesses to blocks and slots.
-        unsafe { device.submit(&table, part, after, Some(done)) }.map(DeviceMove)
+        unsafe { device.submit(&table, part, after, None) }.map(DeviceMove)
+    }
+
+    /// Checks that a page of `scope` fills a block, and the blocks.
+    fn check_pages(&self, scope: &Scope, direction: Direction) -> Result<()> {
+        let layout = self.memory.pool.layout();
+        let page_bytes = scope.resolved_page_bytes()?;
+        if page_bytes != layout.page_bytes() {
+            return Err(Error::invalid("a page of the scope is not as long as a page of the pool")
+                .with("scope", page_bytes)
+                .with("pool", layout.page_bytes()));
+        }
+        layout.check_blocks(&self.blocks, direction)
     }
 
     /// Starts a get of `keys` from `store` into these blocks, behind the work that stream `after` has
@@ -256,6 +256,7 @@ impl DevicePages {
         control: Control,
         after: Option<u64>,
     ) -> Result<Ticket> {
+        self.check_pages(&scope, Direction::Scatter)?;
         let (memory, blocks) = (Arc::clone(&self.memory), self.blocks.clone());
         let after = mark(&memory.device, after)?;
         let (pages, reader) = (blocks.len(), Arc::clone(store));
@@ -265,9 +266,8 @@ impl DevicePages {
                 Ok(moved(&reader.get_batch(&scope, &keys[pages], slots.as_ref(), control)?))
             };
             // SAFETY: the Python caller leaves the blocks alone until the ticket is done.
-            let loaded = unsafe { device.load(&memory.pool, &blocks, after, control, &read) };
-            memory.end(&loaded);
-            Ok(outcome(pages, loaded?))
+            let loaded = unsafe { device.load(&memory.pool, &blocks, after, control, &read) }?;
+            Ok(outcome(pages, loaded))
         })
     }
 
@@ -282,7 +282,8 @@ impl DevicePages {
         control: Control,
         after: Option<u64>,
     ) -> Result<(Ticket, Fence)> {
-        let (memory, pages) = (Arc::clone(&self.memory), self.blocks.len());
+        self.check_pages(&scope, Direction::Gather)?;
+        let (memory, pages) = (&self.memory, self.blocks.len());
         let first = {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             store.probe(&scope, &keys)?.min(pages)
@@ -294,20 +295,32 @@ impl DevicePages {
         let gathered = first + save.pages();
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
-            let mut put = |part: Range<usize>, slots: Arc<Slots>, control: &Control| {
-                let before = (first + part.start).checked_sub(1).map(|last| keys[last].into());
+            let stored = Cell::new(0_usize);
+            // Stored pages are put again without their bytes, so that they are used, and retained if
+            // `options` says so.
+            let put = |end: usize, slots: &dyn PageSource, control: &Control| {
+                let from = stored.get();
+                let before = from.checked_sub(1).map(|last: usize| keys[last].into());
                 let parent = before.or_else(|| options.parent.clone());
                 let options = PutOptions { parent, ..options.clone() };
-                let keys = &keys[first + part.start..first + part.end];
-                Ok(moved(&writer.put_batch(&scope, keys, slots.as_ref(), &options, control)?))
+                let source = OffsetPages::new(slots, first.saturating_sub(from));
+                let put = writer.put_batch(&scope, &keys[from..end], &source, &options, control)?;
+                stored.set(from + put.pages);
+                Ok::<Moved, Error>(moved(&put))
             };
-            let stored = save.store(control, &mut put);
-            memory.end(&stored);
-            let stored = stored?;
-            let reached = first + stored.pages;
-            let is_full = reached == gathered && gathered < pages;
-            let reason = if is_full { "staging_full" } else { stored.reason };
-            Ok(outcome(pages, Moved { pages: reached, reason, ..stored }))
+            let moved = if gathered == first {
+                put(first, &BorrowedPages::new(&[]), control)?
+            } else {
+                save.store(control, &mut |part, slots, control| {
+                    let put = put(first + part.end, slots.as_ref(), control)?;
+                    let pages = stored.get().saturating_sub(first + part.start);
+                    Ok(Moved { pages, ..put })
+                })?
+            };
+            let stored = stored.get();
+            let is_full = stored == gathered && gathered < pages;
+            let reason = if is_full { "staging_full" } else { moved.reason };
+            Ok(outcome(pages, Moved { pages: stored, reason, ..moved }))
         })?;
         Ok((ticket, fence))
     }
