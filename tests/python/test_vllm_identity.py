@@ -2,6 +2,7 @@
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -320,6 +321,13 @@ def test_unclear_head_split_is_refused(model: Path) -> None:
                 (0, 1): ShardFacts((GroupMemory(("l.0", "l.1"), 32768, 2, True),)),
             },
             "differ in size",
+        ),
+        (
+            {
+                (0, 0): told()[0, 0],
+                (0, 1): ShardFacts((replace(told()[0, 0].groups[0], arrangement="other"),)),
+            },
+            "arrange their blocks differently",
         ),
     ],
 )

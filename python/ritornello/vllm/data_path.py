@@ -10,16 +10,18 @@ A data path is a connector (`KVConnectorBase_V1`) whose constructor takes two fu
 
 from typing import Any
 
+from ritornello.vllm import device_choice
+
 
 def data_path() -> Any:
     """Returns the class of the data path for the platform that vLLM runs on."""
     from vllm.platforms import current_platform
 
-    from ritornello.vllm import device_path
+    device = device_choice.chosen()
+    if device == device_choice.EMULATED or (device and current_platform.is_cuda()):
+        from ritornello.vllm.device_path import DevicePath
 
-    device = device_path.chosen()
-    if device == device_path.EMULATED or (device and current_platform.is_cuda()):
-        return device_path.DevicePath
+        return DevicePath
     if current_platform.is_cpu():
         from ritornello.vllm.cpu_path import CpuPath
 

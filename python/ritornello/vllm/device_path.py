@@ -1,35 +1,20 @@
 """The data path of CUDA engines with our own copies between the GPU and the store, chosen by the
-environment variable `RITORNELLO_DEVICE`.
+environment (`device_choice`).
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ritornello.vllm import kernels
 from ritornello.vllm.cpu_path import CpuPath
+from ritornello.vllm.device_choice import EMULATED, OWN, VARIABLE, chosen
 from ritornello.vllm.kv_memory import DeviceMemory, KvMemory
 from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-VARIABLE = "RITORNELLO_DEVICE"
-# Values of the variable.
-OWN, EMULATED = "own", "emulated"
-
-
-def chosen() -> str:
-    """Returns the value of the variable; "" if it is not set. ValueError for other values."""
-    value = os.environ.get(VARIABLE, "")
-    if value not in ("", OWN, EMULATED):
-        raise ValueError(
-            f"{VARIABLE} is {value!r}: set it to {OWN} for Ritornello's own copies between the GPU "
-            "and the store, or leave it unset for vLLM's copies"
-        )
-    return value
 
 
 class DevicePath(CpuPath):
@@ -48,7 +33,12 @@ class DevicePath(CpuPath):
 
     def kv_memory(self) -> KvMemory:
         workers = self._vllm_config.parallel_config.world_size
-        return DeviceMemory(workers, emulated=chosen() == EMULATED)
+        layers = self._vllm_config.compilation_config.static_forward_context
+        return DeviceMemory(
+            workers,
+            lambda name: str(layers[name].get_attn_backend().get_name()),
+            emulated=chosen() == EMULATED,
+        )
 
     def block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
         if chosen() == EMULATED:

@@ -13,13 +13,15 @@ WorkerRank = tuple[int, int]
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
     """One KV cache group on one worker. `layer_bytes`: bytes of one layer's block. `heads`: KV
-    heads in it. `head_major`: each head is one contiguous range of the block.
+    heads in it. `head_major`: each head is one contiguous range of the block. `arrangement`: how
+    the worker's attention arranges the bytes in a block, where the configuration does not tell.
     """
 
     layers: tuple[str, ...]
     layer_bytes: int
     heads: int
     head_major: bool
+    arrangement: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,13 @@ class ShardFacts:
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
     """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a
-    block.
+    block. `arrangement`: as in `GroupMemory`.
     """
 
     stages: tuple[tuple[str, ...], ...]
     head_bytes: int
     head_major: bool
+    arrangement: str = ""
 
 
 def group_layouts(
@@ -65,9 +68,11 @@ def group_layouts(
 def _group_layout(
     facts: Mapping[WorkerRank, ShardFacts], stages: int, ranks: int, group: int
 ) -> GroupLayout:
-    """Checks that workers of a stage hold the same layers, and all layers have equal sizes."""
+    """Checks that workers of a stage hold the same layers, and that the blocks of all layers have
+    equal sizes and arrangements.
+    """
     layers = []
-    sizes, orders = set(), set()
+    sizes, orders, arrangements = set(), set(), set()
     for stage in range(stages):
         layer_sets = {facts[stage, rank].groups[group].layers for rank in range(ranks)}
         if len(layer_sets) > 1:
@@ -78,10 +83,13 @@ def _group_layout(
         if memory.layers:
             sizes.add(memory.layer_bytes // max(memory.heads, 1))
             orders.add(memory.head_major)
+            arrangements.add(memory.arrangement)
             if memory.layer_bytes % max(memory.heads, 1):
                 raise ValueError(
                     f"a block of {memory.layer_bytes} bytes does not hold {memory.heads} heads"
                 )
     if len(sizes) != 1:
         raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes per head)")
-    return GroupLayout(tuple(layers), sizes.pop(), orders == {True})
+    if len(arrangements) != 1:
+        raise ValueError(f"the workers arrange their blocks differently ({sorted(arrangements)})")
+    return GroupLayout(tuple(layers), sizes.pop(), orders == {True}, arrangements.pop())

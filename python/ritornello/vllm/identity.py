@@ -105,6 +105,8 @@ def _cache_group(
     # If the heads of a block are interleaved, its bytes are ordered differently from a block in
     # which each head is contiguous.
     order = "heads" if shape.head_major else "mixed"
+    if shape.arrangement:
+        order = f"{order}/{shape.arrangement}"
     head_ranges, shared = head_ranges_of(
         kv_heads, ranks, layers * shape.head_bytes, sliceable=shape.head_major
     )

@@ -9,10 +9,11 @@ On a device, work is ordered by streams:
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.connector.strided_blocks import Span, page_pool
+from ritornello.vllm.layout import CacheTensor
 
 if TYPE_CHECKING:
     from ritornello._core import Device, Ticket
@@ -28,6 +29,11 @@ class KvMemory(Protocol):
 
     def open(self) -> None:
         """Makes what takes long, before the first request."""
+
+    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+        """Returns how attention arranges the bytes in the blocks of layers, where the configuration
+        does not tell; "" where it does.
+        """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         """Returns a pool over the spans. `owner` keeps their memory."""
@@ -49,6 +55,9 @@ class HostMemory:
     def open(self) -> None:
         pass
 
+    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+        return ""
+
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         return page_pool(spans, blocks)
 
@@ -61,17 +70,28 @@ class HostMemory:
 
 class DeviceMemory:
     """KV memory on the CUDA device of this worker, one of `workers` on this machine. `emulated`:
-    the device is emulated in host memory, by a wheel that is built for tests.
+    the device is emulated in host memory, by a wheel that is built for tests. `attention`: the name
+    of the attention backend of a layer.
     """
 
-    def __init__(self, workers: int, *, emulated: bool = False) -> None:
+    def __init__(
+        self, workers: int, attention: Callable[[str], str], *, emulated: bool = False
+    ) -> None:
         self.device_type = "cpu" if emulated else "cuda"
         self._workers = workers
+        self._attention = attention
         self._emulated = emulated
         self._device: Device | None = None
 
     def open(self) -> None:
         self._opened()
+
+    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+        """Workers choose the attention backend, by their GPU and by what is installed, and backends
+        order the dimensions of a block differently in memory.
+        """
+        found = {f"{self._attention(name)}/{_order(caches[name])}" for name in layers}
+        return "+".join(sorted(found))
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         rows = [(span.base, span.block_bytes, span.stride) for span in spans]
@@ -102,3 +122,12 @@ class DeviceMemory:
         import torch
 
         return int(torch.cuda.current_device())
+
+
+def _order(cache: CacheTensor) -> str:
+    """Returns the dimensions of a block in the order in which they are in memory, outermost first.
+    Dimensions of length 1 are in no order.
+    """
+    shape, strides = tuple(cache.shape), tuple(cache.stride())
+    inside = [at for at in range(1, len(shape)) if shape[at] > 1]
+    return ".".join(str(at) for at in sorted(inside, key=lambda at: -strides[at]))

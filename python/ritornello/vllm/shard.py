@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ritornello.vllm.cache_groups import ObjectId, heads_of, held_head_ranges, is_writer
@@ -54,9 +54,13 @@ class Shard:
 
     def register(self, caches: Mapping[str, CacheTensor]) -> None:
         """Takes the engine's tensors. LayoutError if their layout is not supported."""
-        memory = tuple(
+        found = [
             group_memory(caches, layers, heads, self.blocks, self.kv_memory.device_type)
             for layers, heads in self.groups
+        ]
+        memory = tuple(
+            replace(group, arrangement=self.kv_memory.arrangement(caches, group.layers))
+            for group in found
         )
         self.kv_memory.open()
         self.caches, self.memory = dict(caches), memory

@@ -1,0 +1,67 @@
+"""The KV memory of a worker on a device: how its blocks are arranged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ritornello.vllm import device_choice
+from ritornello.vllm.kv_memory import DeviceMemory, HostMemory
+
+
+@dataclass
+class Cache:
+    """A torch tensor's shape and strides, in elements."""
+
+    shape: Sequence[int]
+    strides: Sequence[int]
+    device: Any = "cuda"
+
+    def stride(self) -> Sequence[int]:
+        return self.strides
+
+    def element_size(self) -> int:
+        return 2
+
+    def data_ptr(self) -> int:
+        return 4096
+
+
+# Blocks of 8 heads and 16 tokens, as vLLM lays them out on a GPU by itself, and for its offloading.
+TOKENS_FIRST = Cache((64, 8, 16, 256), (32768, 256, 2048, 1))
+HEADS_FIRST = Cache((64, 8, 16, 256), (32768, 4096, 256, 1))
+ONE_HEAD = Cache((64, 1, 16, 256), (4096, 7, 256, 1))
+
+
+def arrangement(cache: Cache, backend: str = "FLASH_ATTN") -> str:
+    return DeviceMemory(1, lambda _: backend).arrangement({"l.0": cache}, ["l.0"])
+
+
+def test_orders_of_dimensions_have_different_names() -> None:
+    assert arrangement(TOKENS_FIRST) == "FLASH_ATTN/2.1.3"
+    assert arrangement(HEADS_FIRST) == "FLASH_ATTN/1.2.3"
+    # A single head is in no order to others.
+    assert arrangement(ONE_HEAD) == "FLASH_ATTN/2.3"
+
+
+def test_attention_backends_have_different_names() -> None:
+    assert arrangement(HEADS_FIRST) != arrangement(HEADS_FIRST, "TRITON_ATTN")
+
+
+def test_layers_of_different_arrangements_are_named_together() -> None:
+    backends = {"l.0": "A", "l.1": "B"}
+    memory = DeviceMemory(1, backends.__getitem__)
+    caches = {"l.1": HEADS_FIRST, "l.0": TOKENS_FIRST}
+    assert memory.arrangement(caches, ["l.1", "l.0"]) == "A/2.1.3+B/1.2.3"
+
+
+def test_configuration_tells_the_arrangement_in_host_memory() -> None:
+    assert HostMemory().arrangement({"l.0": HEADS_FIRST}, ["l.0"]) == ""
+
+
+@pytest.mark.parametrize("value", ["yes", "1", "cuda"])
+def test_unknown_choice_is_refused(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(device_choice.VARIABLE, value)
+    with pytest.raises(ValueError, match=f"{device_choice.VARIABLE} is '{value}': set it to own"):
+        device_choice.chosen()
