@@ -80,14 +80,21 @@ impl Owner {
     /// result is the result of the last sync; the core is closed in any case.
     ///
     /// # Errors
-    /// `Retry` if a client's call is stuck in the core, on a disk that does not answer: no other
-    /// process may own the directory before the call has ended.
+    /// `Retry` if a disk does not answer, and the core still writes or a client's call is stuck in
+    /// it: no other process may own the directory before that has ended.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         let mut server = self.server.lock();
         if let Some(server) = server.as_mut() {
             server.stop();
         }
         let closed = self.core.close();
+        if self.core.is_writing() {
+            let busy = Error::retry("a write to a disk does not end: close again later");
+            return Err(match closed {
+                Err(error) => busy.because(error),
+                Ok(()) => busy,
+            });
+        }
         if !server.as_ref().is_none_or(Server::wait_until_idle) {
             return Err(Error::retry("a call of another process does not end: close again later"));
         }

@@ -5,7 +5,8 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Role, open};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+use ritornello_node::{Node, Role, open, open_on};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -199,4 +200,24 @@ fn successor_that_never_listens_delays_once() {
     heir.kill();
     eventually("the store has an owner", || get(store, 1, 4).unwrap() == 4);
     assert_eq!(node.role(), Role::Owner);
+}
+
+/// A close that cannot sync fails, and keeps the store from other owners until the disk has answered.
+#[test]
+#[ignore = "long: waits for the time limit of a close, a minute"]
+fn close_ends_while_a_disk_does_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let node = open_on(medium, &options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 4).unwrap().pages, 4);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("seg-"));
+    let error = node.close().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Retry);
+    assert!(error.to_string().contains("close again later"), "{error}");
+    schedule.heal();
+    node.close().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!((node.role(), get(node.store(), 1, 4).unwrap()), (Role::Owner, 4));
+    node.close().unwrap();
 }

@@ -56,16 +56,19 @@ impl VolumeState {
 impl Directory {
     /// The state of each volume of `manifest`, by number.
     pub(crate) fn volume_states(&self, manifest: &Manifest) -> Vec<VolumeState> {
-        let each = (0..=u8::MAX).zip(&manifest.volumes);
-        each.map(|(number, volume)| {
-            if volume.is_retired() {
-                return VolumeState::Retired;
-            }
-            let dir = self.path().join(&volume.dir);
-            let marker = VolumeMarker { store: manifest.uuid, volume: number };
-            self.find_volume(dir, marker, needs_marker(volume))
-        })
-        .collect()
+        let numbers = (0..=u8::MAX).zip(&manifest.volumes).map(|(number, _)| number);
+        numbers.map(|number| self.volume_state(manifest, number)).collect()
+    }
+
+    /// The state of volume `number` of `manifest`.
+    pub(crate) fn volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
+        let volume = manifest.volumes.get(usize::from(number));
+        let Some(volume) = volume.filter(|volume| !volume.is_retired()) else {
+            return VolumeState::Retired;
+        };
+        let dir = self.path().join(&volume.dir);
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        self.find_volume(dir, marker, needs_marker(volume))
     }
 
     /// Rewrites lost markers, and records in the manifest which volumes carry one. Only the owner

@@ -385,6 +385,12 @@ impl Segments {
         place.extents.iter().any(|extent| self.stalls.is_stalled(extent.segment.volume()))
     }
 
+    /// The volumes that have stalled: see [`Segments::is_stalled`].
+    #[must_use]
+    pub fn stalled_volumes(&self) -> Vec<u8> {
+        self.stalls.stalled()
+    }
+
     /// Length of a segment in bytes.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {

@@ -3,11 +3,15 @@
 use super::StoreCore;
 use super::step::STEP_RUNS;
 use crate::options::Durability;
-use ritornello_format::{Result, SegmentId};
+use ritornello_format::{Error, Result, SegmentId};
 use std::time::{Duration, Instant};
 
 /// Maximum time that a sync waits for earlier syncs.
 pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
+/// Maximum time that the sync of moved runs waits for a disk.
+const COPY_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time that a background thread waits for a sync before it continues with other work.
+pub(super) const BACKGROUND_SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum unsynced bytes of the index journal: more bytes trigger a sync. The periodic thread uses
 /// a lower limit if the index's memory ceiling is low.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
@@ -31,6 +35,23 @@ impl StoreCore {
     /// `Closed` if an earlier close has completed.
     pub(super) fn make_durable_by(&self, deadline: Instant) -> Result<()> {
         self.lifecycle.rounds().join(deadline, || self.sync_all())
+    }
+
+    /// Like [`StoreCore::make_durable_by`], and returns at `deadline` also if the round that this
+    /// call began has not ended: the round continues on a separate thread.
+    ///
+    /// # Errors
+    /// `Fatal`: the store is poisoned. `Retry` at `deadline`.
+    pub(super) fn make_durable_within(&self, deadline: Instant) -> Result<()> {
+        let sync = move |core: &Self| core.make_durable_by(deadline);
+        let late = || Instant::now() >= deadline;
+        self.beside("ritornello-round", sync, late).unwrap_or_else(|| Err(busy()))
+    }
+
+    /// Like [`StoreCore::make_durable_within`], for background threads: waits for at most
+    /// [`BACKGROUND_SYNC_TIMEOUT`].
+    pub(super) fn make_durable_in_background(&self) -> Result<()> {
+        self.make_durable_within(Instant::now() + BACKGROUND_SYNC_TIMEOUT)
     }
 
     /// Makes all changes durable, on request.
@@ -89,14 +110,25 @@ impl StoreCore {
         synced
     }
 
-    /// Syncs `segments` between two rounds.
+    /// Syncs the `segments` of copied runs between two rounds.
     ///
     /// # Errors
-    /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds have not ended.
-    pub(super) fn sync_segments(&self, segments: &[SegmentId]) -> Result<()> {
-        let rounds = self.lifecycle.rounds();
-        let _paused = rounds.between(Instant::now() + SYNC_TIMEOUT)?;
-        rounds.check()?;
-        self.segments.sync(segments).inspect_err(|error| rounds.poison(error))
+    /// `Fatal` if the sync failed: the store is poisoned. `Retry` if earlier rounds, or this sync,
+    /// have not ended after [`COPY_SYNC_TIMEOUT`], or when the store is closed.
+    pub(super) fn sync_copies(&self, segments: Vec<SegmentId>) -> Result<()> {
+        let deadline = Instant::now() + COPY_SYNC_TIMEOUT;
+        let sync = move |core: &Self| {
+            let rounds = core.lifecycle.rounds();
+            let _paused = rounds.between(deadline)?;
+            rounds.check()?;
+            core.segments.sync(&segments).inspect_err(|error| rounds.poison(error))
+        };
+        let give_up = || self.lifecycle.is_closed() || Instant::now() >= deadline;
+        self.beside("ritornello-round", sync, give_up).unwrap_or_else(|| Err(busy()))
     }
+}
+
+/// Error for a sync that a disk holds.
+pub(super) fn busy() -> Error {
+    Error::retry("the disk is still busy with an earlier sync: check the disks")
 }

@@ -4,6 +4,7 @@
 //! when the disks accept writes.
 
 use super::StoreCore;
+use super::durability::busy;
 use crate::client_id::ClientId;
 use crate::rounds::{OnPoison, Rounds};
 use ritornello_format::{Error, ErrorKind, Manifest, Result, VolumeMarker};
@@ -12,8 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Maximum time that closing waits for a change of the manifest and a round in progress, together.
-const SHAPE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time of a close: it waits for the background threads, for the last sync, and for a
+/// change of the manifest in progress.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the core answers, and whether it takes changes.
 pub(crate) struct Lifecycle {
@@ -141,26 +143,59 @@ impl StoreCore {
         self.reservation_log.lock().rewrite()
     }
 
-    /// Makes everything durable, stops the background threads and refuses later calls.
+    /// Makes everything durable, stops the background threads and refuses later calls. Returns
+    /// after at most a minute.
     ///
     /// # Errors
-    /// `Fatal` if the last sync failed; `Retry` if an earlier sync has not ended; file-system
-    /// errors of the manifest.
+    /// `Fatal` if the last sync failed; `Retry` if a disk does not answer: the store refuses calls,
+    /// and [`StoreCore::is_writing`] says whether it still writes; close again. File-system errors
+    /// of the manifest.
     pub fn close(&self) -> Result<()> {
-        if !self.lifecycle.closed.swap(true, Ordering::AcqRel) {
-            self.maintenance.stop();
-        }
-        match self.make_durable() {
+        self.close_within(CLOSE_TIMEOUT)
+    }
+
+    /// Like [`StoreCore::close`], with another maximum time.
+    ///
+    /// # Errors
+    /// Errors of [`StoreCore::close`].
+    pub fn close_within(&self, timeout: Duration) -> Result<()> {
+        let until = Instant::now() + timeout;
+        self.lifecycle.closed.store(true, Ordering::Release);
+        let is_stopped = self.maintenance.stop(until);
+        let closed = match self.make_durable_within(until) {
             // An earlier close has completed.
             Err(error) if error.kind() == ErrorKind::Closed => self.lifecycle.rounds.check(),
-            durable => durable.and_then(|()| self.note_clean()),
+            Ok(()) if !is_stopped || !self.disk_calls.end_writing(until) => Err(busy()),
+            durable => durable.and_then(|()| self.note_clean(until)),
+        };
+        closed.map_err(|error| self.with_stalled(error))
+    }
+
+    /// Whether a background thread, or a call that it gave up, may change the store's files. After a
+    /// close this is so while a disk does not answer, and no other process may own the store before
+    /// it ends.
+    #[must_use]
+    pub fn is_writing(&self) -> bool {
+        !self.maintenance.has_ended() || self.disk_calls.are_writing()
+    }
+
+    /// Adds the directories of the volumes that have stalled to an error that a disk may have
+    /// caused.
+    pub(super) fn with_stalled(&self, error: Error) -> Error {
+        let stalled = self.segments.stalled_volumes();
+        if error.kind() != ErrorKind::Retry || stalled.is_empty() {
+            return error;
         }
+        let manifest = self.shape.manifest();
+        let dirs = stalled.into_iter().filter_map(|number| {
+            manifest.volumes.get(usize::from(number)).map(|volume| volume.dir.as_str())
+        });
+        error.with("stalled", dirs.collect::<Vec<_>>().join(", "))
     }
 
     /// Records a clean end in the manifest, unless a write of this owner or of a dead process may
-    /// be in flight, a volume or segment is absent, or [`SHAPE_TIMEOUT`] has passed.
-    fn note_clean(&self) -> Result<()> {
-        let until = Instant::now() + SHAPE_TIMEOUT;
+    /// be in flight, a volume or segment is absent, or `until` has passed.
+    fn note_clean(&self, until: Instant) -> Result<()> {
         let Some(change) = self.shape.change_by(until) else { return Ok(()) };
         // A call that began before the close may still run a round. If this round fails, the end is
         // not clean.
@@ -186,6 +221,7 @@ impl StoreCore {
         // A write to an absent segment may be in flight, because the segment was not drained.
         state.space.withheld_units() == 0
             && state.absence.is_empty()
+            && !self.disk_calls.are_writing()
             && !state.reservations.has_open_of(ClientId::LOCAL)
     }
 }

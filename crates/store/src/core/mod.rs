@@ -8,6 +8,7 @@
 mod absence;
 mod commit;
 mod copies;
+mod disk_call;
 mod durability;
 mod eviction;
 mod lifecycle;
@@ -36,6 +37,7 @@ use crate::options::Options;
 use crate::stats::Counters;
 use absence::hidden::Hidden;
 use copies::Copies;
+use disk_call::DiskCalls;
 use lifecycle::Lifecycle;
 use limits::admission::PutAdmission;
 use limits::quota::QuotaBuilds;
@@ -48,7 +50,7 @@ use ritornello_volume::segments::Segments;
 use scopes::Scopes;
 use shape::Shape;
 use state::StateLock;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Returns whether the client process with this name may still be writing.
 pub type ClientAlive = Arc<dyn Fn(&str) -> bool + Send + Sync>;
@@ -60,6 +62,8 @@ pub struct StoreCore {
     /// [`Medium::host_path`](ritornello_medium::Medium::host_path) until it is closed.
     index: Arc<dyn PrefixIndex>,
     segments: Arc<Segments>,
+    /// This core, for threads that outlive the call that starts them.
+    this: Weak<Self>,
     options: Options,
     shape: Shape,
     scopes: Scopes,
@@ -71,6 +75,7 @@ pub struct StoreCore {
     lifecycle: Lifecycle,
     maintenance: Maintenance,
     copies: Copies,
+    disk_calls: DiskCalls,
     counters: Counters,
 }
 

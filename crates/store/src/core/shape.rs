@@ -79,11 +79,6 @@ impl Shape {
         Some(ShapeChange { shape: self, _changing: changing })
     }
 
-    /// Like [`Shape::change_by`], without a deadline.
-    pub(super) fn change(&self) -> ShapeChange<'_> {
-        ShapeChange { shape: self, _changing: self.changing.lock() }
-    }
-
     /// Excludes the creation of segment files by other threads while the result is held; `None` if
     /// a creation has not ended by `deadline`.
     pub(super) fn pause_growth(&self, deadline: Instant) -> Option<MutexGuard<'_, ()>> {

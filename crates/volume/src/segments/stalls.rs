@@ -91,6 +91,11 @@ impl Stalls {
         is_stalled
     }
 
+    /// The volumes that have stalled.
+    pub(crate) fn stalled(&self) -> Vec<u8> {
+        (0..=u8::MAX).filter(|volume| self.is_stalled(*volume)).collect()
+    }
+
     /// For how long the volume that has been silent longest has completed nothing; zero if no
     /// operation is in flight.
     pub(crate) fn longest_silence(&self) -> Duration {
@@ -179,6 +184,7 @@ mod tests {
         assert!(stalls.longest_silence() >= SHORT && !stalls.is_stalled(3));
         wait(&stalls, STALLED_AFTER);
         assert!(stalls.is_stalled(3) && !stalls.is_stalled(2));
+        assert_eq!(stalls.stalled(), [3]);
         assert!(stalls.begin(3).is_none() && stalls.begin(2).is_some());
         drop(first);
         assert!(!stalls.is_stalled(3), "the volume completes operations");

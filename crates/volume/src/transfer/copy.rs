@@ -2,7 +2,7 @@
 
 use super::Control;
 use super::chunk::RunLayout;
-use super::verify_run::{SingleOp, is_unreadable_on_disk};
+use super::verify_run::{SingleOp, StalledVolume, is_unreadable_on_disk};
 use super::wide_crc;
 use super::write::{FailedWrite, stopped};
 use crate::io_engine::{IoVec, Op};
@@ -28,8 +28,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Miss` if the header or a live page fails verification, if the disk refuses to read the
-    /// header (`EIO`), or if a live page cannot be read for any reason. `Retry` if the header
-    /// cannot be read for another reason, a write failed (see
+    /// header (`EIO`), or if a live page cannot be read for any reason but a stalled volume. `Retry`
+    /// if the header cannot be read for another reason, a volume has stalled, a write failed (see
     /// [`failed_volume`](super::failed_volume)), no memory was free, or `control` stopped the call.
     /// `Invalid` if the two places do not match each other, `live` or the segments.
     pub fn copy_run(
@@ -109,7 +109,13 @@ impl Segments {
     pub(super) fn read_extents(&self, extents: &[Extent], mut to: &mut [u8]) -> io::Result<()> {
         for extent in extents {
             let (now, rest) = to.split_at_mut(extent.bytes() as usize);
-            self.fetch(extent.segment, extent.offset(), now)?;
+            let mut offset = extent.offset();
+            // A longer operation could take a slow disk longer than the time after which it counts as
+            // stalled.
+            for part in now.chunks_mut(self.op_bytes() as usize) {
+                self.fetch(extent.segment, offset, part)?;
+                offset += part.len() as u64;
+            }
             to = rest;
         }
         Ok(())
@@ -125,12 +131,17 @@ impl Segments {
         }
         for extent in extents {
             let (now, rest) = from.split_at_mut(extent.bytes() as usize);
-            let file = self.file(extent.segment)?;
-            let iovec = IoVec::new(now.as_mut_ptr(), now.len());
-            // SAFETY: `now` is borrowed until the engine returns.
-            let op = unsafe { Op::new(0, file, true, extent.offset(), vec![iovec]) };
-            SingleOp::run(self, op.on(extent.segment.volume()))
-                .map_err(|error| FailedWrite::new(extent.segment, error))?;
+            let mut offset = extent.offset();
+            for part in now.chunks_mut(self.op_bytes() as usize) {
+                let in_flight = self.begin(extent.segment.volume())?;
+                let file = self.file(extent.segment)?;
+                let iovec = IoVec::new(part.as_mut_ptr(), part.len());
+                // SAFETY: `part` is borrowed until the engine returns.
+                let op = unsafe { Op::new(0, file, true, offset, vec![iovec]) };
+                SingleOp::run(self, op.on(extent.segment.volume()), in_flight)
+                    .map_err(|error| FailedWrite::new(extent.segment, error))?;
+                offset += part.len() as u64;
+            }
             from = rest;
         }
         Ok(())
@@ -153,9 +164,9 @@ fn is_intact(header: &RunHeader, generation: u64, page: usize, bytes: &[u8]) -> 
 }
 
 fn unread(place: &Place, error: io::Error) -> Error {
-    Error::miss("a run to be moved cannot be read")
-        .with("generation", place.generation)
-        .because(error)
+    // A stalled volume may work again, so its pages are not lost.
+    let unread = if StalledVolume::caused(&error) { Error::retry } else { Error::miss };
+    unread("a run to be moved cannot be read").with("generation", place.generation).because(error)
 }
 
 fn unwritten(place: &Place, error: AnyError) -> Error {

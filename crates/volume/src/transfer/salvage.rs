@@ -2,6 +2,7 @@
 
 use super::Control;
 use super::chunk::RunLayout;
+use super::verify_run::StalledVolume;
 use crate::segments::Segments;
 use ritornello_format::{
     Extent, Place, RUN_HEADER_UNITS_MAX, RUN_MAGIC, Result, RunHeader, SegmentId, UNIT,
@@ -27,7 +28,8 @@ impl Segments {
     /// position to `found`. Returns the number of bytes that could not be read.
     ///
     /// # Errors
-    /// `Retry` if the segment cannot be opened, or if `control` stopped the call.
+    /// `Retry` if the segment cannot be opened, if its volume has stalled, or if `control` stopped
+    /// the call.
     pub fn scan_headers(
         &self,
         segment: SegmentId,
@@ -48,7 +50,7 @@ impl Segments {
             let bytes = (WINDOW + overlap).min(length - start) as usize;
             let bytes = &mut window.bytes_mut()[..bytes];
             if self.fetch(segment, start, bytes).is_err() {
-                unreadable += self.fetch_units(segment, start, bytes);
+                unreadable += self.fetch_units(segment, start, bytes)?;
             }
             for at in (0..WINDOW.min(length - start)).step_by(UNIT as usize) {
                 let unit = &bytes[at as usize..];
@@ -66,16 +68,29 @@ impl Segments {
     /// Reads unit by unit a window that cannot be read as a whole. Unreadable units become zero.
     /// Returns the number of unreadable bytes, without those in the overlap, which are counted with
     /// the next window.
-    fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> u64 {
+    ///
+    /// # Errors
+    /// `Retry` if the segment's volume has stalled.
+    fn fetch_units(&self, segment: SegmentId, start: u64, to: &mut [u8]) -> Result<u64> {
         let mut unreadable = 0;
         for (at, unit) in to.chunks_mut(UNIT as usize).enumerate() {
             let at = at as u64 * UNIT;
-            if self.fetch(segment, start + at, unit).is_err() {
-                unit.fill(0);
-                unreadable += if at < WINDOW { unit.len() as u64 } else { 0 };
+            match self.fetch(segment, start + at, unit) {
+                Ok(()) => {}
+                Err(error) if StalledVolume::caused(&error) => {
+                    return Err(ritornello_format::Error::retry(
+                        "a segment cannot be searched now",
+                    )
+                    .with("segment", segment.0)
+                    .because(error));
+                }
+                Err(_) => {
+                    unit.fill(0);
+                    unreadable += if at < WINDOW { unit.len() as u64 } else { 0 };
+                }
             }
         }
-        unreadable
+        Ok(unreadable)
     }
 
     fn parse_run(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> Option<SalvagedRun> {

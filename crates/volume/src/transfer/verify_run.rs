@@ -5,10 +5,11 @@ use super::{Control, Encoded, MissReason, PageOutcome, RunRead};
 use crate::io_engine::{IoVec, Op, Work};
 use crate::memory_block::Block;
 use crate::page_memory::{FragmentMut, PageTarget};
-use crate::segments::Segments;
+use crate::segments::{OpInFlight, Segments};
 use crate::staging::StagingBuffer;
 use ritornello_format::{Error, Place, Result, RunHeader, SegmentId, UNIT};
 use std::error::Error as _;
+use std::fmt;
 use std::io;
 
 /// Bytes that are read at a time and then verified; one page if pages are longer.
@@ -35,7 +36,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Miss` if the place is inconsistent, or the bytes are not the header that the place names;
-    /// `Retry` if the header cannot be read now, which does not prove damage.
+    /// `Retry` if the header cannot be read now, for example because its volume has stalled, which
+    /// does not prove damage.
     pub fn read_header(&self, place: &Place) -> Result<RunHeader> {
         let adds_up = RunLayout::new(place, u64::from(place.page_units) * UNIT, 0..0, self);
         let layout = adds_up.ok_or_else(|| {
@@ -117,17 +119,49 @@ impl Segments {
 
     /// Reads bytes of a segment into `to`. Offset, and length and address of `to`, must be
     /// multiples of 4 KiB.
+    ///
+    /// # Errors
+    /// [`StalledVolume`] if the segment's volume has stalled: nothing was read. Errors of the file
+    /// system.
     pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
         if self.is_inherited() {
             return Err(io::Error::other("these segments were opened before a fork"));
         }
+        let in_flight = self.begin(segment.volume())?;
         let file = self.file(segment)?;
         let iovec = IoVec::new(to.as_mut_ptr(), to.len());
         // SAFETY: `to` is borrowed mutably until the engine returns.
         let op = unsafe { Op::new(0, file, false, offset, vec![iovec]) };
-        SingleOp::run(self, op.on(segment.volume()))
+        SingleOp::run(self, op.on(segment.volume()), in_flight)
+    }
+
+    /// Records an operation on `volume` that is about to begin.
+    ///
+    /// # Errors
+    /// [`StalledVolume`] if the volume has stalled: the operation must not begin.
+    pub(super) fn begin(&self, volume: u8) -> io::Result<OpInFlight<'_>> {
+        self.stalls.begin(volume).ok_or_else(|| io::Error::other(StalledVolume))
     }
 }
+
+/// The cause of an error for an operation that was not begun because its volume has stalled.
+#[derive(Debug)]
+pub(super) struct StalledVolume;
+
+impl StalledVolume {
+    /// Whether this is the cause of `error`.
+    pub(super) fn caused(error: &io::Error) -> bool {
+        error.get_ref().is_some_and(|cause| cause.is::<Self>())
+    }
+}
+
+impl fmt::Display for StalledVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the volume completes no operation: check its disk")
+    }
+}
+
+impl std::error::Error for StalledVolume {}
 
 /// A single operation.
 pub(super) struct SingleOp {
@@ -136,8 +170,9 @@ pub(super) struct SingleOp {
 }
 
 impl SingleOp {
-    /// Runs the operation and waits for it.
-    pub(super) fn run(segments: &Segments, op: Op) -> io::Result<()> {
+    /// Runs the operation, which [`Segments::begin`] recorded, and waits for it.
+    pub(super) fn run(segments: &Segments, op: Op, in_flight: OpInFlight<'_>) -> io::Result<()> {
+        let _in_flight = in_flight.submitted();
         let mut work = Self { op: Some(op), result: Err(io::ErrorKind::Other.into()) };
         segments.engine.run(&mut work);
         work.result

@@ -3,11 +3,12 @@
 use super::hidden::{Cause, Hidden};
 use crate::core::StoreCore;
 use crate::core::state::State;
+use crate::directory::Directory;
 use crate::volumes::VolumeState;
-use ritornello_format::{Error, Extent, Result, SegmentId};
+use ritornello_format::{Error, Extent, Manifest, Result, SegmentId, VolumeMarker};
 use ritornello_index::{Removed, RunId, RunView};
+use ritornello_volume::segments::Segments;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Maximum time that reattaching waits for a change of the capacity or directories, and for a
@@ -25,15 +26,16 @@ impl StoreCore {
     /// space that is in use.
     ///
     /// # Errors
-    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin. Volumes and
-    /// segments that cannot be reattached stay absent, with the reason, and cause no error.
+    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if the sync has not ended: it
+    /// continues. Volumes and segments that cannot be reattached stay absent, with the reason, and
+    /// cause no error.
     pub(crate) fn reattach_absent(&self) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
         }
         let mut volumes = self.attach_volumes();
         let until = Instant::now() + SHAPE_TIMEOUT;
-        let Some(_change) = self.shape.change_by(until) else {
+        let Some(change) = self.shape.change_by(until) else {
             return Ok(());
         };
         // Wait for a segment that is being created: if the maximum segments of its volume shrank
@@ -54,17 +56,17 @@ impl StoreCore {
         let (mut restored, mut vanished) = (Vec::new(), 0);
         let absent: Vec<SegmentId> = self.state.lock().absence.segments().collect();
         for id in absent {
-            match self.segments.restore_length(id) {
-                Ok(_) => restored.push(id),
+            let (manifest, directory) = (self.shape.manifest(), self.shape.directory().clone());
+            let exists =
+                move |segments: &Segments| segment_exists(segments, &directory, &manifest, id);
+            match self.on_volume(id.volume(), exists) {
+                Ok(true) => restored.push(id),
+                Ok(false) => {
+                    self.state.lock().absence.segments.remove(&id);
+                    vanished += 1;
+                }
                 Err(error) => {
-                    let listed = self.segments.list(id.volume());
-                    let is_retired = listed.is_ok_and(|listed| !listed.contains(&id))
-                        && self.is_volume_present(id.volume());
-                    let mut state = self.state.lock();
-                    if is_retired {
-                        state.absence.segments.remove(&id);
-                        vanished += 1;
-                    } else if let Some(reason) = state.absence.segments.get_mut(&id) {
+                    if let Some(reason) = self.state.lock().absence.segments.get_mut(&id) {
                         *reason = error.to_string();
                     }
                 }
@@ -90,58 +92,32 @@ impl StoreCore {
             pages_dropped = dropped,
             "absent space has returned"
         );
+        drop(change);
         // The free space of the restored segments becomes reusable after this sync round and a
         // drain.
-        self.make_durable()
+        self.make_durable_in_background()
     }
 
     /// Attaches absent volumes that have returned. Returns them with their segments.
     fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
         let absent = self.state.lock().absence.volumes();
-        let manifest = self.shape.manifest();
-        let found = self.shape.directory().volume_states(&manifest);
-        // Repair the markers before any segment is opened: a volume without its marker cannot be
-        // used.
-        self.shape.directory().repair_markers(&mut manifest.as_ref().clone(), &found);
         let mut here = Vec::new();
         for number in absent {
-            let at = found.get(usize::from(number)).cloned().unwrap_or(VolumeState::Retired);
-            let attached = match at.absence() {
-                Some(why) => Err(why.to_owned()),
-                None => self.attach(number, &at.dir()).map_err(|error| error.to_string()),
-            };
-            match attached {
+            // Look at this volume only, on a separate thread: the disk of another volume may not
+            // answer.
+            let (manifest, directory) = (self.shape.manifest(), self.shape.directory().clone());
+            let attach = move |segments: &Segments| attach(segments, &directory, &manifest, number);
+            match self.on_volume(number, attach) {
                 Ok(segments) => here.push((number, segments)),
-                Err(why) => {
+                Err(error) => {
                     // Another thread may have retired the volume since.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
-                        *reason = why;
+                        *reason = error.to_string();
                     }
                 }
             }
         }
         here
-    }
-
-    /// Whether the directory of a volume carries its marker now.
-    pub(crate) fn is_volume_present(&self, number: u8) -> bool {
-        self.shape.directory().is_volume_present(&self.shape.manifest(), number)
-    }
-
-    fn attach(&self, number: u8, dir: &Path) -> Result<Vec<SegmentId>> {
-        let candidate = self.segments.examine(dir)?;
-        if !candidate.is_trusted() {
-            return Err(Error::invalid("its file system cannot be trusted"));
-        }
-        self.segments.attach(number, candidate)?;
-        self.segments.check_syncs(number).inspect_err(|_| self.segments.detach(number))?;
-        let listed = self.segments.list_durably(number)?;
-        // Check the marker after listing and syncing the directory, because an empty mount point
-        // lists no files.
-        if !self.is_volume_present(number) {
-            return Err(Error::retry("it became absent again"));
-        }
-        Ok(listed)
     }
 
     /// Adds returned segments to the space. Marks the extents of hidden runs, and of reservations
@@ -235,10 +211,13 @@ impl StoreCore {
     /// Retires an absent volume: removes its runs from the index, durably.
     ///
     /// # Errors
-    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if no sync could begin.
-    pub(crate) fn retire_absent_volume(&self, number: u8) -> Result<()> {
+    /// `Fatal` if a sync failed: the store is poisoned. `Retry` if another change or the sync has
+    /// not ended by `deadline`; the next owner then drops the remaining runs.
+    pub(crate) fn retire_absent_volume(&self, number: u8, deadline: Instant) -> Result<()> {
         // Exclude `reattach_absent`, because both functions replace the hidden runs.
-        let _change = self.shape.change();
+        let change = self.shape.change_by(deadline);
+        let change =
+            change.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
         let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
         let mut lost = Vec::new();
@@ -254,6 +233,55 @@ impl StoreCore {
             self.counters.deleted_pages.add(pages);
         }
         self.hide(self.hidden.list(Cause::Absent).into_iter().collect());
-        self.make_durable()
+        drop(change);
+        self.make_durable_within(deadline)
     }
+}
+
+/// Attaches an absent volume if its directory holds it now. Returns its segments.
+fn attach(
+    segments: &Segments,
+    directory: &Directory,
+    manifest: &Manifest,
+    number: u8,
+) -> Result<Vec<SegmentId>> {
+    let found = directory.volume_state(manifest, number);
+    if let Some(why) = found.absence() {
+        return Err(Error::retry(why));
+    }
+    if let VolumeState::Unmarked(dir) = &found {
+        // Repair the marker before a segment is opened: a volume without its marker cannot be used.
+        let marker = VolumeMarker { store: manifest.uuid, volume: number };
+        if let Err(error) = directory.write_marker(dir, marker) {
+            tracing::warn!(%error, dir = %dir.display(), "a volume stays unmarked");
+        }
+    }
+    let candidate = segments.examine(&found.dir())?;
+    if !candidate.is_trusted() {
+        return Err(Error::invalid("its file system cannot be trusted"));
+    }
+    segments.attach(number, candidate)?;
+    segments.check_syncs(number).inspect_err(|_| segments.detach(number))?;
+    let listed = segments.list_durably(number)?;
+    // Check the marker after listing and syncing the directory, because an empty mount point lists
+    // no files.
+    if !directory.is_volume_present(manifest, number) {
+        return Err(Error::retry("it became absent again"));
+    }
+    Ok(listed)
+}
+
+/// Opens an absent segment, and restores its length. Returns `false` if its volume is present and
+/// does not have it.
+fn segment_exists(
+    segments: &Segments,
+    directory: &Directory,
+    manifest: &Manifest,
+    id: SegmentId,
+) -> Result<bool> {
+    let Err(error) = segments.restore_length(id) else { return Ok(true) };
+    let listed = segments.list(id.volume());
+    let is_gone = listed.is_ok_and(|listed| !listed.contains(&id))
+        && directory.is_volume_present(manifest, id.volume());
+    if is_gone { Ok(false) } else { Err(error) }
 }

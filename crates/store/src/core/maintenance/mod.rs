@@ -13,7 +13,10 @@ use parking_lot::Mutex;
 use ritornello_volume::ForkSafeLock;
 use space_thread::SpaceThread;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Interval of checks whether a thread has ended, which no event says.
+const END_CHECK: Duration = Duration::from_millis(1);
 
 /// The background threads of a core.
 pub(crate) struct Maintenance {
@@ -39,11 +42,17 @@ impl Maintenance {
         self.periodic.wake();
     }
 
-    /// Stops the threads and joins them. Does not wait for a running drain, which ends when the
-    /// device has completed earlier writes.
-    pub(super) fn stop(&self) {
-        self.space.stop();
-        self.periodic.stop();
+    /// Whether the threads have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.space.has_ended() && self.periodic.has_ended()
+    }
+
+    /// Stops the threads and joins them. Returns false if one has not ended by `deadline`, because
+    /// a disk does not answer. Does not wait for a running drain, which ends when the device has
+    /// completed earlier writes.
+    pub(super) fn stop(&self, deadline: Instant) -> bool {
+        let space = self.space.stop(deadline);
+        self.periodic.stop(deadline) && space
     }
 }
 
@@ -82,16 +91,29 @@ impl BackgroundThread {
         wakeup.stopping
     }
 
-    /// Stops the thread and joins it, unless it is the calling thread.
-    fn stop(&self) {
+    fn has_ended(&self) -> bool {
+        self.thread.lock().as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Stops the thread and joins it, unless it is the calling thread. Returns false if it has not
+    /// ended by `deadline`.
+    fn stop(&self, deadline: Instant) -> bool {
         self.wakeup.lock().stopping = true;
         self.wakeup.wake_one();
-        let thread = self.thread.lock().take();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            // A panic of the thread was reported when it happened.
-            let _ = thread.join();
+        let mut slot = self.thread.lock();
+        let is_other =
+            |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
+        if !slot.as_ref().is_some_and(is_other) {
+            return true;
         }
+        while slot.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(END_CHECK);
+        }
+        // A panic of the thread was reported when it happened.
+        let _ = slot.take().map(JoinHandle::join);
+        true
     }
 }

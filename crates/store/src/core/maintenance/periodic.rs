@@ -64,6 +64,7 @@ impl StoreCore {
         if self.lifecycle.is_poisoned() {
             return;
         }
+        self.free_given_up_copies();
         self.refresh_copies();
         self.maintain_retention();
         self.maintain_index_memory();
@@ -72,11 +73,11 @@ impl StoreCore {
         let due = last_sync.elapsed() >= self.options.sync_interval || pending > most;
         if touched || ((busy || pending > 0) && (pressing || due)) {
             // The error needs no handling here: a failed sync poisons the store, so that the next
-            // change returns the error; if earlier rounds did not end in time, a later pass syncs.
-            let _ = self.make_durable();
+            // change returns the error; if the round did not end in time, a later pass syncs.
+            let _ = self.make_durable_in_background();
             *last_sync = Instant::now();
         }
-        if let Err(error) = self.index.maintain_after(&|| self.make_durable()) {
+        if let Err(error) = self.index.maintain_after(&|| self.make_durable_in_background()) {
             self.lifecycle.rounds().poison_if_fatal(&error);
             tracing::error!(%error, "the index could not be maintained");
         }

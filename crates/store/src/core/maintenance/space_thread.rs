@@ -31,10 +31,16 @@ impl SpaceThread {
         self.thread.wake();
     }
 
-    pub(crate) fn stop(&self) {
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.has_ended()
+    }
+
+    /// Stops the thread. Returns false if it has not ended by `deadline`.
+    pub(crate) fn stop(&self, deadline: Instant) -> bool {
         self.stopped.store(true, Ordering::Release);
-        self.thread.stop();
+        let ended = self.thread.stop(deadline);
         self.note_pass();
+        ended
     }
 
     /// Waits until more than `seen` passes have ended or the thread is stopped, at most until

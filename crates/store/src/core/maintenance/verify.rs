@@ -169,7 +169,7 @@ impl StoreCore {
         let count = view.pages.len() as u32;
         let live = |page: &u32| view.pages[*page as usize] != PageHash::NONE;
         let all = |reason| (0..count).filter(live).map(|page| (page, reason)).collect();
-        let found = match self.segments.verify_run(&view.place, control) {
+        let found = match self.verify_stored(&view.place, control) {
             Ok(found) => found,
             Err(error) if error.kind() == ErrorKind::Miss => return all("header"),
             Err(error) if unreadable == Unreadable::Drop && is_unreadable_on_disk(&error) => {

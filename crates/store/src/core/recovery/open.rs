@@ -7,6 +7,7 @@ use crate::conversion::{convert, open_index, remove_leftovers};
 use crate::core::absence::Absence;
 use crate::core::absence::hidden::Hidden;
 use crate::core::copies::Copies;
+use crate::core::disk_call::DiskCalls;
 use crate::core::lifecycle::{Lifecycle, OpenReport};
 use crate::core::limits::admission::PutAdmission;
 use crate::core::limits::index_memory::IndexMemory;
@@ -41,7 +42,7 @@ use ritornello_volume::segments::Segments;
 use ritornello_volume::space::{Space, SpaceConfig};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Above this number of scopes, scopes with neither pages nor settings are dropped at open, because
@@ -194,7 +195,8 @@ impl StoreCore {
         for (reason, count) in &dropped {
             tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
         }
-        let core = Arc::new(Self {
+        let core = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             index,
             segments,
             options: options.clone(),
@@ -222,6 +224,7 @@ impl StoreCore {
             ),
             maintenance: Maintenance::new(alive),
             copies: Copies::default(),
+            disk_calls: DiskCalls::default(),
             counters: Counters::default(),
         });
         core.start_drain();

@@ -10,7 +10,7 @@ use crate::budget::Budget;
 use crate::core::StoreCore;
 use crate::core::absence::Absence;
 use crate::core::state::State;
-use ritornello_format::{Error, Manifest, Result, UNIT};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, UNIT};
 use ritornello_index::RunId;
 use ritornello_volume::transfer::Control;
 use serde::{Deserialize, Serialize};
@@ -52,15 +52,16 @@ impl StoreCore {
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;
-        let (mut forgotten, mut marked) = (None, None);
+        let (mut forgotten, mut marked, mut drained) = (None, None, None);
         {
             let Some(shape) = self.shape.change_by(deadline) else {
-                return Err(Error::retry("the store's space is being changed already"));
+                let error = Error::retry("the store's space is being changed already");
+                return Err(self.with_stalled(error));
             };
             // Wait for a segment that is being created: if the maximum segments of its volume
             // shrank now, the allocator could refuse the segment, and its file would be orphaned.
             let Some(_growing) = self.shape.pause_growth(deadline) else {
-                return Err(Error::retry("a segment is being made"));
+                return Err(self.with_stalled(Error::retry("a segment is being made")));
             };
             let mut manifest = Manifest::clone(&self.shape.manifest());
             let mut candidate = None;
@@ -73,7 +74,9 @@ impl StoreCore {
                         None => candidate = Some(self.add_volume(&mut manifest, name)?),
                     }
                 }
-                CapacityChange::DrainVolume(dir) => self.evacuate_volume(&mut manifest, dir)?,
+                CapacityChange::DrainVolume(dir) => {
+                    drained = Some(self.evacuate_volume(&mut manifest, dir)?)
+                }
                 CapacityChange::ForgetVolume(dir) => {
                     forgotten = Some(self.forget_volume(&mut manifest, dir)?)
                 }
@@ -101,10 +104,14 @@ impl StoreCore {
         if let Some(number) = forgotten {
             // If this process ends here, the next owner drops the remaining runs, because the
             // manifest already records the change.
-            self.retire_absent_volume(number)?;
+            self.retire_absent_volume(number, deadline)?;
         }
         if let Some(number) = marked {
-            self.reattach_absent()?;
+            match self.reattach_absent() {
+                // A sync that has not ended does not keep the directory from being used.
+                Err(error) if error.kind() != ErrorKind::Retry => return Err(error),
+                _ => {}
+            }
             if let Some(why) = self.state.lock().absence.why(number) {
                 let said = "the directory is marked again, but still absent";
                 return Err(Error::retry(said).with("why", why));
@@ -114,17 +121,25 @@ impl StoreCore {
             self.maintenance.space.wake();
             return Ok(());
         }
-        self.await_maintenance(deadline)
+        self.await_maintenance(deadline, drained)
     }
 
-    /// Waits until segments, directories and the index have their target sizes.
-    fn await_maintenance(&self, deadline: Instant) -> Result<()> {
+    /// Waits until segments, directories and the index have their target sizes, or only until the
+    /// volume `drained` is empty and removed, if it is given.
+    fn await_maintenance(&self, deadline: Instant, drained: Option<u8>) -> Result<()> {
+        let is_pending = || {
+            let is_drained = drained.is_some_and(|number| {
+                let manifest = self.shape.manifest();
+                manifest.volumes.get(usize::from(number)).is_some_and(|v| v.is_retired())
+            });
+            !is_drained && self.needs_maintenance()
+        };
         let mut seen = 0;
         // Wake the maintenance thread only once: if it cannot empty a segment, it tries again after
         // a pause.
         self.maintenance.space.wake();
         loop {
-            if !self.needs_maintenance() {
+            if !is_pending() {
                 return Ok(());
             }
             self.lifecycle.check_writable()?;
@@ -133,12 +148,12 @@ impl StoreCore {
             } else {
                 self.maintain_space(&Control::default())?;
             }
-            if Instant::now() >= deadline && self.needs_maintenance() {
+            if Instant::now() >= deadline && is_pending() {
                 let sealed = self.state.lock().space.allocator.sealed().len();
-                return Err(Error::retry(
+                let error = Error::retry(
                     "segments are still being emptied, which continues in the background",
-                )
-                .with("segments_to_go", sealed));
+                );
+                return Err(self.with_stalled(error.with("segments_to_go", sealed)));
             }
         }
     }
@@ -161,8 +176,8 @@ impl StoreCore {
                 self.evict(&mut state, units);
                 written = before.checkpoints;
             }
-            self.make_durable()?;
-            self.index.maintain_after(&|| self.make_durable())?;
+            self.make_durable_in_background()?;
+            self.index.maintain_after(&|| self.make_durable_in_background())?;
             if self.index.stats().checkpoints == before.checkpoints {
                 // Another thread is writing a checkpoint.
                 std::thread::sleep(CHECKPOINT_PAUSE);

@@ -11,9 +11,8 @@ use super::StoreSpace;
 use crate::core::StoreCore;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Extent, SegmentId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The pause before a failed drain is retried.
@@ -115,7 +114,8 @@ impl StoreSpace {
 /// The drain in progress. The extents that it drains are in [`Draining`].
 #[derive(Default)]
 pub(crate) struct Drain {
-    is_running: AtomicBool,
+    /// The volumes that are being drained.
+    running: Mutex<BTreeSet<u8>>,
     /// When a drain last failed.
     failed: Mutex<Option<Instant>>,
     /// Signals that withheld space was freed.
@@ -123,53 +123,40 @@ pub(crate) struct Drain {
 }
 
 impl StoreCore {
-    /// Starts draining withheld space, unless a drain runs: in background threads, one per volume,
-    /// or in the calling thread if the store has no background threads.
+    /// Starts draining withheld space, except on volumes that are being drained: in background
+    /// threads, one per volume, because a drain waits for its device; or in the calling thread if
+    /// the store has no background threads.
     pub(crate) fn start_drain(self: &Arc<Self>) {
-        if self.state.lock().space.draining.waiting.is_empty()
-            || self.maintenance.drain.is_running.swap(true, Ordering::AcqRel)
-        {
-            return;
+        let mut work = BTreeMap::<u8, Vec<(SegmentId, usize)>>::new();
+        for (id, extents) in &self.state.lock().space.draining.waiting {
+            work.entry(id.volume()).or_default().push((*id, extents.len()));
         }
-        if !self.options.background_threads {
-            self.drain_all();
-            return;
-        }
-        let core = Arc::clone(self);
-        let started = std::thread::Builder::new()
-            .name("ritornello-drain".to_owned())
-            .spawn(move || core.drain_all());
-        if let Err(error) = started {
-            // The periodic thread starts the drain again.
-            tracing::warn!(%error, "no thread to wait for writes of a dead process");
-            self.maintenance.drain.is_running.store(false, Ordering::Release);
+        let drain = &self.maintenance.drain;
+        work.retain(|volume, _| drain.running.lock().insert(*volume));
+        for (volume, segments) in work {
+            if !self.options.background_threads {
+                self.drain_volume(volume, &segments);
+                continue;
+            }
+            let core = Arc::clone(self);
+            let started = std::thread::Builder::new()
+                .name("ritornello-drain".to_owned())
+                .spawn(move || core.drain_volume(volume, &segments));
+            if let Err(error) = started {
+                // The periodic thread starts the drain again.
+                tracing::warn!(%error, "no thread to wait for writes of a dead process");
+                drain.running.lock().remove(&volume);
+            }
         }
     }
 
-    /// Drains every segment that has withheld extents, and frees these extents.
-    fn drain_all(&self) {
-        let work: Vec<(SegmentId, usize)> = {
-            let state = self.state.lock();
-            state.space.draining.waiting.iter().map(|(id, extents)| (*id, extents.len())).collect()
-        };
-        // One thread per volume, because a drain waits for its device.
-        std::thread::scope(|scope| {
-            let mut volumes: Vec<&[(SegmentId, usize)]> =
-                work.chunk_by(|a, b| a.0.volume() == b.0.volume()).collect();
-            let last = volumes.pop();
-            for volume in volumes {
-                let drain = || volume.iter().for_each(|(id, count)| self.drain_one(*id, *count));
-                let thread = std::thread::Builder::new().name("ritornello-drain".to_owned());
-                if !self.options.background_threads || thread.spawn_scoped(scope, drain).is_err() {
-                    drain();
-                }
-            }
-            last.into_iter().flatten().for_each(|(id, count)| self.drain_one(*id, *count));
-        });
+    /// Drains segments of one volume, and frees the number of withheld extents given for each.
+    fn drain_volume(&self, volume: u8, segments: &[(SegmentId, usize)]) {
+        segments.iter().for_each(|(id, count)| self.drain_one(*id, *count));
         // Notify under the lock: otherwise a thread between its check and its wait would miss the
         // notification.
         let _state = self.state.lock();
-        self.maintenance.drain.is_running.store(false, Ordering::Release);
+        self.maintenance.drain.running.lock().remove(&volume);
         self.maintenance.drain.drained.notify_all();
     }
 
@@ -228,8 +215,8 @@ impl StoreCore {
     /// drain runs.
     pub(crate) fn await_drain(&self, until: Instant) -> bool {
         let mut state = self.state.lock();
-        let drains = !state.space.draining.is_empty()
-            && self.maintenance.drain.is_running.load(Ordering::Acquire);
+        let drains =
+            !state.space.draining.is_empty() && !self.maintenance.drain.running.lock().is_empty();
         drains && !self.maintenance.drain.drained.wait_until(&mut state, until).timed_out()
     }
 }

@@ -24,6 +24,7 @@ use placement::GrowthPauses;
 use quarantine::Quarantine;
 use ritornello_format::{Extent, SegmentId};
 use ritornello_volume::space::{Reserve, Space};
+use std::collections::BTreeSet;
 use std::time::Instant;
 use write_failures::WriteFailures;
 
@@ -38,6 +39,8 @@ pub(crate) struct StoreSpace {
     draining: Draining,
     growth: GrowthPauses,
     failures: WriteFailures,
+    /// The volumes that puts avoid because they have stalled.
+    stalled: BTreeSet<u8>,
 }
 
 /// Space in limbo and withheld space that waited for one sync round.
@@ -56,6 +59,7 @@ impl StoreSpace {
             draining: Draining::default(),
             growth: GrowthPauses::default(),
             failures: WriteFailures::default(),
+            stalled: BTreeSet::new(),
         }
     }
 

@@ -98,7 +98,7 @@ impl StoreCore {
                         return Err(Refusal::Deadline);
                     }
                     self.counters.reclaim_waits.add(1);
-                    if self.make_durable_by(deadline).is_err() {
+                    if self.make_durable_within(deadline).is_err() {
                         let late = Instant::now() >= deadline;
                         return Err(if late { Refusal::Deadline } else { Refusal::NoSpace });
                     }
@@ -116,10 +116,12 @@ impl StoreCore {
         round: u32,
         drains: bool,
     ) -> std::result::Result<Vec<Extent>, Obstacle> {
+        let stalled = self.segments.stalled_volumes();
         let (mut state, now) = (self.state.lock(), Instant::now());
         let StoreSpace { allocator, growth, .. } = &mut state.space;
         growth.end(allocator);
         let space = &mut state.space;
+        space.avoid_stalled(&stalled);
         space.begin_trials(now);
         if let Some(extents) = space.allocate(header_units, page_units, pages, Reserve::Keep, now) {
             return Ok(extents);

@@ -31,6 +31,15 @@ struct Copied {
     place: Place,
 }
 
+/// How the copy of a run ended.
+enum Copy {
+    Done(Copied),
+    /// The run was removed, or has no extents.
+    Gone,
+    /// A volume of the run, or of its new place, completes no operation.
+    Stalled,
+}
+
 /// Result of a relocation.
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
@@ -41,8 +50,8 @@ pub(crate) struct Moving {
 }
 
 impl StoreCore {
-    /// Moves runs to free space, which eviction provides if needed. Skips removed runs, and removes
-    /// pages that fail verification.
+    /// Moves runs to free space, which eviction provides if needed. Skips removed runs and runs on
+    /// volumes that have stalled, and removes pages that fail verification.
     ///
     /// # Errors
     /// `Retry` if `control` stopped the work or the file system failed: runs not moved keep their
@@ -50,14 +59,20 @@ impl StoreCore {
     pub(crate) fn relocate(&self, runs: &[RunId], control: &Control) -> Result<Moving> {
         let mut moving = Moving::default();
         let mut batch: Vec<Copied> = Vec::new();
-        let mut bytes = 0;
+        let (mut bytes, mut has_stalled) = (0, false);
         for &run in runs {
+            // After a run on a stalled volume, which tested the volume, skip further runs on it.
+            if has_stalled && self.index.place(run).is_some_and(|at| self.segments.is_stalled(&at))
+            {
+                continue;
+            }
             match self.copy(run, control) {
-                Ok(Some(copied)) => {
+                Ok(Copy::Done(copied)) => {
                     bytes += copied.place.units() * UNIT;
                     batch.push(copied);
                 }
-                Ok(None) => {}
+                Ok(Copy::Gone) => {}
+                Ok(Copy::Stalled) => has_stalled = true,
                 Err(error) if error.kind() == ErrorKind::Miss => moving.stuck.push(run),
                 Err(error) => {
                     self.forget_copies(batch);
@@ -73,14 +88,14 @@ impl StoreCore {
         Ok(moving)
     }
 
-    /// Copies a run. Returns `None` if the run was removed or has no extents.
+    /// Copies a run.
     ///
     /// # Errors
     /// `Miss` if the run must keep its place.
-    fn copy(&self, run: RunId, control: &Control) -> Result<Option<Copied>> {
-        let Some(view) = self.index.run(run) else { return Ok(None) };
+    fn copy(&self, run: RunId, control: &Control) -> Result<Copy> {
+        let Some(view) = self.index.run(run) else { return Ok(Copy::Gone) };
         if view.place.extents.is_empty() {
-            return Ok(None);
+            return Ok(Copy::Gone);
         }
         let Place { header_units, page_units, .. } = view.place;
         let pages = view.pages.len() as u32;
@@ -101,13 +116,21 @@ impl StoreCore {
             return self.copy(run, control);
         }
         let live: Vec<bool> = view.pages.iter().map(|page| *page != PageHash::NONE).collect();
-        match self.segments.copy_run(&view.place, &place, &live, control) {
+        let Some(copied) = self.copy_stored(&view.place, &place, &live, control) else {
+            return Ok(Copy::Stalled);
+        };
+        match copied {
             Ok(checksum) => {
                 place.header_checksum = checksum;
-                Ok(Some(Copied { run, view, place }))
+                Ok(Copy::Done(Copied { run, view, place }))
             }
             Err(error) => {
+                let is_stalled =
+                    self.segments.is_stalled(&view.place) || self.segments.is_stalled(&place);
                 self.free_failed_copy(place.extents, &error);
+                if error.kind() == ErrorKind::Retry && is_stalled && control.stop().is_none() {
+                    return Ok(Copy::Stalled);
+                }
                 match error.kind() {
                     // Remove pages that fail verification, and copy the remaining pages.
                     ErrorKind::Miss => {
@@ -141,7 +164,7 @@ impl StoreCore {
         let segments: BTreeSet<SegmentId> =
             batch.iter().flat_map(|copied| &copied.place.extents).map(|e| e.segment).collect();
         let segments: Vec<SegmentId> = segments.into_iter().collect();
-        if let Err(error) = self.sync_segments(&segments) {
+        if let Err(error) = self.sync_copies(segments) {
             self.forget_copies(batch);
             return Err(error);
         }

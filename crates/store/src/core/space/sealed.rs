@@ -2,9 +2,9 @@
 
 use super::StoreSpace;
 use crate::core::StoreCore;
-use crate::core::durability::SYNC_TIMEOUT;
+use crate::core::durability::{BACKGROUND_SYNC_TIMEOUT, busy};
 use crate::core::shape::ShapeChange;
-use ritornello_format::{Error, Manifest, Result, SegmentId};
+use ritornello_format::{Error, ErrorKind, Manifest, Result, SegmentId};
 use ritornello_index::RunId;
 use ritornello_volume::transfer::Control;
 use std::time::Instant;
@@ -35,23 +35,35 @@ impl StoreCore {
     /// are skipped and do not count as left.
     ///
     /// # Errors
-    /// File-system errors; the caller may retry.
+    /// The first error of a volume, after the segments of the other volumes were emptied; the caller
+    /// may retry. `Fatal` if a sync failed: the store is poisoned.
     pub(crate) fn maintain_space(&self, control: &Control) -> Result<bool> {
+        self.free_given_up_copies();
         self.state.lock().space.release_quarantined();
-        self.remove_empty_segments()?;
-        let mut left = false;
+        let (mut left, mut failed) = (false, Vec::new());
+        self.remove_empty_segments(&mut failed)?;
         let sealed = self.state.lock().space.sealed_segments();
         for segment in sealed {
             if control.stop().is_some() || self.lifecycle.is_poisoned() {
                 return Ok(true);
             }
-            self.empty_segment(segment, control)?;
-            left |= !self.remove_empty_segments()?.contains(&segment)
+            // Continue with the other volumes: the error may be of one disk.
+            if has_failed(&failed, segment) {
+                continue;
+            }
+            match self.empty_segment(segment, control) {
+                Err(error) if error.kind() == ErrorKind::Retry => {
+                    failed.push((segment.volume(), error));
+                    continue;
+                }
+                emptied => emptied?,
+            }
+            left |= !self.remove_empty_segments(&mut failed)?.contains(&segment)
                 && self.state.lock().space.allocator.is_sealed(segment);
         }
         self.fit_index(control)?;
         self.retire_volumes()?;
-        Ok(left)
+        failed.into_iter().next().map_or(Ok(left), |(_, error)| Err(error))
     }
 
     fn empty_segment(&self, segment: SegmentId, control: &Control) -> Result<()> {
@@ -66,7 +78,7 @@ impl StoreCore {
         let runs: Vec<RunId> = runs.into_iter().map(|(_, run)| run).collect();
         let moving = self.relocate(&runs, control)?;
         self.evict_stuck(&moving.stuck);
-        self.make_durable()
+        self.make_durable_in_background()
     }
 
     /// Evicts runs for which no other place was found or that cannot be read now, unless they are
@@ -85,32 +97,41 @@ impl StoreCore {
         }
     }
 
-    /// Removes the files of empty sealed segments. Returns those segments.
-    fn remove_empty_segments(&self) -> Result<Vec<SegmentId>> {
-        let until = Instant::now() + SYNC_TIMEOUT;
-        let busy = || Error::retry("the disk is still busy with an earlier sync");
+    /// Removes the files of empty sealed segments, except on volumes in `failed`, to which it adds
+    /// the volumes whose files cannot be removed. Returns the segments removed.
+    fn remove_empty_segments(&self, failed: &mut Vec<(u8, Error)>) -> Result<Vec<SegmentId>> {
+        let until = Instant::now() + BACKGROUND_SYNC_TIMEOUT;
         let change = self.shape.change_by(until).ok_or_else(busy)?;
         let sealed = self.state.lock().space.allocator.sealed();
         let is_empty = |id: &SegmentId| self.state.lock().space.allocator.is_empty(*id);
-        let empty: Vec<SegmentId> = sealed.iter().copied().filter(is_empty).collect();
+        let mut empty: Vec<SegmentId> = sealed.iter().copied().filter(is_empty).collect();
+        empty.retain(|id| !has_failed(failed, *id));
         if empty.is_empty() {
             return Ok(empty);
         }
         self.record_used_numbers(&change, &sealed)?;
         // Pause syncs, because a sync would reopen a dirty segment that is being removed.
         let _paused = self.lifecycle.rounds().between(until)?;
-        for &id in &empty {
+        let mut removed = Vec::new();
+        for id in empty {
+            if has_failed(failed, id) {
+                continue;
+            }
             let mut state = self.state.lock();
             state.unsynced.segments.remove(&id);
             state.space.allocator.begin_removal(id);
             drop(state);
-            self.segments.remove(id)?;
+            if let Err(error) = self.on_volume(id.volume(), move |segments| segments.remove(id)) {
+                failed.push((id.volume(), error));
+                continue;
+            }
+            removed.push(id);
             if let Err(error) = self.state.lock().space.allocator.remove_segment(id) {
                 tracing::error!(%error, "a segment was removed that is in use");
             }
             self.counters.segments_removed.add(1);
         }
-        Ok(empty)
+        Ok(removed)
     }
 
     /// Records durably, before a segment is removed, that its number is never reused: a process
@@ -129,4 +150,9 @@ impl StoreCore {
         }
         Ok(())
     }
+}
+
+/// Whether `failed` has the volume of a segment.
+fn has_failed(failed: &[(u8, Error)], segment: SegmentId) -> bool {
+    failed.iter().any(|(volume, _)| *volume == segment.volume())
 }

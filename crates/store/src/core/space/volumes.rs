@@ -1,7 +1,7 @@
 //! Adds, marks again, drains and gives up the directories of a store.
 
 use crate::core::StoreCore;
-use crate::core::durability::SYNC_TIMEOUT;
+use crate::core::durability::BACKGROUND_SYNC_TIMEOUT;
 use crate::directory::{LOST_AND_FOUND, VOLUMES_MAX};
 use crate::volumes::VolumeState;
 use ritornello_format::{Error, Manifest, Result, VolumeMarker, VolumeRecord};
@@ -143,7 +143,8 @@ impl StoreCore {
         })
     }
 
-    pub(super) fn evacuate_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<()> {
+    /// Marks a volume in `manifest` as being drained. Returns its number.
+    pub(super) fn evacuate_volume(&self, manifest: &mut Manifest, dir: &str) -> Result<u8> {
         let found = self.volume_in(manifest, dir)?;
         if self.state.lock().absence.why(found as u8).is_some() {
             return Err(Error::invalid(
@@ -152,7 +153,8 @@ impl StoreCore {
             .with("dir", dir));
         }
         manifest.volumes[found].draining = true;
-        check_not_last(manifest, dir)
+        check_not_last(manifest, dir)?;
+        Ok(found as u8)
     }
 
     /// Removes an absent volume from `manifest`. Returns its number.
@@ -174,17 +176,22 @@ impl StoreCore {
     /// Removes the copies and the marker from the directory of a volume that is no longer used.
     fn remove_marker(&self, number: u8) {
         let marker = VolumeMarker { store: self.shape.manifest().uuid, volume: number };
-        if let Ok(dir) = self.segments.dir(number)
-            && self.shape.directory().has_marker(&dir, marker)
-            && let Err(error) = self.shape.directory().unmark(&dir)
-        {
-            tracing::warn!(%error, dir = %dir.display(), "the marker of a drained volume stays");
+        let directory = self.shape.directory().clone();
+        let unmark = move |segments: &Segments| {
+            let dir = segments.dir(number)?;
+            if directory.has_marker(&dir, marker) {
+                directory.unmark(&dir)?;
+            }
+            Ok(())
+        };
+        if let Err(error) = self.on_volume(number, unmark) {
+            tracing::warn!(%error, volume = number, "the marker of a drained volume stays");
         }
     }
 
     /// Removes drained directories that hold no more segments from the manifest.
     pub(super) fn retire_volumes(&self) -> Result<()> {
-        let Some(change) = self.shape.change_by(Instant::now() + SYNC_TIMEOUT) else {
+        let Some(change) = self.shape.change_by(Instant::now() + BACKGROUND_SYNC_TIMEOUT) else {
             return Ok(());
         };
         let (there, absent) = {

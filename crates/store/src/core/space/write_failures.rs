@@ -1,4 +1,5 @@
-//! Volumes that fail writes to their segments, although they can be read and synced.
+//! Volumes that puts avoid: they fail writes to their segments, although they can be read and
+//! synced, or they have stalled.
 
 use super::StoreSpace;
 use ritornello_format::Extent;
@@ -37,7 +38,7 @@ impl StoreSpace {
             let failing = self.failures.0.remove(&volume);
             if failing.is_some_and(|failing| failing.next_trial.is_some()) {
                 tracing::warn!(volume, "writes to the volume succeed again");
-                self.allocator.avoid(volume, false);
+                self.update_avoided(volume);
             }
         }
     }
@@ -71,6 +72,33 @@ impl StoreSpace {
         reusable
     }
 
+    /// Makes puts avoid the `stalled` volumes, if another volume is usable, and no longer those that
+    /// complete operations again.
+    pub(super) fn avoid_stalled(&mut self, stalled: &[u8]) {
+        if stalled.is_empty() && self.stalled.is_empty() {
+            return;
+        }
+        let ended: Vec<u8> =
+            self.stalled.iter().copied().filter(|volume| !stalled.contains(volume)).collect();
+        for volume in ended {
+            self.stalled.remove(&volume);
+            self.update_avoided(volume);
+        }
+        for &volume in stalled {
+            if self.allocator.has_usable_besides(volume) {
+                self.stalled.insert(volume);
+                self.allocator.avoid(volume, true);
+            }
+        }
+    }
+
+    /// Makes puts avoid a volume if there is a reason.
+    pub(super) fn update_avoided(&mut self, volume: u8) {
+        let avoided = self.stalled.contains(&volume)
+            || self.avoided_volumes().any(|failing| failing == volume);
+        self.allocator.avoid(volume, avoided);
+    }
+
     /// Lets puts use avoided volumes whose test is due, and all avoided volumes if no other volume
     /// is usable.
     pub(super) fn begin_trials(&mut self, now: Instant) {
@@ -81,7 +109,7 @@ impl StoreSpace {
         let none_usable = self.allocator.usable_volumes() == 0;
         for (volume, failing) in &mut self.failures.0 {
             let is_due = failing.next_trial.is_some_and(|trial| now >= trial);
-            if is_due || none_usable {
+            if (is_due || none_usable) && !self.stalled.contains(volume) {
                 self.allocator.avoid(*volume, false);
             }
             if none_usable {
@@ -106,7 +134,7 @@ impl StoreSpace {
         }
     }
 
-    /// The volumes that puts avoid.
+    /// The volumes that puts avoid because writes failed.
     pub(crate) fn avoided_volumes(&self) -> impl Iterator<Item = u8> + '_ {
         let failing = self.failures.0.iter();
         failing.filter(|(_, failing)| failing.next_trial.is_some()).map(|(volume, _)| *volume)
@@ -183,6 +211,24 @@ mod tests {
         }
         assert_eq!(space.avoided_volumes().count(), 0);
         assert!(space.quarantined_units() > 0);
+    }
+
+    #[test]
+    fn stalled_volume_is_avoided_until_it_works() {
+        let (mut space, now) = (space(2), Instant::now());
+        let used = |space: &mut StoreSpace| -> BTreeSet<u8> {
+            (0..8).map(|_| place(space, now)[0].segment.volume()).collect()
+        };
+        space.avoid_stalled(&[0]);
+        assert_eq!(used(&mut space), [1].into());
+        space.avoid_stalled(&[0, 1]);
+        assert_eq!(used(&mut space), [1].into(), "the last usable volume");
+        space.avoid_stalled(&[]);
+        assert_eq!(used(&mut space), [0, 1].into());
+        place_many(&mut space, 60, now);
+        space.avoid_stalled(&[0]);
+        space.avoid_stalled(&[]);
+        assert_eq!(used(&mut space), [1].into(), "writes to it fail");
     }
 
     #[test]

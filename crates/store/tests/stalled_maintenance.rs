@@ -1,0 +1,182 @@
+//! A disk that completes no operations holds up no background work on other disks, and no close.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_format::{ErrorKind, Result};
+use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
+use ritornello_store::{CapacityChange, Options};
+use ritornello_volume::segments::IoChoice;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = 64 << 10;
+const PAGES: usize = 120;
+const SHORT: Duration = Duration::from_millis(500);
+const LONG: Duration = Duration::from_secs(60);
+
+fn dirs(dir: &Path) -> Vec<PathBuf> {
+    ["disk0", "disk1", "disk2"].map(|name| dir.join(name)).to_vec()
+}
+
+/// Opens a store on three disks that scrubs at `scrub_rate`.
+fn three_volumes(dir: &Path, scrub_rate: u64) -> (Schedule, Open) {
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let options = Options {
+        paths: dirs(dir),
+        io: IoChoice::Pool,
+        scrub_rate,
+        ..options(&dir.join("home"), 96)
+    };
+    (schedule, open_on(medium, &options).unwrap())
+}
+
+/// Puts pages one by one, so that each volume has a third of them, and flushes.
+fn fill(open: &Open) {
+    for key in sequence(1, PAGES).chunks(1) {
+        assert_eq!(put(&open.store, &unchained(PAGE), key, None).pages, 1);
+    }
+    open.store.flush().unwrap();
+}
+
+fn found(open: &Open) -> usize {
+    let outcome = get(&open.store, &unchained(PAGE), &sequence(1, PAGES));
+    outcome.ok.iter().filter(|ok| **ok).count()
+}
+
+/// Number of pages that the index has.
+fn stored(open: &Open) -> usize {
+    let exists = open.store.exists(&unchained(PAGE), &refs(&sequence(1, PAGES))).unwrap();
+    exists.iter().filter(|exists| **exists).count()
+}
+
+fn wait_until(what: &str, is_true: impl Fn() -> bool) {
+    let patience = Instant::now() + LONG;
+    while !is_true() {
+        assert!(Instant::now() < patience, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn drain(open: &Open, dir: &Path, timeout: Duration) -> Result<()> {
+    open.core.change_capacity(&CapacityChange::DrainVolume(dir.display().to_string()), timeout)
+}
+
+/// Closes the store on a separate thread, because a close that hangs would hang the test.
+fn close(open: &Open) -> Result<()> {
+    let (core, (ended, end)) = (Arc::clone(&open.core), mpsc::channel());
+    open.store.close();
+    std::thread::spawn(move || ended.send(core.close_within(LONG / 2)));
+    end.recv_timeout(LONG).expect("the close waits for a disk that does not answer")
+}
+
+#[test]
+fn stalled_scrub_delays_no_drain_and_no_close() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fill(&three_volumes(dir.path(), 0).1);
+    let (schedule, open) = three_volumes(dir.path(), 1 << 30);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
+    wait_until("the scrub reads the stalled disk", || schedule.injected() > 0);
+    drain(&open, &dir.path().join("disk2"), LONG).unwrap();
+    wait_until("scrubbing continues on the other disk", || {
+        let scrubbed = open.store.stats().unwrap().catalog.counters["scrubbed_runs"];
+        scrubbed > PAGES as u64
+    });
+    close(&open).unwrap();
+    assert!(!open.core.is_writing());
+    schedule.heal();
+}
+
+#[test]
+fn stalled_relocation_delays_no_drain_of_another_volume() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = three_volumes(dir.path(), 0);
+    fill(&open);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
+    let refused = drain(&open, &dir.path().join("disk0"), Duration::from_secs(3)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Retry);
+    assert!(refused.to_string().contains("disk0"), "{refused}");
+    drain(&open, &dir.path().join("disk2"), LONG).unwrap();
+    let paths = open.store.stats().unwrap().catalog.paths;
+    assert!(paths.iter().all(|path| !path.dir.ends_with("disk2")), "{paths:?}");
+    schedule.heal();
+    wait_until("the first drain continues", || {
+        open.store.stats().unwrap().catalog.paths.len() == 1
+    });
+    assert_eq!(found(&open), PAGES, "no page is lost");
+    close(&open).unwrap();
+}
+
+#[test]
+fn relocation_avoids_a_stalled_volume_and_close_waits_for_its_write() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = three_volumes(dir.path(), 0);
+    fill(&open);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("disk0/seg-"));
+    drain(&open, &dir.path().join("disk2"), LONG).unwrap();
+    assert!(schedule.injected() > 0, "a copy was written to the stalled disk");
+    assert_eq!(stored(&open), PAGES);
+    open.store.close();
+    let refused = open.core.close_within(SHORT).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Retry);
+    assert!(open.core.is_writing(), "the copy may still be written");
+    schedule.heal();
+    close(&open).unwrap();
+    assert!(!open.core.is_writing());
+    drop(open);
+    let (_, open) = three_volumes(dir.path(), 0);
+    assert_eq!(found(&open), PAGES);
+    close(&open).unwrap();
+}
+
+#[test]
+fn close_ends_although_a_sync_does_not() {
+    for sync_interval in [Duration::from_millis(1), Duration::from_secs(3600)] {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let schedule = Schedule::new();
+        let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+        let options = Options {
+            paths: dirs(dir.path()),
+            io: IoChoice::Pool,
+            sync_interval,
+            ..options(&dir.path().join("home"), 96)
+        };
+        let open = open_on(medium, &options).unwrap();
+        fill(&open);
+        schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("disk0/seg-"));
+        for key in sequence(2, 9).chunks(1) {
+            assert_eq!(put(&open.store, &unchained(PAGE), key, None).pages, 1);
+        }
+        if sync_interval < SHORT {
+            wait_until("a background thread syncs", || schedule.injected() > 0);
+        }
+        open.store.close();
+        assert_eq!(open.core.close_within(SHORT).unwrap_err().kind(), ErrorKind::Retry);
+        assert!(open.core.is_writing(), "the sync continues");
+        schedule.heal();
+        close(&open).unwrap();
+        assert!(!open.core.is_writing());
+    }
+}
+
+#[test]
+fn returning_volume_is_reattached_beside_a_stalled_one() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (_, open) = three_volumes(dir.path(), 0);
+    fill(&open);
+    close(&open).unwrap();
+    drop(open);
+    let (home, away) = (dir.path().join("disk2"), dir.path().join("away"));
+    std::fs::rename(&home, &away).unwrap();
+    let (schedule, open) = three_volumes(dir.path(), 0);
+    assert!(found(&open) < PAGES);
+    schedule.add(Rule::always(MediumFault::Stall).at("disk0/"));
+    std::fs::rename(&away, &home).unwrap();
+    wait_until("the volume is reattached", || stored(&open) == PAGES);
+    schedule.heal();
+    assert_eq!(found(&open), PAGES);
+    close(&open).unwrap();
+}
