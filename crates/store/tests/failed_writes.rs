@@ -83,6 +83,44 @@ fn full_store_avoids_a_volume_that_fails_writes() {
     open.close();
 }
 
+/// Puts replace the contents of the volume that takes writes several times. The pages on the other
+/// volume, whose eviction would make no room, stay.
+#[test]
+fn eviction_spares_a_volume_that_puts_avoid() {
+    let (schedule, open) = faulty();
+    put_pages(&open.store, 1, 1500);
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    put_pages(&open.store, 2, 40);
+    let before = used(&open)[1];
+    assert!(before > 20 * MIB, "{before}");
+    let outcomes = put_pages(&open.store, 3, 1500);
+    assert_eq!(stored(&outcomes), 1500);
+    open.store.flush().unwrap();
+    assert_eq!(used(&open)[1], before);
+    open.close();
+}
+
+/// Every chain is on both volumes, so no page can be evicted without the pages after it on the
+/// volume that puts avoid.
+#[test]
+fn eviction_wastes_few_pages_behind_the_pages_that_it_needs() {
+    let (schedule, open) = faulty();
+    for name in 0..130 {
+        for pages in 1..=8 {
+            put(&open.store, &chained(PAGE), &sequence(name, 8)[..pages], None);
+        }
+    }
+    schedule.add(Rule::always(MediumFault::Io).on(Op::Write).at("/b/seg-"));
+    put_pages(&open.store, 1, 40);
+    let before = used(&open)[1];
+    assert!(before > 20 * MIB, "{before}");
+    let outcomes = put_pages(&open.store, 2, 60);
+    assert_eq!(stored(&outcomes), 60);
+    let wasted = before - used(&open)[1];
+    assert!(wasted <= 8 * 60 * PAGE, "{} pages were evicted in vain", wasted / PAGE);
+    open.close();
+}
+
 #[test]
 fn clients_and_the_owner_learn_of_failed_writes_together() {
     let (schedule, open) = faulty();

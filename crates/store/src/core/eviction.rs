@@ -7,18 +7,36 @@ use crate::eviction::Victim;
 use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
+/// Maximum units that an eviction frees on avoided volumes, relative to the units that it needs.
+/// Half of a chain of runs is on each of two volumes, so a factor of 1 would be too low.
+const WASTE_FACTOR: u64 = 4;
+
 impl StoreCore {
     /// Evicts pages, leaves first, until about `units` units that puts can get are freed. Lets
-    /// waiting threads take the lock between steps. Returns whether any page was evicted.
-    pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> bool {
+    /// waiting threads take the lock between steps. Returns the number of units freed that puts can
+    /// get; `None` if no page was evicted.
+    ///
+    /// Spares the runs on avoided volumes, which are the oldest after a while, because puts get no
+    /// space there. If no other page can be evicted, because the runs on these volumes follow all
+    /// others, evicts at most [`WASTE_FACTOR`] times `units` there.
+    pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
         let (mut left, mut any) = (units, false);
+        let mut wasted_max = units.saturating_mul(WASTE_FACTOR);
+        let mut spares = true;
         while left > 0 {
             if any {
                 MutexGuard::bump(state);
             }
+            let avoided: Vec<u8> = state.space.allocator().avoided().collect();
+            spares &= !avoided.is_empty();
             let leaving = state.space.unusable_limbo_units();
-            let victims = self.victims(state, None, left);
+            let wasted = state.space.avoided_limbo_units();
+            let victims = self.victims(state, None, left, if spares { &avoided } else { &[] });
             if !self.remove_victims(state, None, &victims) {
+                if spares {
+                    spares = false;
+                    continue;
+                }
                 break;
             }
             any = true;
@@ -26,21 +44,34 @@ impl StoreCore {
             let gone: u64 = victims.iter().map(|victim| victim.units).sum();
             let unusable = state.space.unusable_limbo_units() - leaving;
             left = left.saturating_sub(gone.saturating_sub(unusable));
+            let wasted = state.space.avoided_limbo_units().saturating_sub(wasted);
+            wasted_max = wasted_max.saturating_sub(wasted);
+            if wasted_max == 0 {
+                break;
+            }
         }
-        any
+        any.then_some(units - left)
     }
 
     /// Evicts about `units`, at most [`STEP_UNITS`], from a scope with a quota, leaves first.
     /// Returns whether any page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
-        let victims = self.victims(state, Some(slot), units);
+        let victims = self.victims(state, Some(slot), units, &[]);
         self.remove_victims(state, Some(slot), &victims)
     }
 
-    fn victims(&self, state: &mut State, slot: Option<ScopeSlot>, units: u64) -> Vec<Victim> {
+    /// Chooses victims that hold about `units`, at most [`STEP_UNITS`], and no run that is only on
+    /// the `spared` volumes.
+    fn victims(
+        &self,
+        state: &mut State,
+        slot: Option<ScopeSlot>,
+        units: u64,
+        spared: &[u8],
+    ) -> Vec<Victim> {
         let State { residents, leases, .. } = state;
         let units = units.min(STEP_UNITS);
-        residents.victims(slot, units, leases, &self.hidden, self.index.as_ref())
+        residents.victims(slot, units, leases, &self.hidden, self.index.as_ref(), spared)
     }
 
     /// Removes the victims chosen by the store's eviction policy, or by the policy of the scope in

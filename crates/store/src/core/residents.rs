@@ -83,7 +83,8 @@ impl Residents {
     }
 
     /// Chooses victims that hold about `units` units, among the runs of the store, or of the scope
-    /// in `slot` if it is given. Returns none for a scope without a quota, which has no policy.
+    /// in `slot` if it is given, without the runs that are only on the `spared` volumes. Returns
+    /// none for a scope without a quota, which has no policy.
     pub(super) fn victims(
         &mut self,
         slot: Option<ScopeSlot>,
@@ -91,13 +92,14 @@ impl Residents {
         leases: &LeaseTable,
         hidden: &Hidden,
         index: &dyn PrefixIndex,
+        spared: &[u8],
     ) -> Vec<Victim> {
         let Self { eviction, usage, retention, .. } = self;
         let eviction = match slot {
             None => Some(eviction),
             Some(slot) => usage.eviction(slot),
         };
-        let held = ProtectedRuns { leases, retention, hidden, index };
+        let held = ProtectedRuns { leases, retention, hidden, index, spared };
         eviction.map_or_else(Vec::new, |eviction| eviction.victims(units, &held))
     }
 
@@ -146,11 +148,25 @@ struct ProtectedRuns<'a> {
     /// Runs in absent space: evicting them would free no usable space.
     hidden: &'a Hidden,
     index: &'a dyn PrefixIndex,
+    /// Volumes on which an eviction would free no space for puts.
+    spared: &'a [u8],
+}
+
+impl ProtectedRuns<'_> {
+    fn is_spared(&self, run: RunId) -> bool {
+        let is_on_spared = |place: &Place| {
+            place.extents.iter().all(|extent| self.spared.contains(&extent.segment.volume()))
+        };
+        !self.spared.is_empty() && self.index.place(run).as_ref().is_some_and(is_on_spared)
+    }
 }
 
 impl EvictionContext for ProtectedRuns<'_> {
     fn is_protected(&self, run: RunId) -> bool {
-        self.leases.is_leased(run) || self.retention.is_retained(run) || self.hidden.is_absent(run)
+        self.leases.is_leased(run)
+            || self.retention.is_retained(run)
+            || self.hidden.is_absent(run)
+            || self.is_spared(run)
     }
     fn page_key(&self, run: RunId, page: u32) -> u64 {
         self.index.page(run, page).map_or(0, |page| page.low())

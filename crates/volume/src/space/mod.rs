@@ -339,6 +339,12 @@ impl Space {
         }
     }
 
+    /// The avoided volumes.
+    pub fn avoided(&self) -> impl Iterator<Item = u8> + '_ {
+        let avoided = (0..=u8::MAX).zip(&self.volumes).filter(|(_, volume)| volume.avoided);
+        avoided.map(|(at, _)| at)
+    }
+
     /// The segments of avoided volumes.
     pub fn avoided_segments(&self) -> impl Iterator<Item = SegmentId> + '_ {
         let avoided = (0..=u8::MAX).zip(&self.volumes).filter(|(_, volume)| volume.avoided);

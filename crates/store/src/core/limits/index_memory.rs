@@ -70,7 +70,7 @@ impl StoreCore {
         let allocator = state.space.allocator();
         let held = allocator.total_units() - allocator.free_units();
         let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
-        while weight() > enough && self.evict(&mut state, step) {
+        while weight() > enough && self.evict(&mut state, step).is_some() {
             MutexGuard::bump(&mut state);
         }
     }

@@ -160,9 +160,19 @@ impl StoreSpace {
         sealed.into_iter().chain(avoided).map(|segment| self.limbo.units_in(segment)).sum()
     }
 
+    /// Units in limbo that puts can get after a sync round.
+    fn usable_limbo_units(&self) -> u64 {
+        self.limbo.units() - self.unusable_limbo_units()
+    }
+
+    /// Units in limbo on avoided volumes.
+    pub(crate) fn avoided_limbo_units(&self) -> u64 {
+        self.allocator.avoided_segments().map(|segment| self.limbo.units_in(segment)).sum()
+    }
+
     /// Units that puts can get, now or after a sync round.
     fn reclaimable(&self) -> u64 {
-        self.allocator.allocatable_units() + self.limbo.units() - self.unusable_limbo_units()
+        self.allocator.allocatable_units() + self.usable_limbo_units()
     }
 
     /// Units in quarantine.

@@ -150,8 +150,9 @@ impl StoreCore {
         }
         // The reclaimable space is fragmented, not durably free, or too little because runs are
         // protected. Each further round evicts another run's worth of units.
-        let more = (round > 0 || state.space.limbo_units() == 0) && self.evict(&mut state, run);
-        if more || state.space.limbo_units() > 0 {
+        let more = (round > 0 || state.space.usable_limbo_units() == 0)
+            && self.evict(&mut state, run).is_some_and(|freed| freed > 0);
+        if more || state.space.usable_limbo_units() > 0 {
             Err(Obstacle::Sync)
         } else {
             Err(Obstacle::Full)
