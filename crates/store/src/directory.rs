@@ -20,6 +20,7 @@ use ritornello_format::{
 use ritornello_medium::{Access, Medium, MediumFile};
 use ritornello_volume::segments::Segments;
 use std::collections::BTreeSet;
+use std::error::Error as _;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::{io, iter};
@@ -83,7 +84,7 @@ impl Directory {
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if one
-    /// copy is damaged, and the other is damaged or missing; file-system errors, with advice.
+    /// copy is damaged or unreadable, and the other is damaged, unreadable or missing; file-system errors, with advice.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
         let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
             let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;
@@ -111,17 +112,15 @@ impl Directory {
                     tracing::warn!(dir = %self.display(), %why, "MANIFEST is damaged: its copy is used");
                     return Ok(Some(copy));
                 }
-                (Err(error), _) if error.kind() == ErrorKind::Fatal => {
-                    return Err(Error::fatal(
-                        "MANIFEST and MANIFEST.copy are both damaged, and no other file has the \
-                         layout of the store: restore one of them from a backup of the directory, \
-                         or move the directory elsewhere and start with an empty directory",
-                    )
-                    .with("dir", self.display())
-                    .because(error));
-                }
-                (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
                 (Ok(_), Ok(None)) => {}
+                // The copy may be intact, if it is of another format, or could not be read for lack
+                // of file handles.
+                (_, Err(error)) if error.kind() != ErrorKind::Fatal && !is_unreadable(&error) => {
+                    return Err(error.with("dir", self.display()));
+                }
+                (Err(error), _) | (Ok(_), Err(error)) => {
+                    return Err(self.both_damaged().because(error));
+                }
             },
         }
         let names = self.medium.list(&self.path).map_err(|e| self.refused(e))?;
@@ -138,6 +137,17 @@ impl Directory {
             .with("dir", self.display())
             .with("found", name)),
         }
+    }
+
+    /// Error for a store whose manifest is lost, and its copy too.
+    fn both_damaged(&self) -> Error {
+        Error::fatal(
+            "MANIFEST and MANIFEST.copy are damaged or missing: restore one of them from a backup; \
+             or move the directory elsewhere and, if the store has further directories, type \
+             `ritornello paths restore` with the directory's path and theirs, which finds the pages \
+             in them; or start with an empty directory",
+        )
+        .with("dir", self.display())
     }
 
     /// Whether the directory holds a store, perhaps of another format or damaged.
@@ -190,7 +200,13 @@ impl Directory {
     ) -> Result<Manifest> {
         self.check_listed(options)?;
         self.medium.create_dir(&self.path).map_err(|e| self.refused(e))?;
-        let stored = match self.manifest()? {
+        let found = self.manifest().map_err(|error| match self.restoring_command(options) {
+            Some(command) if error.kind() == ErrorKind::Fatal => {
+                error.with("restore", format!("`{command}`"))
+            }
+            _ => error,
+        });
+        let stored = match found? {
             Some(stored) if stored.owner_epoch > 0 => stored,
             Some(begun) if begun.is_being_restored() => {
                 return Err(Error::invalid(
@@ -580,6 +596,12 @@ impl Directory {
     fn display(&self) -> std::path::Display<'_> {
         self.path.display()
     }
+}
+
+/// Whether `error` means that the disk cannot return a file's contents.
+fn is_unreadable(error: &Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.and_then(io::Error::raw_os_error).is_some_and(is_damage)
 }
 
 /// Whether an error number means that the disk cannot return a file's contents.

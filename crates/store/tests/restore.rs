@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::{ErrorKind, Scope, checksum};
-use ritornello_medium::{Access, Faulty, Medium, MediumFault, Rule, Schedule, SimDisk};
+use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_store::{
     CapacityChange, Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES,
 };
@@ -178,6 +178,37 @@ fn lost_first_directory_costs_only_its_pages() {
         let found = &restored.verification;
         assert_eq!(found.pages_salvaged - found.pages_behind_lost, singles + chained as u64);
         assert_eq!((restored.scopes, restored.absent.len()), (2, 0));
+        expected.check_use(&disk);
+    }
+}
+
+/// The manifest and its copy are damaged. The error of the opening says what to type.
+#[test]
+fn store_whose_manifests_are_damaged_is_restored_as_the_error_says() {
+    let (manifest, copy) = ("/store/MANIFEST", "/store/MANIFEST.copy");
+    for (missing, unreadable) in [(None, None), (Some(manifest), None), (None, Some(manifest))] {
+        let disk = SimDisk::new(96 * MIB);
+        let open = open_sim(&disk);
+        fill(&open);
+        let expected = Expected::of(&open);
+        open.close();
+        write(&disk, manifest, b"RTRNMANI damaged");
+        write(&disk, copy, b"RTRNMANI damaged");
+        if let Some(path) = missing {
+            disk.remove(Path::new(path)).unwrap();
+        }
+        let schedule = Schedule::new();
+        if let Some(path) = unreadable {
+            schedule.add(Rule::nth(1, MediumFault::Io).on(Op::Read).at(path).onward());
+        }
+        let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule));
+        let error = open_on(medium, &listed()).map(Open::close).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fatal, "{missing:?} {unreadable:?}: {error}");
+        for part in ["move the directory elsewhere", "`ritornello paths restore /store /a /b`"] {
+            assert!(error.to_string().contains(part), "{missing:?} {unreadable:?}: {error}");
+        }
+        lose_first(&disk);
+        restore(&disk);
         expected.check_use(&disk);
     }
 }
