@@ -9,6 +9,7 @@ const MAGIC: &[u8; 8] = b"RTRNMANI";
 /// Flags of a volume.
 const DRAINING: u8 = 1;
 const MARKED: u8 = 2;
+const UNSEARCHED: u8 = 4;
 
 /// A directory of segments.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -24,6 +25,9 @@ pub struct VolumeRecord {
     /// The directory carries this volume's [`VolumeMarker`](crate::VolumeMarker). If `marked` is
     /// set and the marker is missing, the volume's file system is probably not mounted.
     pub marked: bool,
+    /// A restore of the store left the volume out: its segments may hold runs that the index lacks,
+    /// so none of them is reused or removed before they are searched.
+    pub unsearched: bool,
 }
 
 impl VolumeRecord {
@@ -47,7 +51,10 @@ impl VolumeRecord {
 
     fn encode(&self) -> Writer {
         let mut entry = Writer::new();
-        let flags = if self.draining { DRAINING } else { 0 } | if self.marked { MARKED } else { 0 };
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        let flags = flag(self.draining, DRAINING)
+            | flag(self.marked, MARKED)
+            | flag(self.unsearched, UNSEARCHED);
         entry.blob(self.dir.as_bytes()).u32(self.first_segment).u8(flags);
         entry
     }
@@ -55,8 +62,14 @@ impl VolumeRecord {
     fn decode(entry: &[u8]) -> Result<Self> {
         let mut reader = Reader::new(entry);
         let (dir, first_segment, flags) = (reader.text()?, reader.u32()?, reader.u8()?);
-        let (draining, marked) = (flags & DRAINING != 0, flags & MARKED != 0);
-        Ok(Self { dir, draining, first_segment, marked })
+        let is_set = |flag| flags & flag != 0;
+        Ok(Self {
+            dir,
+            draining: is_set(DRAINING),
+            first_segment,
+            marked: is_set(MARKED),
+            unsearched: is_set(UNSEARCHED),
+        })
     }
 }
 
@@ -180,7 +193,13 @@ mod tests {
             index: "run".into(),
             volumes: vec![
                 VolumeRecord::new("a"),
-                VolumeRecord { dir: "b".into(), draining: true, first_segment: 7, marked: true },
+                VolumeRecord {
+                    dir: "b".into(),
+                    draining: true,
+                    first_segment: 7,
+                    marked: true,
+                    unsearched: true,
+                },
                 VolumeRecord::default(),
             ],
             owner: "host boot".into(),

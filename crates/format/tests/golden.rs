@@ -88,7 +88,12 @@ fn manifest() -> Manifest {
         index: "run".into(),
         volumes: vec![
             VolumeRecord { marked: true, ..VolumeRecord::new("segments") },
-            VolumeRecord { dir: "/b".into(), draining: true, first_segment: 7, marked: true },
+            VolumeRecord {
+                draining: true,
+                first_segment: 7,
+                marked: true,
+                ..VolumeRecord::new("/b")
+            },
             VolumeRecord { first_segment: 9, ..VolumeRecord::default() },
         ],
         owner: "host boot".into(),

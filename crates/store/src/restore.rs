@@ -205,8 +205,9 @@ fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
 }
 
 /// The manifest with which the restore of a store in `dir` begins: volumes in the lost directory or
-/// in `dir` are retired, and `survivors` get the paths at which they are now. A volume in `dir` is
-/// added if a retired volume took runs, or if no other volume takes runs.
+/// in `dir` are retired, `survivors` get the paths at which they are now, and the other volumes are
+/// to be searched when they return. A volume in `dir` is added if a retired volume took runs, or if
+/// no other volume takes runs.
 fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manifest> {
     let mut volumes = newest.volumes.clone();
     let mut took_runs = false;
@@ -216,6 +217,9 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
             *volume = VolumeRecord::default();
         }
     }
+    for volume in volumes.iter_mut().filter(|volume| !volume.is_retired()) {
+        volume.unsearched = true;
+    }
     for survivor in survivors {
         let at = usize::from(survivor.volume);
         if volumes.len() <= at {
@@ -223,6 +227,7 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
         }
         survivor.name.clone_into(&mut volumes[at].dir);
         volumes[at].marked = true;
+        volumes[at].unsearched = false;
     }
     if took_runs || !volumes.iter().any(VolumeRecord::is_active) {
         if volumes.len() >= VOLUMES_MAX {

@@ -60,8 +60,23 @@ impl Directory {
         numbers.map(|number| self.volume_state(manifest, number)).collect()
     }
 
-    /// The state of volume `number` of `manifest`.
+    /// The state of volume `number` of `manifest`. A volume that a restore left out is absent until
+    /// its segments are searched.
     pub(crate) fn volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
+        let at = self.volume_now(manifest, number);
+        let unsearched = manifest.volumes.get(usize::from(number)).is_some_and(|v| v.unsearched);
+        if unsearched && at.absence().is_none() {
+            return VolumeState::Absent(
+                "a restore of the store left it out: `ritornello fsck --salvage`, with the store's \
+                 directory, finds its pages and uses it again"
+                    .to_owned(),
+            );
+        }
+        at
+    }
+
+    /// Like [`Directory::volume_state`], also for a volume whose segments are to be searched.
+    pub(crate) fn volume_now(&self, manifest: &Manifest, number: u8) -> VolumeState {
         let volume = manifest.volumes.get(usize::from(number));
         let Some(volume) = volume.filter(|volume| !volume.is_retired()) else {
             return VolumeState::Retired;
@@ -104,19 +119,15 @@ impl Directory {
     /// The directories of the volumes that are present.
     #[must_use]
     pub fn present_volumes(&self, manifest: &Manifest) -> Vec<PathBuf> {
-        let dirs = self.volume_states(manifest).into_iter().map(|at| at.dir());
+        let numbers = (0..=u8::MAX).zip(&manifest.volumes).map(|(number, _)| number);
+        let dirs = numbers.map(|number| self.volume_now(manifest, number).dir());
         dirs.filter(|dir| !dir.as_os_str().is_empty()).collect()
     }
 
     /// Whether the directory of volume `number` holds the volume.
     pub(crate) fn is_volume_present(&self, manifest: &Manifest, number: u8) -> bool {
-        let Some(volume) = manifest.volumes.get(usize::from(number)) else { return false };
-        if volume.is_retired() {
-            return false;
-        }
-        let marker = VolumeMarker { store: manifest.uuid, volume: number };
-        let dir = self.path().join(&volume.dir);
-        self.find_volume(dir, marker, needs_marker(volume)).absence().is_none()
+        let at = self.volume_now(manifest, number);
+        at != VolumeState::Retired && at.absence().is_none()
     }
 
     /// Returns the state of the `expected` volume, given the contents of `dir`. If `dir` has no

@@ -430,6 +430,52 @@ fn restore_without_a_directory_leaves_it_absent() {
     open.close();
 }
 
+/// A directory that a restore left out returns after puts have filled the store: its segments are
+/// neither removed nor reused before `fsck --salvage` has searched them.
+#[test]
+fn left_out_directory_keeps_its_pages_until_it_is_searched() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    fill(&open);
+    let places = places(&open, &unchained(PAGE), &singles());
+    let left_out: Vec<usize> = (0..SINGLES).filter(|at| places[*at].0 == 2).collect();
+    assert!(left_out.len() > 5, "{left_out:?}");
+    open.close();
+    lose_first(&disk);
+    disk.unmount(Path::new("/b")).unwrap();
+    restore_on(Arc::new(disk.clone()), &["/a"]).unwrap();
+    let open = open_sim(&disk);
+    let put_more = |open: &Open, names: std::ops::Range<u64>| {
+        for name in names {
+            put(&open.store, &chained(PAGE), &sequence(name, 8), None);
+            open.core.run_once();
+        }
+    };
+    put_more(&open, 100..200);
+    assert!(open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0);
+    disk.mount(Path::new("/b")).unwrap();
+    put_more(&open, 200..300);
+    let absent = |open: &Open| open.store.stats().unwrap().catalog.absent_space.reasons;
+    assert!(absent(&open)[0].contains("`ritornello fsck --salvage`"), "{:?}", absent(&open));
+    open.close();
+    let open = open_sim(&disk);
+    put_more(&open, 300..400);
+    assert_eq!(absent(&open).len(), 1, "{:?}", absent(&open));
+    open.core.verify(true, &mut |_, _| {}).unwrap();
+    assert_eq!(absent(&open), [""; 0]);
+    let found = get(&open.store, &unchained(PAGE), &singles()).ok;
+    for at in left_out {
+        assert!(found[at], "page {at} is lost");
+    }
+    put_more(&open, 400..500);
+    assert_eq!(get(&open.store, &chained(PAGE), &sequence(499, 8)).pages, 8);
+    open.close();
+    let open = open_sim(&disk);
+    assert_eq!(absent(&open), [""; 0]);
+    assert!(open.core.verify(false, &mut |_, _| {}).unwrap().findings.is_empty());
+    open.close();
+}
+
 #[test]
 fn unsuitable_directories_are_refused() {
     let make = || {

@@ -30,10 +30,19 @@ impl StoreCore {
     /// continues. Volumes and segments that cannot be reattached stay absent, with the reason, and
     /// cause no error.
     pub(crate) fn reattach_absent(&self) -> Result<()> {
+        self.reattach(false)
+    }
+
+    /// Reattaches absent space, with `searching` also the volumes that a restore left out: until
+    /// [`StoreCore::end_search`] no put gets space on them, and none of their segments is removed.
+    ///
+    /// # Errors
+    /// Errors of [`StoreCore::reattach_absent`].
+    pub(crate) fn reattach(&self, searching: bool) -> Result<()> {
         if !self.is_degraded() {
             return Ok(());
         }
-        let mut volumes = self.attach_volumes();
+        let mut volumes = self.attach_volumes(searching);
         let until = Instant::now() + SHAPE_TIMEOUT;
         let Some(change) = self.shape.change_by(until) else {
             return Ok(());
@@ -51,7 +60,12 @@ impl StoreCore {
             }
         }
         for (number, segments) in &volumes {
-            self.state.lock().absence.list(*number, segments);
+            let manifest = self.shape.manifest();
+            let mut state = self.state.lock();
+            if manifest.volumes.get(usize::from(*number)).is_some_and(|v| v.unsearched) {
+                state.space.hold_unsearched(*number, true);
+            }
+            state.absence.list(*number, segments);
         }
         let (mut restored, mut vanished) = (Vec::new(), 0);
         let absent: Vec<SegmentId> = self.state.lock().absence.segments().collect();
@@ -98,15 +112,52 @@ impl StoreCore {
         self.make_durable_in_background()
     }
 
+    /// Ends the search of volumes that a restore left out, except those in `failed`: puts use them,
+    /// and segments beyond their shares are emptied.
+    ///
+    /// # Errors
+    /// `Retry` if another change of the directories does not end; file-system errors of the
+    /// manifest.
+    pub(crate) fn end_search(&self, failed: &BTreeSet<u8>) -> Result<()> {
+        let held = self.state.lock().space.unsearched().clone();
+        let searched: Vec<u8> = held.difference(failed).copied().collect();
+        if searched.is_empty() {
+            return Ok(());
+        }
+        let until = Instant::now() + SHAPE_TIMEOUT;
+        let busy = || Error::retry("the store's directories are being changed: search again");
+        let change = self.shape.change_by(until).ok_or_else(busy)?;
+        let growing = self.shape.pause_growth(until).ok_or_else(busy)?;
+        let mut manifest = Manifest::clone(&self.shape.manifest());
+        for number in &searched {
+            if let Some(volume) = manifest.volumes.get_mut(usize::from(*number)) {
+                volume.unsearched = false;
+            }
+        }
+        change.write(&manifest)?;
+        {
+            let mut state = self.state.lock();
+            let State { space, absence, .. } = &mut *state;
+            searched.iter().for_each(|number| space.hold_unsearched(*number, false));
+            space.share_out(absence, &manifest, &self.shape.budget());
+        }
+        change.publish(manifest);
+        drop(growing);
+        self.maintenance.space.wake();
+        Ok(())
+    }
+
     /// Attaches absent volumes that have returned. Returns them with their segments.
-    fn attach_volumes(&self) -> Vec<(u8, Vec<SegmentId>)> {
+    fn attach_volumes(&self, searching: bool) -> Vec<(u8, Vec<SegmentId>)> {
         let absent = self.state.lock().absence.volumes();
         let mut here = Vec::new();
         for number in absent {
             // Look at this volume only, on a separate thread: the disk of another volume may not
             // answer.
             let (manifest, directory) = (self.shape.manifest(), self.shape.directory().clone());
-            let attach = move |segments: &Segments| attach(segments, &directory, &manifest, number);
+            let attach = move |segments: &Segments| {
+                attach(segments, &directory, &manifest, number, searching)
+            };
             match self.on_volume(number, attach) {
                 Ok(segments) => here.push((number, segments)),
                 Err(error) => {
@@ -244,8 +295,13 @@ fn attach(
     directory: &Directory,
     manifest: &Manifest,
     number: u8,
+    searching: bool,
 ) -> Result<Vec<SegmentId>> {
-    let found = directory.volume_state(manifest, number);
+    let found = if searching {
+        directory.volume_now(manifest, number)
+    } else {
+        directory.volume_state(manifest, number)
+    };
     if let Some(why) = found.absence() {
         return Err(Error::retry(why));
     }

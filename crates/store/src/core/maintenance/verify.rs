@@ -6,7 +6,7 @@ use ritornello_format::{ErrorKind, PageHash, Place, Result, UNIT};
 use ritornello_index::{RunId, RunView};
 use ritornello_volume::transfer::{Control, MissReason, PageOutcome, is_unreadable_on_disk};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -70,9 +70,9 @@ pub struct Verification {
 
 impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
-    /// that the disk cannot read. With `salvage`, then searches all segments for runs that the
-    /// index does not know, and inserts their leading pages that verify and are not stored:
-    /// [`super::salvage`].
+    /// that the disk cannot read. With `salvage`, then searches all segments, also those of volumes
+    /// that a restore left out, for runs that the index does not know, and inserts their pages that
+    /// verify and are not stored: [`super::salvage`].
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned, or if no sync could begin; `Fatal` if the result
@@ -84,6 +84,9 @@ impl StoreCore {
     ) -> Result<Verification> {
         self.lifecycle.check_writable()?;
         let started = Instant::now();
+        if salvage {
+            self.reattach(true)?;
+        }
         // Salvage looks for runs in free space, so no space may be withheld.
         self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
@@ -102,13 +105,14 @@ impl StoreCore {
             }
             progress(report.bytes, total);
         }
-        let mut lost = Vec::new();
+        let (mut lost, mut failed) = (Vec::new(), BTreeSet::new());
         for (at, segment) in segments.iter().enumerate() {
             let mut found = |run| lost.push(run);
             if let Err(error) =
                 self.segments.scan_headers(*segment, &Control::default(), &mut found)
             {
                 tracing::warn!(%error, segment = segment.number(), "a segment cannot be searched");
+                failed.insert(segment.volume());
             }
             progress(used + (at as u64 + 1) * self.shape.budget().segment_bytes, total);
         }
@@ -116,6 +120,9 @@ impl StoreCore {
             self.salvage(lost, &mut report)?;
         }
         self.make_durable()?;
+        if salvage {
+            self.end_search(&failed)?;
+        }
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
     }

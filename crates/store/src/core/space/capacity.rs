@@ -232,9 +232,10 @@ impl StoreCore {
 }
 
 impl StoreSpace {
-    /// Divides the budget between the volumes. An absent volume keeps its segments and does not
-    /// grow.
+    /// Divides the budget between the volumes. An absent volume, and a volume whose segments are to
+    /// be searched, keeps its segments and does not grow.
     pub(crate) fn share_out(&mut self, absence: &Absence, manifest: &Manifest, budget: &Budget) {
+        let unsearched = &self.unsearched;
         let space = &mut self.allocator;
         let by_volume = space.segments_by_volume();
         let mut absent_total = 0;
@@ -243,13 +244,20 @@ impl StoreSpace {
             let present = by_volume.get(usize::from(at)).copied().unwrap_or(0);
             let absent = absence.segments_of(at);
             absent_total += absent;
-            existing.push(volume.is_active().then_some(present + absent));
+            let shares = volume.is_active() && !unsearched.contains(&at);
+            existing.push(shares.then_some(present + absent));
             if absence.why(at).is_some() {
                 space.stop_growth(at);
             }
         }
         let segments_max = budget.segments_max.saturating_sub(absent_total);
-        space.set_shares(&budget.shares(&existing), segments_max);
+        let mut shares = budget.shares(&existing);
+        for &volume in unsearched {
+            if let Some(share) = shares.get_mut(usize::from(volume)) {
+                *share = by_volume.get(usize::from(volume)).copied().unwrap_or(0);
+            }
+        }
+        space.set_shares(&shares, segments_max);
         for segment in absence.segments() {
             // Do not reuse the number of an absent segment, whose file exists.
             space.start_numbers_at(segment.volume(), segment.number() + 1);

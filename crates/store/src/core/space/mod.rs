@@ -41,6 +41,8 @@ pub(crate) struct StoreSpace {
     failures: WriteFailures,
     /// The volumes that puts avoid because they have stalled.
     stalled: BTreeSet<u8>,
+    /// The volumes that puts avoid because their segments may hold runs that the index lacks.
+    unsearched: BTreeSet<u8>,
 }
 
 /// Space in limbo and withheld space that waited for one sync round.
@@ -60,6 +62,7 @@ impl StoreSpace {
             growth: GrowthPauses::default(),
             failures: WriteFailures::default(),
             stalled: BTreeSet::new(),
+            unsearched: BTreeSet::new(),
         }
     }
 
@@ -130,6 +133,21 @@ impl StoreSpace {
     /// Adds a segment that was absent; all of it is free. Returns whether it was added.
     pub(crate) fn restore_segment(&mut self, id: SegmentId) -> bool {
         self.allocator.restore_segment(id).is_ok()
+    }
+
+    /// Keeps the segments of a volume from being reused or sealed, or permits it again.
+    pub(crate) fn hold_unsearched(&mut self, volume: u8, held: bool) {
+        if held {
+            self.unsearched.insert(volume);
+        } else {
+            self.unsearched.remove(&volume);
+        }
+        self.update_avoided(volume);
+    }
+
+    /// The volumes whose segments are to be searched.
+    pub(crate) fn unsearched(&self) -> &BTreeSet<u8> {
+        &self.unsearched
     }
 
     /// Permits the growth of a volume that was absent and has returned.

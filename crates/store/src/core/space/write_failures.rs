@@ -94,9 +94,14 @@ impl StoreSpace {
 
     /// Makes puts avoid a volume if there is a reason.
     pub(super) fn update_avoided(&mut self, volume: u8) {
-        let avoided = self.stalled.contains(&volume)
-            || self.avoided_volumes().any(|failing| failing == volume);
+        let avoided =
+            self.is_held_off(volume) || self.avoided_volumes().any(|failing| failing == volume);
         self.allocator.avoid(volume, avoided);
+    }
+
+    /// Whether puts avoid a volume although no write to it has failed.
+    fn is_held_off(&self, volume: u8) -> bool {
+        self.stalled.contains(&volume) || self.unsearched.contains(&volume)
     }
 
     /// Lets puts use avoided volumes whose test is due, and all avoided volumes if no other volume
@@ -107,9 +112,10 @@ impl StoreSpace {
             return;
         }
         let none_usable = self.allocator.usable_volumes() == 0;
+        let held_off: BTreeSet<u8> = self.stalled.union(&self.unsearched).copied().collect();
         for (volume, failing) in &mut self.failures.0 {
             let is_due = failing.next_trial.is_some_and(|trial| now >= trial);
-            if (is_due || none_usable) && !self.stalled.contains(volume) {
+            if (is_due || none_usable) && !held_off.contains(volume) {
                 self.allocator.avoid(*volume, false);
             }
             if none_usable {
