@@ -9,6 +9,7 @@ use ritornello_medium::{Access, Faulty, Medium, MediumFault, Op, Rule, Schedule,
 use ritornello_store::{
     CapacityChange, Catalog, ClientId, Options, Restore, Restored, VOLUME_COPIES,
 };
+use ritornello_volume::segments::Segments;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -179,6 +180,54 @@ fn lost_first_directory_costs_only_its_pages() {
         assert_eq!(found.pages_salvaged - found.pages_behind_lost, singles + chained as u64);
         assert_eq!((restored.scopes, restored.absent.len()), (2, 0));
         expected.check_use(&disk);
+    }
+}
+
+/// A damaged page costs a run of an unchained scope only this page.
+#[test]
+fn damaged_page_is_lost_alone_in_an_unchained_scope() {
+    let disk = SimDisk::new(96 * MIB);
+    let open = open_sim(&disk);
+    let scope = unchained(PAGE);
+    let mut damaged = Vec::new();
+    for name in 0..9 {
+        let keys = sequence(name, 8);
+        assert_eq!(put(&open.store, &scope, &keys, None).pages, 8);
+        let catalog = open.core.catalog_for(ClientId::LOCAL, "");
+        let reference = catalog.resolve(&scope, false).unwrap().unwrap();
+        let located = catalog.begin_read(reference, &refs(&keys)).unwrap();
+        catalog.release(located.lease).unwrap();
+        assert_eq!(located.runs.len(), 1);
+        let third = located.runs[0].place.page(2)[0];
+        let dir = ["/store/segments", "/a", "/b"][usize::from(third.segment.volume())];
+        let path = format!("{dir}/{}", Segments::file_name(third.segment));
+        damaged.push((keys, path, third.offset()));
+    }
+    open.close();
+    damaged.retain(|(_, path, _)| !path.starts_with("/store"));
+    assert!(damaged.len() > 3, "{}", damaged.len());
+    for (_, path, offset) in &damaged {
+        let access = Access { write: true, ..Access::default() };
+        let file = disk.open(Path::new(path), access).unwrap();
+        file.write_at(&[0xA5; 100], *offset).unwrap();
+        file.sync_data().unwrap();
+    }
+    lose_first(&disk);
+    let report = restore(&disk).verification;
+    assert_eq!(report.pages_salvaged, 7 * damaged.len() as u64);
+    assert_eq!(report.not_salvaged, [("overwritten".to_owned(), damaged.len() as u64)].into());
+    for round in 0..2 {
+        let open = open_sim(&disk);
+        for (keys, ..) in &damaged {
+            let ok = get(&open.store, &scope, keys).ok;
+            assert_eq!(ok, [true, true, round > 0, true, true, true, true, true]);
+            assert_eq!(put(&open.store, &scope, keys, None).pages, 8);
+        }
+        let stats = open.store.stats().unwrap().catalog;
+        assert!(stats.dropped_at_open.is_empty(), "{:?}", stats.dropped_at_open);
+        assert!(open.core.verify(true, &mut |_, _| {}).unwrap().findings.is_empty());
+        open.store.flush().unwrap();
+        open.close();
     }
 }
 

@@ -6,12 +6,16 @@
 //! generation; an earlier run that has all pages of a later run and more takes its place. A parent
 //! usually has a lower generation than its children, so runs are inserted by ascending generation,
 //! and a run is linked to its parent.
+//!
+//! A run in a chained scope is salvaged up to its first page that does not verify, because later
+//! pages are useless without it. A run in another scope keeps every page that verifies, is not
+//! stored, and is in no later run; its other pages become holes.
 
 use super::verify::Verification;
 use crate::catalog::ScopeRef;
 use crate::core::StoreCore;
 use crate::core::residents::resident;
-use ritornello_format::{ErrorKind, PageHash, Place, Result, ScopeSlot};
+use ritornello_format::{ErrorKind, Extent, PageHash, Place, Result, RunHeader, ScopeSlot};
 use ritornello_index::NewRun;
 use ritornello_volume::transfer::{Control, PageOutcome, SalvagedRun};
 use std::cmp::Reverse;
@@ -29,13 +33,32 @@ struct Chosen {
 struct ChosenRun {
     scope: ScopeRef,
     place: Place,
+    /// The run's pages; [`PageHash::NONE`] for holes. The last page is not a hole.
     pages: Vec<PageHash>,
+    /// The extents of the header and of the pages that are not holes, which are marked as in use.
+    extents: Vec<Extent>,
     parent: Option<PageHash>,
 }
 
+impl ChosenRun {
+    fn count(&self) -> u64 {
+        self.pages.iter().filter(|page| **page != PageHash::NONE).count() as u64
+    }
+}
+
+impl Chosen {
+    fn add(&mut self, run: ChosenRun) {
+        let number = self.runs.len();
+        let pages = run.pages.iter().filter(|page| **page != PageHash::NONE);
+        self.claimed.extend(pages.map(|page| ((run.scope.slot, *page), number)));
+        self.runs.push(Some(run));
+    }
+}
+
 impl StoreCore {
-    /// Inserts the leading pages of each run in `found` that are of this store and a live scope,
-    /// verify, and are not stored. Never gives a slot of a found run to a new scope.
+    /// Inserts the pages of each run in `found` that are of this store and a live scope, verify, and
+    /// are not stored; in chained scopes only leading pages. Never gives a slot of a found run to a
+    /// new scope.
     ///
     /// # Errors
     /// Errors of the scope registry.
@@ -77,11 +100,9 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Chooses the leading pages of a run that verify, are not stored, and are in no chosen run.
-    /// Marks their space. If a chosen run has the first page, `found` replaces that run if it has
-    /// all its pages and more, and is not chosen otherwise.
+    /// Chooses pages of a run that verify and are not stored. Marks their space.
     fn choose(&self, found: SalvagedRun, chosen: &mut Chosen, report: &mut Verification) {
-        let SalvagedRun { mut place, header, .. } = found;
+        let SalvagedRun { place, header, .. } = found;
         let all = header.keys.len() as u64;
         let scope = self.scopes.by_slot(header.slot);
         let known =
@@ -98,6 +119,26 @@ impl StoreCore {
                 return;
             }
         };
+        if scope.chained {
+            self.choose_leading(scope, place, &header, &outcomes, chosen, report);
+        } else {
+            self.choose_each(scope, place, &header, &outcomes, chosen, report);
+        }
+    }
+
+    /// Chooses the leading pages of a run in a chained scope that verify, are not stored, and are in
+    /// no chosen run. If a chosen run has the first page, this run replaces it if it has all its pages
+    /// and more, and is not chosen otherwise.
+    fn choose_leading(
+        &self,
+        scope: ScopeRef,
+        mut place: Place,
+        header: &RunHeader,
+        outcomes: &[PageOutcome],
+        chosen: &mut Chosen,
+        report: &mut Verification,
+    ) {
+        let all = header.keys.len() as u64;
         let good = outcomes.iter().take_while(|outcome| outcome.is_verified()).count();
         match outcomes.get(good) {
             Some(PageOutcome::Missed(why)) if !why.is_damage() => {
@@ -126,43 +167,111 @@ impl StoreCore {
             return;
         }
         if let Some(run) = rival.and_then(|run| chosen.runs[run].take()) {
-            state.space.free(&run.place.extents);
+            state.space.free(&run.extents);
         }
         drop(state);
-        let number = chosen.runs.len();
-        chosen.claimed.extend(pages.iter().map(|page| ((scope.slot, *page), number)));
         let parent = header.parent.as_deref().map(|key| PageHash::of(&scope.id, key));
-        let parent = parent.filter(|_| scope.chained);
-        chosen.runs.push(Some(ChosenRun { scope, place, pages, parent }));
+        let extents = place.extents.clone();
+        chosen.add(ChosenRun { scope, place, pages, extents, parent });
+    }
+
+    /// Chooses the pages of a run in a scope that is not chained that verify, are not stored, and are
+    /// in no chosen run. The space of the other pages may be of another run.
+    fn choose_each(
+        &self,
+        scope: ScopeRef,
+        mut place: Place,
+        header: &RunHeader,
+        outcomes: &[PageOutcome],
+        chosen: &mut Chosen,
+        report: &mut Verification,
+    ) {
+        let hashes = header.keys.iter().map(|key| PageHash::of(&scope.id, key));
+        let hashes: Vec<PageHash> = hashes.take(outcomes.len()).collect();
+        let stored = self.index.exists(scope.slot, &hashes);
+        report.leave("overwritten", (header.keys.len() - hashes.len()) as u64);
+        let mut pages = Vec::with_capacity(hashes.len());
+        for ((outcome, hash), stored) in outcomes.iter().zip(hashes).zip(stored) {
+            let is_wanted = match outcome {
+                PageOutcome::Verified => {
+                    !stored && !chosen.claimed.contains_key(&(scope.slot, hash))
+                }
+                PageOutcome::Missed(why) => {
+                    report.leave(if why.is_damage() { "overwritten" } else { "unreadable" }, 1);
+                    false
+                }
+            };
+            pages.push(if is_wanted { hash } else { PageHash::NONE });
+        }
+        if pages.iter().all(|page| *page == PageHash::NONE) {
+            return;
+        }
+        let mut state = self.state.lock();
+        let mut extents = place.header();
+        let has_header = state.space.mark(&extents);
+        for (at, page) in (0u32..).zip(&mut pages).filter(|(_, page)| **page != PageHash::NONE) {
+            let own = place.page(at);
+            if has_header && state.space.mark(&own) {
+                extents.extend(own);
+            } else {
+                report.leave("space", 1);
+                *page = PageHash::NONE;
+            }
+        }
+        let Some(last) = pages.iter().rposition(|page| *page != PageHash::NONE) else {
+            if has_header {
+                state.space.free(&extents);
+            }
+            return;
+        };
+        drop(state);
+        pages.truncate(last + 1);
+        place.truncate(last as u32 + 1);
+        chosen.add(ChosenRun { scope, place, pages, extents, parent: None });
     }
 
     /// Inserts a chosen run, or frees its space. Returns the number of pages inserted.
     fn insert_salvaged(&self, run: &ChosenRun, report: &mut Verification) -> u64 {
-        let (slot, pages) = (run.scope.slot, run.pages.len() as u64);
+        let (slot, pages) = (run.scope.slot, run.count());
+        let units = run.extents.iter().map(|extent| u64::from(extent.units)).sum();
+        // The index takes no run with holes: holes are inserted under a name of no page, and removed
+        // again. Their space is not the run's.
+        let hole = |at: usize| {
+            let name = [&run.place.generation.to_le_bytes()[..], &at.to_le_bytes()[..]].concat();
+            PageHash::of(&run.scope.id, &[&b"salvaged hole"[..], &name[..]].concat())
+        };
+        let named = run.pages.iter().enumerate();
+        let named = named.map(|(at, page)| if *page == PageHash::NONE { hole(at) } else { *page });
+        let named: Vec<PageHash> = named.collect();
         let mut state = self.state.lock();
         // A client may have put a page, or dropped the scope, since the run was chosen.
-        let is_stored = self.index.exists(slot, &run.pages).contains(&true);
+        let is_stored = self.index.exists(slot, &named).contains(&true);
         let found = run.parent.and_then(|page| self.index.locate(slot, page));
         let new = NewRun {
             scope: slot,
             chained: run.scope.chained,
             parent: run.parent.filter(|_| found.is_some()),
-            pages: &run.pages,
+            pages: &named,
             place: &run.place,
             recency: state.residents.clock.tick(),
         };
         let inserted = (self.scopes.is_live(slot) && !is_stored).then(|| self.index.insert(&new));
         let Some(Ok(id)) = inserted else {
-            state.space.free(&run.place.extents);
+            state.space.free(&run.extents);
             if inserted.is_some() {
                 report.leave("index", pages);
             }
             return 0;
         };
+        let holes = run.pages.iter().zip(&named).filter(|(page, _)| **page == PageHash::NONE);
+        let holes: Vec<PageHash> = holes.map(|(_, name)| *name).collect();
+        if !holes.is_empty() {
+            drop(self.index.remove(slot, &holes));
+        }
         let resident = resident(id, found, &run.pages, &run.place);
-        state.residents.admit(slot, &resident, pages, run.place.units());
+        state.residents.admit(slot, &resident, pages, units);
         // The process that wrote the run may not have synced it.
-        state.unsynced.note(&run.place.extents);
+        state.unsynced.note(&run.extents);
         report.pages_salvaged += pages;
         pages
     }
