@@ -231,7 +231,7 @@ fn damaged_page_is_lost_alone_in_an_unchained_scope() {
     }
 }
 
-/// The manifest and its copy are damaged. The error of the opening says what to type.
+/// The manifest and its copy are damaged: the error says what to type.
 #[test]
 fn store_whose_manifests_are_damaged_is_restored_as_the_error_says() {
     let (manifest, copy) = ("/store/MANIFEST", "/store/MANIFEST.copy");
