@@ -80,7 +80,8 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := [cell for cell in args.cells if cell not in CELLS]:
         parser.error(f"no cell {unknown[0]}: choose of {', '.join(CELLS)}")
-    report = Report(args.out, " ".join(["benches/gpu.py", *sys.argv[1:]]))
+    command = " ".join(["benches/gpu.py", *sys.argv[1:]])
+    report = Report(args.out, "gpu", command, {"correctness": correctness.by_layout})
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         staging = (64 << 20) if args.emulated else 2 * GIB
         rig = Rig.open(Path(folder), emulated=args.emulated, staging=staging)

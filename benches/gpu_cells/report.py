@@ -1,24 +1,26 @@
 """The report of a run: rows of all cells as JSON, and tables as a page."""
 
 import json
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benches.gpu_cells.correctness import by_layout
-
 Rows = list[dict[str, Any]]
-# Cells of which the page shows fewer rows.
-SUMMARIES = {"correctness": by_layout}
+Summary = Callable[[Rows], Rows]
 
 
 class Report:
-    """Rows by cell in `FOLDER/gpu.json`, which a later run continues, and tables in `gpu.md`."""
+    """Rows by cell in `FOLDER/NAME.json`, which a later run continues, and tables in `NAME.md`.
+    `summaries`: cells of which the page shows fewer rows.
+    """
 
-    def __init__(self, folder: Path, command: str) -> None:
-        self._folder, self._command = folder, command
+    def __init__(
+        self, folder: Path, name: str, command: str, summaries: Mapping[str, Summary]
+    ) -> None:
+        self._command, self._summaries = command, summaries
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "gpu.json"
+        self._path = folder / f"{name}.json"
         self.cells: dict[str, Rows] = (
             json.loads(self._path.read_text())["cells"] if self._path.exists() else {}
         )
@@ -33,15 +35,15 @@ class Report:
         written.replace(self._path)
         parts = [f"Measured on {date} by `{self._command}`."]
         parts += [f"## {name}\n\n{self.table(name)}" for name in self.cells]
-        self._folder.joinpath("gpu.md").write_text("\n\n".join(parts) + "\n")
+        self._path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
 
     def table(self, cell: str) -> str:
         """Returns the table of a cell as Markdown."""
         rows = self.cells[cell]
         if not rows:
             return "Not measured over an emulated device."
-        if cell in SUMMARIES:
-            rows = SUMMARIES[cell](rows)
+        if cell in self._summaries:
+            rows = self._summaries[cell](rows)
         columns = list(dict.fromkeys(column for row in rows for column in row))
         lines = [columns, ["---"] * len(columns)]
         lines += [[_shown(row.get(column, "")) for column in columns] for row in rows]
