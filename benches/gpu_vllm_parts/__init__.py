@@ -1,0 +1,1 @@
+"""The processes that `benches/gpu_vllm.py` starts."""

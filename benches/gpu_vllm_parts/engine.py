@@ -1,0 +1,200 @@
+"""Runs one engine of vLLM, and asks it for answers.
+
+    python3 -P engine.py SPEC
+
+`SPEC` is a JSON file of `benches/gpu_vllm.py`: the arguments of vLLM's `LLM`, prompts, and passes.
+Each event is appended as a line of JSON to the file that `SPEC` names; standard output and error
+are the engine's log. The engine starts when the file `go` exists: until then this process imports
+vLLM while another engine uses the GPU.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+import vllm
+import vllm.v1.worker.gpu_worker  # Imports what an engine imports when it starts.
+from vllm import LLM, SamplingParams
+from vllm.inputs import TokensPrompt
+
+ANSWER_TOKENS = 16
+# Stores have ended when no bytes were written for this time.
+QUIET_SECONDS = 2.5
+SETTLE_SECONDS = 60.0
+RESET_SECONDS = 10.0
+# A prime: the digests of layers are combined in their order.
+LAYER_FACTOR = 1000003
+# Digests of blocks are computed in groups, which limits the memory on the GPU.
+GROUP = 256
+
+
+class Engine:
+    """An engine in this process, whose KV memory can be read and overwritten."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.llm = LLM(**arguments)
+        self.core = self.llm.llm_engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.last_blocks: list[int] = []
+        self._record_blocks()
+
+    def _record_blocks(self) -> None:
+        """Keeps the block ids of the request that ended last."""
+        manager, free = self.scheduler.kv_cache_manager, self.scheduler._free_request
+
+        def recording(request: Any, *args: Any, **kwargs: Any) -> Any:
+            (ids,) = manager.get_block_ids(request.request_id)
+            self.last_blocks = list(ids)
+            return free(request, *args, **kwargs)
+
+        self.scheduler._free_request = recording
+
+    def describe(self) -> dict[str, Any]:
+        config = self.llm.llm_engine.vllm_config
+        groups = getattr(self.runner, "attn_groups", None)
+        return {
+            "vllm": vllm.__version__,
+            "device": torch.cuda.get_device_name(),
+            "runner": type(self.runner).__module__,
+            "attention": groups[0][0].backend.get_name() if groups else "unknown",
+            "connector": type(getattr(self.scheduler, "connector", None)).__name__,
+            "cudagraph": str(config.compilation_config.cudagraph_mode),
+            "cache_stride": list(self.caches()[0].stride()),
+        }
+
+    def caches(self) -> list[torch.Tensor]:
+        """Returns the KV memory of each layer."""
+        found = self.runner.kv_caches
+        found = list(found.values()) if isinstance(found, dict) else list(found)
+        if not found:
+            layers = self.llm.llm_engine.vllm_config.compilation_config.static_forward_context
+            for layer in layers.values():
+                cache = getattr(layer, "kv_cache", None)
+                found += cache if isinstance(cache, list) else [] if cache is None else [cache]
+        return found
+
+    def digests(self, count: int) -> list[int]:
+        """Returns a number for each of the last request's first `count` blocks: a digest of the
+        bytes of all layers.
+        """
+        torch.cuda.synchronize()
+        ids = self.last_blocks[:count]
+        blocks = self.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+        weights = total = None
+        for cache in self.caches():
+            dim = list(cache.shape).index(blocks)
+            index = torch.tensor(ids, device=cache.device)
+            part = cache.index_select(dim, index).movedim(dim, 0).reshape(len(ids), -1)
+            words = part.contiguous().view(torch.int32)
+            if weights is None:
+                generator = torch.Generator(device="cpu").manual_seed(7)
+                drawn = torch.randint(-(2**62), 2**62, (words.shape[1],), generator=generator)
+                weights = drawn.to(cache.device) | 1
+            summed = torch.zeros(len(ids), dtype=torch.int64, device=cache.device)
+            for at in range(0, len(ids), GROUP):
+                summed[at : at + GROUP] = (words[at : at + GROUP].long() * weights).sum(1)
+            total = summed if total is None else total * LAYER_FACTOR + summed
+        return [] if total is None else total.tolist()
+
+    def forget(self) -> None:
+        """Empties the GPU's prefix cache, and overwrites its KV memory with zeros: only bytes that
+        are computed or loaded after this call are right.
+        """
+        deadline = monotonic() + RESET_SECONDS
+        # Blocks stay in use until their stores have ended, which steps notice.
+        while not self.llm.reset_prefix_cache():
+            if monotonic() > deadline:
+                raise TimeoutError(f"blocks are still in use after {RESET_SECONDS:.0f} s")
+            self.step()
+        for cache in self.caches():
+            cache.zero_()
+        torch.cuda.synchronize()
+
+    def ask(self, prompts: list[list[int]], tokens: int) -> list[Any]:
+        sampling = SamplingParams(
+            max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False, logprobs=2
+        )
+        asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        return list(self.llm.generate(asked, sampling, use_tqdm=False))
+
+    def answer(self, prompt: list[int]) -> dict[str, Any]:
+        (output,) = self.ask([prompt], ANSWER_TOKENS)
+        ttft = output.metrics.first_token_latency
+        block = self.llm.llm_engine.vllm_config.cache_config.block_size
+        return {
+            "tokens": len(prompt),
+            "cached": output.num_cached_tokens,
+            "ttft": ttft,
+            "output": list(output.outputs[0].token_ids),
+            # The block of the last token is computed in steps of different sizes.
+            "blocks": self.digests((len(prompt) - 1) // block),
+        }
+
+    def written(self) -> float:
+        """Returns the bytes that were stored."""
+        return sum(
+            getattr(metric, "value", 0)
+            for metric in self.llm.get_metrics()
+            if "write_bytes" in metric.name
+            or ("kv_offload_total_bytes" in metric.name and "GPU_to_CPU" in str(metric.labels))
+        )
+
+    def step(self) -> None:
+        """Lets vLLM begin stores, and notice their ends: both happen in steps only."""
+        self.ask([[11, 12, 13]], tokens=2)
+        sleep(0.1)
+
+    def settle(self) -> None:
+        """Waits until stores have ended."""
+        began = changed = monotonic()
+        last = -1.0
+        while monotonic() - began < SETTLE_SECONDS and monotonic() - changed < QUIET_SECONDS:
+            self.step()
+            now = self.written()
+            if now != last:
+                last, changed = now, monotonic()
+
+
+def run(spec: dict[str, Any]) -> None:
+    def emit(event: str, **what: Any) -> None:
+        with Path(spec["events"]).open("a") as file:
+            file.write(json.dumps({"event": event, **what}) + "\n")
+
+    def prompt(seed: int, tokens: int) -> list[int]:
+        return random.Random(seed).choices(range(10, spec["vocabulary"]), k=tokens)
+
+    parent = os.getppid()
+    while not Path(spec["go"]).exists():
+        if os.getppid() != parent:
+            return
+        sleep(0.05)
+    began = monotonic()
+    engine = Engine(spec["llm"])
+    emit("started", seconds=monotonic() - began, **engine.describe())
+    # Compiles kernels: for parts of a prompt, for one token, for a prefix that is found.
+    for _ in range(2):
+        engine.ask([prompt(999, spec["warm"])], tokens=4)
+    engine.ask([prompt(998, 100), prompt(997, 200)], tokens=4)
+    for number, label in enumerate(spec["passes"]):
+        if number:
+            engine.settle()
+        engine.forget()
+        for seed, (name, tokens) in enumerate(spec["prompts"]):
+            for repeat in ["", "repeated"][: 2 if spec["repeat"] and label == "cold" else 1]:
+                asked = engine.answer(prompt(seed, tokens))
+                emit("answer", **{"pass": repeat or label, "prompt": name}, **asked)
+    engine.core.shutdown()
+    emit("end")
+
+
+if __name__ == "__main__":
+    run(json.loads(Path(sys.argv[1]).read_text()))
+    sys.stdout.flush()
+    # Threads of an engine may not end otherwise.
+    os._exit(0)
