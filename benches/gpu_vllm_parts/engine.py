@@ -142,6 +142,7 @@ class Engine:
             getattr(metric, "value", 0)
             for metric in self.llm.get_metrics()
             if "write_bytes" in metric.name
+            or "saved_bytes" in metric.name
             or ("kv_offload_total_bytes" in metric.name and "GPU_to_CPU" in str(metric.labels))
         )
 
@@ -181,14 +182,14 @@ def run(spec: dict[str, Any]) -> None:
     for _ in range(2):
         engine.ask([prompt(999, spec["warm"])], tokens=4)
     engine.ask([prompt(998, 100), prompt(997, 200)], tokens=4)
-    for number, label in enumerate(spec["passes"]):
-        if number:
-            engine.settle()
+    for label in spec["passes"]:
         engine.forget()
         for seed, (name, tokens) in enumerate(spec["prompts"]):
             for repeat in ["", "repeated"][: 2 if spec["repeat"] and label == "cold" else 1]:
                 asked = engine.answer(prompt(seed, tokens))
                 emit("answer", **{"pass": repeat or label, "prompt": name}, **asked)
+        if spec["stores"]:
+            engine.settle()
     engine.core.shutdown()
     emit("end")
 

@@ -140,6 +140,7 @@ class Bench:
             "prompts": self.prompts,
             "passes": ["restarted" if kind.restarted else "cold", "second"],
             "repeat": kind.own_answers,
+            "stores": bool(kind.connector) and not kind.restarted,
             "warm": warm,
             "vocabulary": self.config["vocab_size"] - 20,
             "events": str(self.folder / f"{name}.events"),
