@@ -108,8 +108,8 @@ def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows,
             row["answer"] = "equal" if same else "differs"
         if row["answer"] == "differs" or (whole and equal_blocks < len(cold["blocks"])):
             differences.append(
-                f"{answer['pass']} {answer['prompt']}: the answer is {row['answer']}, "
-                f"{row['equal blocks']} blocks are equal"
+                f"{answer['pass']} {answer['prompt']}: answer {row['answer']}, "
+                f"equal blocks {row['equal blocks']}"
             )
         rows.append(row)
     return rows, differences
