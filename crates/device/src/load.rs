@@ -18,18 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Windows of one load that are read at the same time. One read checks its bytes on few threads,
-/// which alone do not keep up with a link.
+/// Windows of one load that are read at the same time. This number and the length of windows were
+/// the fastest of twelve combinations on an H200 with 16 processors: 45 to 51 GB/s from a store in
+/// memory, where 4 lanes with windows of 32 MiB had read 20 to 27.
 const LANES: usize = 8;
 /// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing, and
-/// slots that are used again soon stay in the processor's cache, so windows are short.
-const WINDOW_BYTES: usize = 8 << 20;
-fn lanes() -> usize {
-    std::env::var("RIT_LANES").ok().and_then(|v| v.parse().ok()).unwrap_or(LANES)
-}
-fn window_bytes() -> usize {
-    std::env::var("RIT_WINDOW").ok().and_then(|v| v.parse().ok()).unwrap_or(WINDOW_BYTES)
-}
+/// slots that are used again soon are still in the processor's cache.
+const WINDOW_BYTES: usize = 4 << 20;
 /// Maximum time that the device may take for the copies of a load after its last read.
 pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
 
@@ -108,11 +103,11 @@ impl Device {
             after,
             control,
             read,
-            windows: self.windows(pool, blocks.len(), 2 * lanes(), window_bytes()),
+            windows: self.windows(pool, blocks.len(), 2 * LANES, WINDOW_BYTES),
             next: AtomicUsize::new(0),
             ends: Mutex::new(Ends { at: blocks.len(), reason: "", error: None }),
         };
-        let lanes = lanes().min(load.windows.count());
+        let lanes = LANES.min(load.windows.count());
         // SAFETY: promised by the caller.
         let lanes = run_on_threads(lanes, "device-load", || unsafe { load.run_lane() });
         let moves: Vec<(Range<usize>, MoveTicket)> = lanes
