@@ -2,13 +2,21 @@
 //! page was removed since the run was planned, or if another put has stored one of its pages.
 
 use super::StoreCore;
+use super::durability::pending_max;
 use super::reservations::{PlannedRun, Reservation};
 use super::residents::resident;
 use super::state::State;
-use crate::catalog::{Committed, Refusal};
+use crate::catalog::{Committed, Refusal, ScopeRef};
 use crate::client_id::ClientId;
-use ritornello_format::{Error, ErrorKind, Extent, PageHash, Result, ScopeSlot, UNIT};
+use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, ScopeSlot, UNIT};
 use ritornello_index::{NewRun, RunId};
+use std::time::{Duration, Instant};
+
+/// Maximum time that a commit waits for earlier syncs if the index has no room for unsynced records.
+const SYNC_WAIT: Duration = Duration::from_secs(10);
+/// An index near its share of the capacity may refuse inserts because of unsynced records, if they
+/// take more than 1/`JOURNAL_SHARE` of this share.
+const JOURNAL_SHARE: u64 = 16;
 
 impl StoreCore {
     pub(super) fn commit(
@@ -30,7 +38,8 @@ impl StoreCore {
             failed_volumes,
         } = state.reservations.take(client, id)?;
         let (mut unused, mut failed): (Vec<Extent>, Vec<Vec<Extent>>) = Default::default();
-        let (mut refused_pages, mut retained) = (0, false);
+        let (mut refused_pages, mut retained, mut is_index_full) = (0, false, false);
+        let sync_deadline = Instant::now() + SYNC_WAIT;
         for (at, run) in runs.iter().enumerate() {
             let checksum = written.get(at).copied().flatten();
             let is_on_failed = |e: &Extent| failed_volumes.contains(&e.segment.volume());
@@ -43,41 +52,31 @@ impl StoreCore {
                 continue;
             }
             let pages = &hashes[run.at as usize..(run.at + run.pages) as usize];
-            let Some(checksum) = checksum.filter(|_| self.scopes.is_live(scope.slot)) else {
+            let Some(checksum) = checksum else {
                 unused.extend(&run.place.extents);
                 self.counters.runs_abandoned.add(1);
                 continue;
             };
             self.counters.bytes_written.add(run.place.units() * UNIT);
-            let mut place = run.place.clone();
-            place.header_checksum = checksum;
-            // Eviction takes the core state's lock, which this function holds, so the parent cannot
-            // be evicted before the run is inserted.
-            let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
-            let new = NewRun {
-                scope: scope.slot,
-                chained: scope.chained,
-                // The index refuses the run if its parent existed at planning time and was removed
-                // since.
-                parent: run.parent.filter(|_| found.is_some() || run.parent_present),
-                pages,
-                place: &place,
-                recency: state.residents.clock.tick(),
-            };
-            match self.insert(&new) {
-                Ok(run_id) => {
-                    let resident = resident(run_id, found, pages, &place);
+            let place = Place { header_checksum: checksum, ..run.place.clone() };
+            let mut inserted = self.insert(&mut state, scope, run, pages, &place);
+            if inserted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry) {
+                let mut synced = true;
+                if self.has_many_unsynced_records() {
+                    drop(state);
+                    synced = self.make_durable_by(sync_deadline).is_ok();
+                    state = self.state.lock();
+                }
+                if synced {
+                    inserted = self.insert(&mut state, scope, run, pages, &place);
+                    is_index_full |=
+                        inserted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Retry);
+                }
+            }
+            match inserted {
+                Ok(grew) => {
+                    retained |= grew;
                     let stored = u64::from(run.pages);
-                    state.residents.admit(scope.slot, &resident, stored, place.units());
-                    // The page that this run follows is not stored. A concurrent put may still
-                    // commit it.
-                    if found.is_none()
-                        && let Some(parent) = run.parent
-                    {
-                        state.residents.await_parent(scope.slot, parent, pages[0]);
-                    }
-                    retained |= self.link_waiting_children(&mut state, scope.slot, run_id, pages);
-                    state.unsynced.note(&place.extents);
                     self.counters.stored_pages.add(stored);
                     self.counters.bytes_admitted.add(stored * scope.page_bytes);
                 }
@@ -98,9 +97,10 @@ impl StoreCore {
         if refused.is_some() {
             self.counters.refused_metadata.add(refused_pages);
             self.counters.refused_pages.add(refused_pages);
-            // The index is at its share of the capacity or at its memory ceiling, or its buffer of
-            // unsynced records is full. Evict as many units as this put has: in the first two cases
-            // the index then has room for the next put.
+        }
+        if is_index_full {
+            // The index is at its share of the capacity or at its memory ceiling. Evict as many
+            // units as this put has, so that the index has room for the next put.
             let units = runs.iter().map(|run: &PlannedRun| run.place.units()).sum();
             self.evict(&mut state, units);
         }
@@ -148,18 +148,58 @@ impl StoreCore {
         retained
     }
 
-    /// Inserts a run. Checks first whether another put has stored one of its pages: a full index
-    /// would otherwise refuse the run, and its pages would count as refused.
+    /// Makes a run visible. Checks first whether another put has stored one of its pages: a full
+    /// index would otherwise refuse the run, and its pages would count as refused. Returns whether
+    /// further runs are retained because of links to the run.
     ///
     /// # Errors
-    /// `Invalid` if another put stored one of the run's pages; the errors of
-    /// [`PrefixIndex::insert`](ritornello_index::PrefixIndex::insert), for example if the parent
+    /// `Invalid` if another put stored one of the run's pages, or the scope was dropped; the errors
+    /// of [`PrefixIndex::insert`](ritornello_index::PrefixIndex::insert), for example if the parent
     /// was removed.
-    fn insert(&self, new: &NewRun<'_>) -> Result<RunId> {
-        if self.index.exists(new.scope, &new.pages).contains(&true) {
+    fn insert(
+        &self,
+        state: &mut State,
+        scope: ScopeRef,
+        run: &PlannedRun,
+        pages: &[PageHash],
+        place: &Place,
+    ) -> Result<bool> {
+        if !self.scopes.is_live(scope.slot) {
+            return Err(Error::invalid("the scope was dropped"));
+        }
+        if self.index.exists(scope.slot, &pages).contains(&true) {
             return Err(Error::invalid("another put has stored a page of this run"));
         }
-        self.index.insert(new)
+        // Eviction takes the core state's lock, which the caller holds, so the parent cannot be
+        // evicted before the run is inserted.
+        let found = run.parent.and_then(|page| self.index.locate(scope.slot, page));
+        let run_id = self.index.insert(&NewRun {
+            scope: scope.slot,
+            chained: scope.chained,
+            // The index refuses the run if its parent existed at planning time and was removed
+            // since.
+            parent: run.parent.filter(|_| found.is_some() || run.parent_present),
+            pages,
+            place,
+            recency: state.residents.clock.tick(),
+        })?;
+        let resident = resident(run_id, found, pages, place);
+        state.residents.admit(scope.slot, &resident, u64::from(run.pages), place.units());
+        // The page that this run follows is not stored. A concurrent put may still commit it.
+        if found.is_none()
+            && let Some(parent) = run.parent
+        {
+            state.residents.await_parent(scope.slot, parent, pages[0]);
+        }
+        state.unsynced.note(&place.extents);
+        Ok(self.link_waiting_children(state, scope.slot, run_id, pages))
+    }
+
+    /// Returns whether a sync may make room in the index, because many records wait for it.
+    fn has_many_unsynced_records(&self) -> bool {
+        let index = self.index.stats();
+        let share = self.shape.budget().index_bytes / JOURNAL_SHARE;
+        index.pending_bytes > pending_max(index.memory_bytes_max).min(share)
     }
 
     /// Links the stored runs of a chained put that follow one another. Returns how many leading

@@ -12,9 +12,15 @@ pub(super) const SYNC_TIMEOUT: Duration = Duration::from_secs(300);
 const COPY_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time that a background thread waits for a sync before it continues with other work.
 pub(super) const BACKGROUND_SYNC_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum unsynced bytes of the index journal: more bytes trigger a sync. The periodic thread uses
-/// a lower limit if the index's memory ceiling is low.
+/// Maximum unsynced bytes of the index journal: more bytes trigger a sync. [`pending_max`] is lower
+/// if the index's memory ceiling is low.
 pub(super) const PENDING_BYTES_MAX: u64 = 16 << 20;
+
+/// Returns the unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of the
+/// index's memory ceiling if this is less.
+pub(super) fn pending_max(ceiling: u64) -> u64 {
+    if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
+}
 
 impl StoreCore {
     /// Syncs the data, then the index, then makes the space reusable that the synced records free.

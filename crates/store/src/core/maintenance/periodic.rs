@@ -1,7 +1,7 @@
 //! Periodic maintenance: expired leases, dead clients, background syncs, copies in the volumes.
 
 use crate::core::StoreCore;
-use crate::core::durability::PENDING_BYTES_MAX;
+use crate::core::durability::pending_max;
 use crate::core::reservations::Abandoned;
 use ritornello_format::{Error, Result};
 use std::sync::{Arc, Weak};
@@ -82,12 +82,6 @@ impl StoreCore {
             tracing::error!(%error, "the index could not be maintained");
         }
     }
-}
-
-/// Returns the unsynced journal bytes that trigger a sync: [`PENDING_BYTES_MAX`], or 1/64 of the
-/// index's memory ceiling if this is less.
-fn pending_max(ceiling: u64) -> u64 {
-    if ceiling == 0 { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX.min(ceiling / 64) }
 }
 
 fn run_periodically(core: &Weak<StoreCore>) {
