@@ -138,6 +138,25 @@ fn ancestors_are_retained_and_counted() {
 }
 
 #[test]
+fn branches_stored_before_their_stem_retain_it() {
+    let (_, clock) = clock!(TIME, 1000);
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_at(dir.path(), clock);
+    let scope = chained(PAGE);
+    let stem = sequence(1000, 4);
+    let branch = |name| [&stem[..], &sequence(name, 4)].concat();
+    let after_stem = || PutOptions::after(Some(&stem[3]));
+    let options = PutOptions { retain_until: 9000, ..after_stem() };
+    put_until(&open.store, &scope, &branch(1001)[4..], options);
+    put_until(&open.store, &scope, &branch(1002)[4..], after_stem());
+    put(&open.store, &scope, &stem, None);
+    overfill(&open, &scope, 0);
+    assert_eq!(get(&open.store, &scope, &branch(1001)).pages, 8);
+    assert_eq!(get(&open.store, &scope, &branch(1002)).pages, 4);
+    open.close();
+}
+
+#[test]
 fn retention_end_never_moves_earlier() {
     let (time, clock) = clock!(TIME, 1000);
     let dir = tempfile::tempdir().unwrap();

@@ -138,7 +138,7 @@ impl StoreCore {
         pages: &[PageHash],
     ) -> bool {
         let mut retained = false;
-        for (at, child) in state.residents.take_waiting_children(slot, pages) {
+        for (at, child) in state.residents.waiting_children.take(slot, pages) {
             if let Some((child_run, 0)) = self.index.locate(slot, child) {
                 self.index.link(slot, pages[at as usize], child);
                 state.residents.link(slot, child_run, run, at);
@@ -189,7 +189,7 @@ impl StoreCore {
         if found.is_none()
             && let Some(parent) = run.parent
         {
-            state.residents.await_parent(scope.slot, parent, pages[0]);
+            state.residents.waiting_children.insert(scope.slot, parent, pages[0]);
         }
         state.unsynced.note(&place.extents);
         Ok(self.link_waiting_children(state, scope.slot, run_id, pages))

@@ -28,6 +28,7 @@ mod space;
 mod state;
 mod stats;
 mod step;
+mod waiting_children;
 
 pub use local_catalog::LocalCatalog;
 pub use maintenance::verify::{DamagedPage, Verification};

@@ -3,17 +3,13 @@
 use super::absence::hidden::Hidden;
 use super::limits::retained_runs::Retention;
 use super::limits::usage::Usage;
+use super::waiting_children::WaitingChildren;
 use crate::eviction::{
     Demand, Eviction, EvictionContext, EvictionStats, RecencyClock, Resident, Used, Victim,
 };
 use crate::lease::LeaseTable;
 use ritornello_format::{PageHash, Place, ScopeSlot};
 use ritornello_index::{PrefixIndex, Removed, RunId};
-use std::collections::HashMap;
-
-/// Maximum runs remembered until the page that they follow is committed. Further runs are linked by
-/// the next put that covers both the run's first page and the page before it.
-const WAITING_MAX: usize = 4096;
 
 /// The stored runs, and the order of their eviction.
 ///
@@ -25,10 +21,7 @@ pub(crate) struct Residents {
     eviction: Box<dyn Eviction>,
     pub(super) usage: Usage,
     pub(super) retention: Retention,
-    /// Runs committed before the page that they follow: from the scope and hash of that page to the
-    /// hash of the run's first page. Of several runs that wait for the same page, only the one
-    /// committed last is remembered.
-    waiting_children: HashMap<(ScopeSlot, PageHash), PageHash>,
+    pub(super) waiting_children: WaitingChildren,
 }
 
 impl Residents {
@@ -38,7 +31,7 @@ impl Residents {
         usage: Usage,
         retention: Retention,
     ) -> Self {
-        Self { clock, eviction, usage, retention, waiting_children: HashMap::new() }
+        Self { clock, eviction, usage, retention, waiting_children: WaitingChildren::default() }
     }
 
     /// Adds a run with `pages` stored pages in `units` units.
@@ -111,28 +104,6 @@ impl Residents {
             Some(slot) => self.usage.eviction(slot),
         };
         eviction.into_iter().for_each(|eviction| eviction.remove(run));
-    }
-
-    /// Remembers a run whose parent page is not committed yet: `child` is the run's first page.
-    pub(super) fn await_parent(&mut self, slot: ScopeSlot, parent: PageHash, child: PageHash) {
-        if self.waiting_children.len() < WAITING_MAX {
-            self.waiting_children.insert((slot, parent), child);
-        }
-    }
-
-    /// Removes and returns the runs that wait for one of `pages`: for each, the index in `pages` of
-    /// the page that it waits for, and the run's first page.
-    pub(super) fn take_waiting_children(
-        &mut self,
-        slot: ScopeSlot,
-        pages: &[PageHash],
-    ) -> Vec<(u32, PageHash)> {
-        let waiting = &mut self.waiting_children;
-        if waiting.is_empty() {
-            return Vec::new();
-        }
-        let each = (0u32..).zip(pages);
-        each.filter_map(|(at, page)| Some((at, waiting.remove(&(slot, *page))?))).collect()
     }
 
     /// Statistics of the store's eviction policy.
