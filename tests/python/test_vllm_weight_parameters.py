@@ -1,5 +1,6 @@
 """Changes of parameters and adapters are detected, and counted, with stand-ins for vLLM."""
 
+import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 from weight_support import Model, Parameter, sample
 
 from ritornello.vllm.weights.adapters import Adapters
-from ritornello.vllm.weights.counters import ChangeCounters, count_in
+from ritornello.vllm.weights.counters import SLOT, ChangeCounters, count_in
 from ritornello.vllm.weights.parameters import Parameters
 
 
@@ -167,3 +168,16 @@ def test_counts_outlive_their_file() -> None:
     ours.raise_to(1, 4)
     assert theirs.count(1) == 5
     assert ChangeCounters.attach(path, 3) is None
+
+
+def test_raising_reached_count_writes_nothing() -> None:
+    ours, path = ChangeCounters.create(1)
+    ours.add(0)
+    with path.open("rb") as file:
+        read_only = ChangeCounters(mmap.mmap(file.fileno(), SLOT, access=mmap.ACCESS_READ), 1)
+    path.unlink()
+    read_only.raise_to(0, 0)
+    read_only.raise_to(0, 1)
+    assert ours.count(0) == 1
+    with pytest.raises(TypeError):
+        read_only.raise_to(0, 2)

@@ -54,8 +54,13 @@ class ChangeCounters:
             self._write(slot, self.count(slot) + 1)
 
     def raise_to(self, slot: int, count: int) -> None:
+        """Raises a counter to `count`. Writes nothing if the counter is as high already, as the
+        counter of a worker on this machine is: a write could undo what the worker counts at the
+        same time.
+        """
         with self._lock:
-            self._write(slot, max(count, self.count(slot)))
+            if count > self.count(slot):
+                self._write(slot, count)
 
     def count(self, slot: int) -> int:
         return count_in(self._memory, slot)
