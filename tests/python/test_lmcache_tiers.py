@@ -316,6 +316,19 @@ class FailingCache:
         return getattr(self._cache, name)
 
 
+class FailingDeletes:
+    """A cache whose owner does not answer deletions."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def delete(self, scope: rt.Scope, keys: Sequence[bytes]) -> int:
+        raise RetryError("no answer in time")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
 def test_failed_lookup_releases_its_leases(disk: ObjectStore) -> None:
     assert put(disk, KEYS[:3]) == [True] * 3
     failing: Any = FailingCache(disk.store._store)
@@ -336,6 +349,18 @@ def test_deletion_listing_and_usage_act_on_the_disk(disk: ObjectStore) -> None:
     assert find(disk, KEYS).found == [False, False, True, True, True]
     assert disk.usage() == {"": 3 * PAGE}
     assert "errors" not in disk.store.meter.counts()
+
+
+def test_failed_deletion_counts_no_object(
+    disk: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert put(disk, KEYS) == [True] * 5
+    failing: Any = FailingDeletes(disk.store._store)
+    monkeypatch.setattr(disk.store, "_store", failing)
+    assert disk.delete(group_of(KEYS[:2]), 2) == [False, False]
+    counts = disk.store.meter.counts()
+    assert counts["errors"] == 1 and "deleted_pages" not in counts
+    assert find(disk, KEYS).found == [True] * 5
 
 
 def test_closed_gate_finds_nothing(tmp_path: Path) -> None:

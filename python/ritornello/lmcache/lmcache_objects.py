@@ -83,17 +83,19 @@ class ObjectStore:
 
     def delete(self, groups: Sequence[Group], count: int) -> list[bool]:
         """Deletes objects in all their formats. Returns, for each of the `count` objects of the
-        request, whether it was stored.
+        request, whether it was stored and no deletion failed.
         """
         self.formats.refresh()
-        deleted = [False] * count
+        deleted, kept = [False] * count, [False] * count
         for group in groups:
             for scope in self.formats.of(group.family).values():
                 present = self.store.exists(scope, group.keys)
-                if any(present):
-                    self.store.delete(scope, group.keys)
+                if not any(present):
+                    continue
+                which = deleted if self.store.delete(scope, group.keys) else kept
                 for index, was_present in zip(group.indices, present, strict=True):
-                    deleted[index] = deleted[index] or was_present
+                    which[index] |= was_present
+        deleted = [gone and not left for gone, left in zip(deleted, kept, strict=True)]
         self.store.meter.add("deleted_pages", sum(deleted))
         return deleted
 

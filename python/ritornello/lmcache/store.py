@@ -103,8 +103,14 @@ class LMCacheStore(FailSafeStore):
 
         return self.call("put", action, None)
 
-    def delete(self, scope: "Scope", keys: Sequence[bytes]) -> int:
-        return self.call("delete", lambda store: store.delete(scope, keys), 0)
+    def delete(self, scope: "Scope", keys: Sequence[bytes]) -> bool:
+        """Returns whether the call succeeded."""
+
+        def action(store: "Store") -> bool:
+            store.delete(scope, keys)
+            return True
+
+        return self.call("delete", action, False)
 
     def scopes(self) -> "list[tuple[Scope, int, int]]":
         return self.call("scopes", lambda store: store.scopes(), [])
