@@ -18,7 +18,8 @@ class FakeOpenAI:
     """`prefill_s` is the delay of the first token, `gap_s` the delay of each further token, in
     seconds. The tokens of an answer depend on the prompt only. With `ids` answers contain token ids
     if the request asks for them. The server cuts the connection after `breaks_after` tokens. With
-    `fails` every completion gets this status instead of an answer.
+    `fails` every completion gets this status instead of an answer, with `sends` these bytes instead
+    of a response.
     """
 
     prefill_s: float = 0.0
@@ -29,6 +30,7 @@ class FakeOpenAI:
     metrics: bool = True
     breaks_after: int | None = None
     fails: int | None = None
+    sends: bytes = b""
     asked: list[dict[str, Any]] = field(default_factory=list)
     running: int = 0
     most_running: int = 0
@@ -73,6 +75,9 @@ class FakeOpenAI:
         self.asked.append(body)
         if self.fails is not None:
             _say(writer, self.fails, '{"error": "the fake server fails"}')
+            return
+        if self.sends:
+            writer.write(self.sends)
             return
         self.running += 1
         self.most_running = max(self.most_running, self.running)

@@ -256,6 +256,9 @@ def test_extra_fields_are_in_every_request() -> None:
 
 # ---- failures
 
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+CHUNK = b'data: {"choices": [{"text": "a ", "token_ids": [1]}]}\n\n'
+
 
 def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:
     records = run(workload, server, **options)
@@ -274,11 +277,19 @@ def failed(workload: Workload, server: FakeOpenAI, **options: float) -> str:
         (FakeOpenAI(ids=False), "add --prompts text"),
         (FakeOpenAI(breaks_after=0), "broke off the answer"),
         (FakeOpenAI(breaks_after=2), "broke off the answer"),
+        (FakeOpenAI(sends=ANSWER % (len(CHUNK) + 1) + CHUNK), "(1 bytes are missing)"),
+        (FakeOpenAI(sends=ANSWER % 14 + b'data: {"choice'), "not JSON (b'{\"choice')"),
     ],
 )
 @pytest.mark.parametrize("workload", [qa(num_users=2), turns(num_clients=2)])
 def test_failure_says_what_to_do(workload: Workload, server: FakeOpenAI, told: str) -> None:
     assert told in failed(workload, server)
+
+
+def test_answers_need_no_chunks_of_http() -> None:
+    server = FakeOpenAI(sends=ANSWER % len(CHUNK) + CHUNK)
+    records = run(qa(num_rounds=1), server)
+    assert [(record.error, record.answer) for record in records] == [(None, (1,))] * 4
 
 
 def test_text_prompts_need_no_token_ids() -> None:

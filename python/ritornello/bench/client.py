@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlsplit
@@ -101,7 +102,7 @@ class Server:
                 async for line in lines:
                     if not line.startswith(b"data: {"):
                         continue
-                    chunk = json.loads(line[6:])
+                    chunk = self._parse(line[6:])
                     if "error" in chunk:
                         raise ServingError(f"{self.base_url}: {chunk['error']}")
                     usage = chunk.get("usage") or usage
@@ -132,6 +133,16 @@ class Server:
             cached_tokens=details.get("cached_tokens"),
         )
 
+    def _parse(self, data: bytes) -> dict[str, Any]:
+        try:
+            chunk: dict[str, Any] = json.loads(data)
+        except ValueError as error:
+            raise ServingError(
+                f"{self.base_url} sent a chunk that is not JSON ({data[:100]!r}): look into the "
+                "server's log"
+            ) from error
+        return chunk
+
     async def _stream_lines(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncGenerator[bytes]:
@@ -155,8 +166,8 @@ class Server:
         try:
             writer.write(head.encode() + payload)
             await writer.drain()
-            status, chunked = await _head_of(reader)
-            lines = _chunked(reader) if chunked else _plain(reader)
+            status, chunked, length = await _head_of(reader)
+            lines = _chunked(reader) if chunked else _plain(reader, length)
             if status != 200:
                 text = b"".join([line async for line in lines]).decode(errors="replace")
                 raise ServingError(_status_error(self.base_url, path, status, text))
@@ -170,19 +181,29 @@ class Server:
             writer.close()
 
 
-async def _head_of(reader: asyncio.StreamReader) -> tuple[int, bool]:
+async def _head_of(reader: asyncio.StreamReader) -> tuple[int, bool, float]:
+    """Returns the status, whether the body comes in chunks, and otherwise the length of the body:
+    infinite if the response does not state it.
+    """
     status = (await reader.readline()).split()
     if len(status) < 2 or not status[1].isdigit():
         raise EOFError("no HTTP response")
-    chunked = False
+    chunked, length = False, inf
     while (line := (await reader.readline()).strip().lower()) != b"":
-        chunked |= line.startswith(b"transfer-encoding:") and line.endswith(b"chunked")
-    return int(status[1]), chunked
+        name, _, value = line.partition(b":")
+        chunked |= name == b"transfer-encoding" and value.endswith(b"chunked")
+        if name == b"content-length":
+            length = int(value)
+    return int(status[1]), chunked, length
 
 
-async def _plain(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    while line := await reader.readline():
+async def _plain(reader: asyncio.StreamReader, length: float) -> AsyncIterator[bytes]:
+    """Yields lines until the body has `length` bytes or, if that is infinite, until it ends."""
+    while length > 0 and (line := await reader.readline()):
+        length -= len(line)
         yield line
+    if 0 < length < inf:
+        raise EOFError(f"{length:.0f} bytes are missing")
 
 
 async def _chunked(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
