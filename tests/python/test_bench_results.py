@@ -9,7 +9,7 @@ import pytest
 from fake_openai import FakeOpenAI, with_servers
 
 from ritornello.bench import __main__ as command
-from ritornello.bench.client import Server
+from ritornello.bench.client import Server, ServingError
 from ritornello.bench.confidence import interval, mean, quantile, ratio, regret
 from ritornello.bench.driver import Record
 from ritornello.bench.engines import MetricsWatch
@@ -232,6 +232,38 @@ def test_failures_and_missed_gains_set_exit_status(capsys: pytest.CaptureFixture
     gain = ("--expected-ttft-gain", "1e9")
     assert told([FakeOpenAI()], "multi-round-qa", *FLAGS, *gain) == 1
     assert "TTFT gain is below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), ServingError("the server is gone")])
+def test_run_that_ends_early_reports_its_answers(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail(watch: MetricsWatch, prompt_tokens: int) -> None:
+        raise failure
+
+    monkeypatch.setattr(MetricsWatch, "end", fail)
+    assert told([FakeOpenAI()], "multi-round-qa", *FLAGS, "--json") == 2
+    output = capsys.readouterr()
+    found = json.loads(output.out)
+    assert found["stopped"] == (str(failure) or "stopped")
+    assert f"error: {found['stopped']}" in output.err
+    assert found["total"]["requests"] == len(found["requests"]) == 12
+
+
+def test_results_are_shown_although_files_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    files = ("--json", str(missing / "report.json"), "--chart", str(missing / "ttft.svg"))
+    assert told([FakeOpenAI()], "multi-round-qa", *FLAGS, *files) == 2
+    output = capsys.readouterr()
+    assert "12 answers" in output.out
+    assert "change --json" in output.err and "change --chart" in output.err
+
+
+def test_run_without_requests_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told([FakeOpenAI()], "multi-round-qa", *FLAGS, "--num-users", "0") == 2
+    assert "no request was sent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

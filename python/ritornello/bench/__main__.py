@@ -1,8 +1,9 @@
 """Measures a serving engine through its OpenAI API: `python -m ritornello.bench WORKLOAD`.
 
 Exit status 0; 1 if some requests failed or an expected gain was not reached; 2 if all requests
-failed, or if the run ended early: wrong arguments, a server that cannot be measured, a missing
-package, or Ctrl-C.
+failed or none was sent, if a file could not be written, or if the run ended early: wrong arguments,
+a server that cannot be measured, a missing package, or Ctrl-C. A run that ends early reports the
+requests that were answered until then.
 """
 
 import argparse
@@ -73,9 +74,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-async def measure(
-    given: argparse.Namespace, on_record: Callable[[Record], None]
-) -> tuple[list[Record], Total]:
+async def measure(given: argparse.Namespace, on_record: Callable[[Record], None]) -> Total:
     """Checks the servers, runs the workload, and reads the engines' counters."""
     servers = [Server(url) for url in given.base_url or [DEFAULT_URL]]
     model = await model_of(servers, given.model)
@@ -83,7 +82,7 @@ async def measure(
     watch = await MetricsWatch.begin(servers)
     records = await driver.run(workload_of(given))
     metrics = await watch.end(sum(r.prompt_tokens for r in records))
-    return records, total(records, metrics)
+    return total(records, metrics)
 
 
 def workload_of(given: argparse.Namespace) -> Workload:
@@ -132,12 +131,15 @@ def gain(found: Sequence[Row]) -> float | None:
     return ttft(fresh) / ttft(known)
 
 
-def report(given: argparse.Namespace, records: Sequence[Record], whole: Total) -> dict[str, Any]:
-    """Returns settings and results, for `--json`."""
+def report(
+    given: argparse.Namespace, records: Sequence[Record], whole: Total, stopped: str | None
+) -> dict[str, Any]:
+    """Returns settings and results, for `--json`. `stopped`: why the run ended early, or None."""
     flags = {name: value for name, value in vars(given).items() if name not in ("json", "chart")}
     requests = [{k: v for k, v in asdict(r).items() if k != "answer"} for r in records]
     return {
         **flags,
+        "stopped": stopped,
         "rows": [asdict(row) for row in rows(records)],
         "total": asdict(whole),
         "requests": requests,
@@ -150,25 +152,52 @@ def run(given: argparse.Namespace) -> int:
 
     if given.chart:
         from ritornello.bench.chart import plot_by_history
-    with progress_bar(given.workload, sys.stderr) as on_record:
-        records, whole = asyncio.run(measure(given, on_record))
+    records: list[Record] = []
+    problems: list[str] = []
+    stopped: str | None = None
+    with progress_bar(given.workload, sys.stderr) as show_progress:
+
+        def on_record(record: Record) -> None:
+            records.append(record)
+            show_progress(record)
+
+        try:
+            whole = asyncio.run(measure(given, on_record))
+        except (KeyboardInterrupt, ServingError) as error:
+            if not records:
+                raise
+            stopped, whole = str(error) or "stopped", total(records, None)
+            problems.append(stopped)
+    if not records:
+        problems.append("no request was sent: use larger counts, or a longer --time")
     found = rows(records)
     if given.json:
-        text = json.dumps(report(given, records, whole), indent=2)
+        text = json.dumps(report(given, records, whole, stopped), indent=2)
         if given.json == "-":
             print(text)
         else:
-            Path(given.json).write_text(text + "\n")
+            try:
+                Path(given.json).write_text(text + "\n")
+            except OSError as error:
+                problems.append(f"the results could not be written ({error}): change --json")
     if found and given.json != "-":
         console = wide_console()
         console.print(table(found))
         console.print(totals(whole))
     if given.chart and found:
-        plot_by_history({given.tag or given.workload: found}, Path(given.chart))
+        try:
+            plot_by_history({given.tag or given.workload: found}, Path(given.chart))
+        except (OSError, ValueError) as error:  # ValueError: an unknown kind of file
+            problems.append(f"the chart could not be written ({error}): change --chart")
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
     failures = [record.error for record in records if record.error]
     if failures:
         print(f"{len(failures)} of {len(records)} requests failed: {failures[0]}", file=sys.stderr)
-        return 1 if found else 2
+    if problems or not found:
+        return 2
+    if failures:
+        return 1
     reached = gain(found)
     if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
         outcome = "no request had a history" if reached is None else f"it is {reached:.2f}"
