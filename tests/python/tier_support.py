@@ -2,6 +2,7 @@
 
 import hashlib
 import mmap
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,24 @@ class Transfer:
     keys: Sequence[bytes]
     chunk_ids: Any
     req_context: Request
+
+
+class RecordedStore:
+    """A store that records which of its attributes the thread uses that creates it. Attributes in
+    `AT_ONCE` do not wait for the owner of the store.
+    """
+
+    AT_ONCE = frozenset({"role", "time_limit", "submit_get", "submit_put"})
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._thread = threading.get_ident()
+        self.used: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self._thread:
+            self.used.add(name)
+        return getattr(self._store, name)
 
 
 class TierHarness:
