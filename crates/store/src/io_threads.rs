@@ -79,12 +79,13 @@ struct Queues {
 }
 
 impl Queues {
-    /// Takes a job that may run now. Puts leave [`THREADS_FOR_GETS`] threads to gets.
+    /// Takes a job that may run now. Puts leave [`THREADS_FOR_GETS`] threads to gets; with fewer
+    /// threads, one put runs at a time.
     fn take(&mut self) -> Option<(JobKind, Job)> {
         if let Some(job) = self.gets.pop_front() {
             return Some((JobKind::Get, job));
         }
-        let may_put = self.puts_running + THREADS_FOR_GETS < self.threads;
+        let may_put = self.puts_running == 0 || self.puts_running + THREADS_FOR_GETS < self.threads;
         let job = if may_put { self.puts.pop_front() } else { None };
         job.map(|job| (JobKind::Put, job))
     }
@@ -126,7 +127,11 @@ impl IoThreads {
         Self { shared: Arc::new(Shared { queues, handles, segments }) }
     }
 
-    /// Queues a job. The first job starts the threads.
+    /// Queues a job. The first job starts the threads; later jobs start the threads that could not
+    /// be started before.
+    ///
+    /// # Errors
+    /// `Closed`; `Retry` if too many tickets wait, or no thread runs and none can be started.
     pub(crate) fn submit(&self, kind: JobKind, job: Job) -> Result<()> {
         let mut queues = self.shared.queues.lock();
         if queues.closing {
@@ -136,8 +141,11 @@ impl IoThreads {
             return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
         }
         while queues.threads < THREADS {
-            self.shared.start(&mut queues, work)?;
-            queues.threads += 1;
+            match self.shared.start(&mut queues, work) {
+                Ok(()) => queues.threads += 1,
+                Err(error) if queues.threads == 0 => return Err(error),
+                Err(_) => break,
+            }
         }
         match kind {
             JobKind::Get => queues.gets.push_back(job),
@@ -251,5 +259,26 @@ fn watch(shared: &Arc<Shared>) {
 impl std::fmt::Debug for IoThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("IoThreads").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queues(threads: usize, puts: usize) -> Queues {
+        let job = || Job { deadline: None, work: Box::new(|_| ()) };
+        Queues { puts: (0..puts).map(|_| job()).collect(), threads, ..Queues::default() }
+    }
+
+    #[test]
+    fn puts_run_although_few_threads_started() {
+        for (threads, expected) in [(1, 1), (THREADS_FOR_GETS, 1), (THREADS, 3)] {
+            let mut queues = queues(threads, THREADS);
+            while queues.take().is_some() {
+                queues.puts_running += 1;
+            }
+            assert_eq!(queues.puts_running, expected, "{threads}");
+        }
     }
 }
