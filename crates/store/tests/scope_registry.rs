@@ -206,6 +206,7 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     assert!(known(&open, &scopes[3]).is_none(), "empty and dropped");
     let error = register(&open, &long(78, 300_000)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Miss);
+    assert!(error.to_string().contains("shorten it"), "{error}");
     open.close();
 }
 

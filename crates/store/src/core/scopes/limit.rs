@@ -56,6 +56,14 @@ impl Scopes {
         if limits.hold(scopes, bytes) {
             return Ok(0);
         }
+        if added > limits.bytes {
+            return Err(Error::miss(
+                "the scope's description is longer than the whole registry may be: shorten it (a \
+                 digest can stand for the model's configuration), or make the store larger",
+            )
+            .with("bytes", added)
+            .with("bytes_max", limits.bytes));
+        }
         let left = |chosen: &ChosenScopes| {
             (scopes - chosen.slots.len() as u64, bytes.saturating_sub(chosen.bytes))
         };
@@ -63,11 +71,8 @@ impl Scopes {
             let (scopes, bytes) = left(chosen);
             limits.hold(scopes, bytes)
         };
-        let mut chosen = ChosenScopes::default();
-        if added <= limits.bytes {
-            let with_slack = limits.with_slack();
-            self.choose_empty(registry, state, &mut chosen, |chosen| is_enough(with_slack, chosen));
-        }
+        let (mut chosen, with_slack) = (ChosenScopes::default(), limits.with_slack());
+        self.choose_empty(registry, state, &mut chosen, |chosen| is_enough(with_slack, chosen));
         let dropped = if is_enough(limits, &chosen) {
             self.drop_durably(registry, &chosen.slots)
         } else {
