@@ -71,13 +71,15 @@ impl Cache {
     /// same time may store a page again. Returns how many of `keys` were on a local tier.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. If a removal fails, the
-    /// call still removes pages from the other tiers; if a query whether the pages are present
-    /// fails, it removes none.
+    /// `Invalid` for an invalid key; `Closed`; errors of a tier's store. If a removal, or a query
+    /// whether the pages are present, fails on a tier, the call still removes pages from the other
+    /// tiers.
     pub fn delete(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
-        let present = self.exists(scope, keys)?.into_iter().filter(|present| *present).count();
+        self.check()?;
+        check_keys(keys)?;
+        let present = self.exists(scope, keys);
         self.on_each(|tier| tier.store().delete(scope, keys).map(drop))?;
-        Ok(present)
+        Ok(present?.into_iter().filter(|present| *present).count())
     }
 
     /// Drops a scope and its pages from the local tiers, durably. Pages on a remote stay, and later
@@ -143,5 +145,41 @@ impl Cache {
     fn on_each(&self, call: impl Fn(&LocalTier) -> Result<()>) -> Result<()> {
         let answers: Vec<Result<()>> = self.tiers.local.iter().map(call).collect();
         answers.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::cache::{Settings, TierSpec};
+    use ritornello_format::{Error, ErrorKind};
+    use ritornello_store::PutOptions;
+    use ritornello_volume::page_memory::BorrowedPages;
+    use ritornello_volume::transfer::Control;
+
+    #[test]
+    fn delete_removes_pages_although_a_tier_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = [
+            format!("host 16MiB {}/host", dir.path().display()),
+            format!("disk {}/disk 64MiB", dir.path().display()),
+        ];
+        let list = TierSpec::list(&list).unwrap();
+        let no_remote = |_: &str| Err(Error::invalid("the list has no remote"));
+        let cache = Cache::open(&list, &Settings::default(), no_remote).unwrap();
+        let scope = Scope::opaque("delete", 4096, false);
+        let (keys, page) = ([b"page one".as_slice()], [0x5a; 4096]);
+        let disk = cache.tiers.lowest().store();
+        let pages = [page.as_slice()];
+        let source = BorrowedPages::new(&pages);
+        let options = PutOptions::default();
+        disk.put_batch(&scope, &keys, &source, &options, &Control::default()).unwrap();
+        assert_eq!(cache.exists(&scope, &keys).unwrap(), [true]);
+        cache.tiers.first().node.close().unwrap();
+        let error = cache.delete(&scope, &keys).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        assert_eq!(disk.exists(&scope, &keys).unwrap(), [false]);
     }
 }
