@@ -175,8 +175,9 @@ impl FreeMap {
 
     /// The smallest hole of at least `units`.
     pub(super) fn best(&self, units: u64) -> Option<Hole> {
-        let least = units.min(u64::from(SEGMENT_UNITS_LIMIT)) << 44;
-        self.by_size.range(Hole(least)..).next().copied()
+        // No hole has as many units as `SEGMENT_UNITS_LIMIT`, which the shift would make zero.
+        let units = Some(units).filter(|units| *units < u64::from(SEGMENT_UNITS_LIMIT))?;
+        self.by_size.range(Hole(units << 44)..).next().copied()
     }
 
     /// Holes, the largest first.
@@ -295,4 +296,22 @@ impl FreeMap {
 /// The size class of `units`: the exponent of the largest power of two that is not above it.
 fn class_of(units: u32) -> usize {
     (units.max(1).ilog2() as usize).min(SIZE_CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn best_hole_is_never_shorter_than_asked() {
+        let mut free = FreeMap::default();
+        free.add_segment(1, 16);
+        free.add_segment(2, SEGMENT_UNITS_LIMIT - 1);
+        let limit = u64::from(SEGMENT_UNITS_LIMIT);
+        for units in [1, 16, 17, limit - 1, limit, limit + 1, u64::from(u32::MAX), u64::MAX] {
+            let best = free.best(units).map(|hole| u64::from(hole.units()));
+            let expected = [16, limit - 1].into_iter().find(|&held| held >= units);
+            assert_eq!(best, expected, "{units}");
+        }
+    }
 }
