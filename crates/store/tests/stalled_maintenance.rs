@@ -70,7 +70,8 @@ fn close(open: &Open) -> Result<()> {
     let (core, (ended, end)) = (Arc::clone(&open.core), mpsc::channel());
     open.store.close();
     std::thread::spawn(move || ended.send(core.close_within(LONG / 2)));
-    end.recv_timeout(LONG).expect("the close waits for a disk that does not answer")
+    let ended = end.recv_timeout(LONG);
+    ended.map_err(|_| "the close waits for a disk that does not answer").unwrap()
 }
 
 #[test]
