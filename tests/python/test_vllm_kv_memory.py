@@ -34,15 +34,15 @@ HEADS_FIRST = Cache((64, 8, 16, 256), (32768, 4096, 256, 1))
 ONE_HEAD = Cache((64, 1, 16, 256), (4096, 7, 256, 1))
 
 
-def arrangement(cache: Cache, backend: str = "FLASH_ATTN") -> str:
-    return DeviceMemory(1, lambda _: backend).arrangement({"l.0": cache}, ["l.0"])
+def arrangement(cache: Cache, backend: str = "FLASH_ATTN", apart: int = 0) -> str:
+    return DeviceMemory(1, lambda _: backend).arrangement({"l.0": cache}, ["l.0"], apart)
 
 
 def test_orders_of_dimensions_have_different_names() -> None:
     assert arrangement(TOKENS_FIRST) == "FLASH_ATTN/2.1.3"
     assert arrangement(HEADS_FIRST) == "FLASH_ATTN/1.2.3"
-    # A single head is in no order to others.
-    assert arrangement(ONE_HEAD) == "FLASH_ATTN/2.3"
+    # A single head is in no order to others, nor are heads that are stored apart.
+    assert arrangement(ONE_HEAD, apart=1) == arrangement(HEADS_FIRST, apart=8) == "FLASH_ATTN/2.3"
 
 
 def test_attention_backends_have_different_names() -> None:
@@ -53,11 +53,11 @@ def test_layers_of_different_arrangements_are_named_together() -> None:
     backends = {"l.0": "A", "l.1": "B"}
     memory = DeviceMemory(1, backends.__getitem__)
     caches = {"l.1": HEADS_FIRST, "l.0": TOKENS_FIRST}
-    assert memory.arrangement(caches, ["l.1", "l.0"]) == "A/2.1.3+B/1.2.3"
+    assert memory.arrangement(caches, ["l.1", "l.0"], 0) == "A/2.1.3+B/1.2.3"
 
 
 def test_configuration_tells_the_arrangement_in_host_memory() -> None:
-    assert HostMemory().arrangement({"l.0": HEADS_FIRST}, ["l.0"]) == ""
+    assert HostMemory().arrangement({"l.0": HEADS_FIRST}, ["l.0"], 8) == ""
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "cuda"])

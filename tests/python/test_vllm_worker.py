@@ -277,6 +277,14 @@ def test_step_waits_for_saves_of_freed_requests(side: WorkerSide, store: FakeSto
     assert store.events.count("protect") == 1
 
 
+def test_save_of_sent_request_is_protected_at_once(side: WorkerSide, store: FakeStore) -> None:
+    store.outcomes = ["late", "late"]
+    side.save(replace(saving("r", KEYS[0]), finished_sending=("s",)))
+    assert "protect" not in store.events
+    side.save(replace(saving("s", KEYS[0]), finished_sending=("s",)))
+    assert store.events.count("protect") == 1
+
+
 @pytest.mark.parametrize("protects", [True, False])
 def test_save_that_cannot_be_protected_is_cancelled(meter: StepMeter, protects: bool) -> None:
     cancelled = []

@@ -9,8 +9,10 @@ use crate::pool::{Owner, Pool};
 use crate::slots::{Arena, Slots};
 use crate::table::{Table, TableMemory};
 use crate::way::{Measured, Way, Ways};
+use parking_lot::Mutex;
 use ritornello_format::Result;
 use ritornello_volume::{PageTarget, StagingStats};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +47,8 @@ pub struct Device {
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,
     core: Arc<Core>,
+    /// What was measured, by the length of pieces: an engine registers several pools of one length.
+    measured: Mutex<HashMap<u64, Ways>>,
 }
 
 impl Device {
@@ -65,7 +69,7 @@ impl Device {
         let arena = Arena::new(&core, staging)?;
         let tables = TableMemory::new(&core)?;
         let mover = Mover::new(&core)?;
-        Ok(Arc::new(Self { mover, tables, arena, core }))
+        Ok(Arc::new(Self { mover, tables, arena, core, measured: Mutex::default() }))
     }
 
     /// The device and its driver, in words.
@@ -86,10 +90,6 @@ impl Device {
     /// `Fatal` if the device is broken, or this is a forked child of the process that opened it.
     pub fn check(&self) -> Result<()> {
         self.core.check()
-    }
-
-    pub(crate) fn core(&self) -> Arc<Core> {
-        Arc::clone(&self.core)
     }
 
     /// Usage of the pinned memory.
@@ -115,7 +115,7 @@ impl Device {
         owner: Owner,
     ) -> Result<Arc<Pool>> {
         // SAFETY: promised by the caller.
-        let pool = unsafe { Pool::new(&self.arena, spans, blocks, owner) }?;
+        let pool = unsafe { Pool::new(self.tables.arena(), spans, blocks, owner) }?;
         let ways = match choice {
             WayChoice::ByLength => pool.ways().clone(),
             WayChoice::Always(way) => pool.ways().clone().force(way),
@@ -204,6 +204,9 @@ impl Device {
         if piece == 0 || !self.core.driver().has_kernels() {
             return Ok(ways);
         }
+        if let Some(known) = self.measured.lock().get(&piece) {
+            return Ok(known.clone());
+        }
         let slot_bytes = piece.next_multiple_of(ritornello_format::UNIT) as usize;
         let most = PROBE_BYTES.min(self.arena.capacity() / 2) / slot_bytes;
         for direction in [Direction::Scatter, Direction::Gather] {
@@ -221,6 +224,9 @@ impl Device {
                     break;
                 }
             }
+        }
+        if !ways.measured().is_empty() {
+            self.measured.lock().insert(piece, ways.clone());
         }
         Ok(ways)
     }

@@ -13,7 +13,7 @@ use ritornello_format::{Error, Result};
 use ritornello_volume::transfer::{Control, MissReason};
 use ritornello_volume::{PageTarget, run_on_threads};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ const LANES: usize = 8;
 /// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing, and
 /// slots that are used again soon are still in the processor's cache.
 const WINDOW_BYTES: usize = 4 << 20;
-/// Maximum time that the device may take for the copies of a load after its last read.
+/// Time after which a move that has not ended is reported in the log, or a save ends without it.
 pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
 
 /// What a load, a save or one of their windows achieved.
@@ -54,6 +54,8 @@ struct Load<'a> {
     windows: Windows,
     /// The next window to read.
     next: AtomicUsize,
+    /// The windows whose copies were submitted.
+    moves: Mutex<Vec<(Range<usize>, MoveTicket)>>,
     ends: Mutex<Ends>,
 }
 
@@ -75,7 +77,7 @@ impl Ends {
 impl Device {
     /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`, behind
     /// the work that `after` marks.
-    /// Windows of pages are read by up to four threads, the caller's included; each is copied while
+    /// Windows of pages are read by up to eight threads, the caller's included; each is copied while
     /// later ones are read. Returns after the last copy, also if `control` stops the load earlier.
     /// Blocks of pages that were not moved hold any bytes.
     ///
@@ -105,22 +107,25 @@ impl Device {
             read,
             windows: self.windows(pool, blocks.len(), 2 * LANES, WINDOW_BYTES),
             next: AtomicUsize::new(0),
+            moves: Mutex::default(),
             ends: Mutex::new(Ends { at: blocks.len(), reason: "", error: None }),
         };
         let lanes = LANES.min(load.windows.count());
         // SAFETY: promised by the caller.
-        let lanes = run_on_threads(lanes, "device-load", || unsafe { load.run_lane() });
-        let moves: Vec<(Range<usize>, MoveTicket)> = lanes
-            .into_iter()
-            .flat_map(|lane| lane.unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect();
+        for lane in run_on_threads(lanes, "device-load", || unsafe { load.run_lane() }) {
+            if lane.is_err() {
+                let error = Error::fatal("a thread of a load panicked");
+                load.ends.lock().note(0, "panic", Some(error));
+            }
+        }
         let mut ends = load.ends.into_inner();
-        let deadline = Instant::now() + MOVES_TIME;
-        for (pages, ticket) in moves {
-            match ticket.wait(deadline) {
-                Ok(true) => {}
-                Ok(false) => return Err(self.core().give_up(MOVES_TIME)),
-                Err(error) => ends.note(pages.start, "device", Some(error)),
+        for (pages, ticket) in load.moves.into_inner() {
+            // Without a limit: the engine uses the blocks again once the load is reported.
+            while !ticket.wait(Instant::now() + MOVES_TIME).or_else(|error| {
+                ends.note(pages.start, "device", Some(error));
+                Ok::<_, Error>(true)
+            })? {
+                tracing::warn!(seconds = MOVES_TIME.as_secs(), "the device has not copied a load");
             }
         }
         match ends.error {
@@ -152,21 +157,20 @@ impl Load<'_> {
     ///
     /// # Safety
     /// The conditions of [`Device::load`] hold.
-    unsafe fn run_lane(&self) -> Vec<(Range<usize>, MoveTicket)> {
-        let mut moves = Vec::new();
+    unsafe fn run_lane(&self) {
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             if number >= self.windows.count() {
-                return moves;
+                return;
             }
             let pages = self.windows.pages(number);
             if pages.start >= self.ends.lock().at {
-                return moves;
+                return;
             }
             // SAFETY: promised by the caller; windows have different blocks.
             match unsafe { self.move_window(pages.clone()) } {
                 Ok((read, ticket)) => {
-                    moves.extend(ticket.map(|ticket| (pages.clone(), ticket)));
+                    self.moves.lock().extend(ticket.map(|ticket| (pages.clone(), ticket)));
                     if read.pages < pages.len() {
                         self.ends.lock().note(pages.start + read.pages, read.reason, None);
                     }

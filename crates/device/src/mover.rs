@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum moves that wait for the thread.
+/// Maximum moves in one direction that wait for the thread.
 const QUEUE_MAX: usize = 4096;
 /// Maximum time that closing waits for moves in flight. Their memory is never freed after it.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
@@ -136,10 +136,30 @@ impl Move {
     }
 }
 
+/// The position of a direction in pairs of queues. Gathers are first: an engine may wait until one is
+/// queued, and scatters wait behind its work anyway.
+fn place_of(direction: Direction) -> usize {
+    match direction {
+        Direction::Gather => 0,
+        Direction::Scatter => 1,
+    }
+}
+
 #[derive(Default)]
 struct State {
-    submitted: VecDeque<Move>,
+    /// One queue for each direction ([`place_of`]).
+    submitted: [VecDeque<Move>; 2],
     is_closed: bool,
+}
+
+impl State {
+    fn next(&mut self) -> Option<Move> {
+        self.submitted.iter_mut().find_map(VecDeque::pop_front)
+    }
+
+    fn has_next(&self) -> bool {
+        self.submitted.iter().any(|queue| !queue.is_empty())
+    }
 }
 
 /// The thread.
@@ -175,11 +195,12 @@ impl Mover {
         if state.is_closed {
             return Err(Error::new(ErrorKind::Closed, "the device is closed"));
         }
-        if state.submitted.len() >= QUEUE_MAX {
+        let place = place_of(table.direction());
+        if state.submitted[place].len() >= QUEUE_MAX {
             return Err(Error::retry("too many moves of the device wait"));
         }
         let (table, of_caller) = (Arc::clone(table), ticket.clone());
-        state.submitted.push_back(Move { table, part, after, ticket, done });
+        state.submitted[place].push_back(Move { table, part, after, ticket, done });
         drop(state);
         self.state.wake_one();
         Ok(of_caller)
@@ -190,7 +211,7 @@ impl fmt::Debug for Mover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.state.lock();
         f.debug_struct("Mover")
-            .field("submitted", &state.submitted.len())
+            .field("submitted", &state.submitted.iter().map(VecDeque::len).sum::<usize>())
             .field("is_closed", &state.is_closed)
             .finish_non_exhaustive()
     }
@@ -225,7 +246,7 @@ impl InFlight {
     fn run(mut self, state: &ForkSafeLock<State>) {
         loop {
             let mut locked = state.lock();
-            while locked.submitted.is_empty() && !locked.is_closed {
+            while !locked.has_next() && !locked.is_closed {
                 if self.is_empty() {
                     locked = state.wait(locked);
                 } else {
@@ -235,7 +256,7 @@ impl InFlight {
                 }
             }
             let is_closed = locked.is_closed;
-            let next = locked.submitted.pop_front();
+            let next = locked.next();
             drop(locked);
             match next {
                 Some(next) if is_closed => {
@@ -263,17 +284,14 @@ impl InFlight {
             Ok(event) => {
                 let event = Arc::new(event);
                 next.ticket.set(Stage::Queued(Arc::clone(&event)));
-                let queue = match next.table.direction() {
-                    Direction::Scatter => &mut self.queues[0],
-                    Direction::Gather => &mut self.queues[1],
-                };
-                queue.push_back((next, event));
+                self.queues[place_of(next.table.direction())].push_back((next, event));
             }
             Err(error) => next.fail(&self.core, error),
         }
     }
 
-    /// Reports the moves that have ended. If the device is broken, all moves have ended.
+    /// Reports the moves that have ended. On a broken device, moves may still be in flight: they are
+    /// reported when they have ended, or when the driver cannot tell.
     fn reap(&mut self) {
         for queue in &mut self.queues {
             while let Some((_, event)) = queue.front() {

@@ -1,6 +1,6 @@
 //! Saves: pages gathered from the device into slots when they are submitted, and stored later.
 
-use crate::core::{Core, Event};
+use crate::core::Event;
 use crate::device::Device;
 use crate::driver::RawStream;
 use crate::layout::Direction;
@@ -8,7 +8,7 @@ use crate::load::{MOVES_TIME, Moved};
 use crate::mover::MoveTicket;
 use crate::pool::Pool;
 use crate::slots::Slots;
-use ritornello_format::Result;
+use ritornello_format::{Error, Result};
 use ritornello_volume::transfer::Control;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -37,7 +37,6 @@ struct Gathering {
 /// Pages whose gathers were submitted.
 #[derive(Debug)]
 pub struct Save {
-    core: Arc<Core>,
     windows: VecDeque<Gathering>,
     pages: usize,
 }
@@ -66,7 +65,7 @@ impl Device {
         pool.layout().check_blocks(blocks, Direction::Gather)?;
         let page_bytes = pool.layout().page_bytes();
         let windows = self.windows(pool, blocks.len(), SHARE * WINDOWS, WINDOW_BYTES);
-        let mut save = Save { core: self.core(), windows: VecDeque::new(), pages: 0 };
+        let mut save = Save { windows: VecDeque::new(), pages: 0 };
         for pages in (0..windows.count()).map(|number| windows.pages(number)) {
             let staging = self.staging();
             let bytes = Slots::stride(page_bytes as usize) * pages.len();
@@ -108,7 +107,8 @@ impl Save {
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         while let Some(window) = self.windows.pop_front() {
             if !window.ticket.wait(Instant::now() + MOVES_TIME)? {
-                return Err(self.core.give_up(MOVES_TIME));
+                return Err(Error::retry("the device has not gathered the pages of a save")
+                    .with("seconds", MOVES_TIME.as_secs()));
             }
             let written = write(window.pages.clone(), window.slots, control)?;
             moved.pages += written.pages;

@@ -53,6 +53,11 @@ impl Arena {
         Ok(buffer)
     }
 
+    /// Offset of a buffer of this arena.
+    pub(crate) fn offset_of(&self, buffer: &StagingBuffer) -> u64 {
+        buffer.bytes().as_ptr() as u64 - self.base.as_ptr() as u64
+    }
+
     /// Queues a copy of the first `bytes` of `source`, which is from this arena, to `to` on the
     /// device.
     ///
@@ -66,9 +71,8 @@ impl Arena {
         to: u64,
         stream: RawStream,
     ) -> Result<()> {
-        let offset = source.bytes().as_ptr() as u64 - self.base.as_ptr() as u64;
         let mut copies = Copies::default();
-        copies.push(to, self.address + offset, bytes);
+        copies.push(to, self.address + self.offset_of(source), bytes);
         // SAFETY: promised by the caller.
         self.core.note(unsafe { self.core.driver().copy(stream, &copies) })
     }

@@ -4,9 +4,8 @@ use crate::core::{Core, Event};
 use crate::driver::{Copies, Launch};
 use crate::layout::{Direction, Kernel, MoveEntry, Part, as_bytes};
 use crate::pool::Pool;
-use crate::slots::Slots;
+use crate::slots::{Arena, Slots};
 use crate::way::Way;
-use parking_lot::Mutex;
 use ritornello_format::{Error, Result, UNIT};
 use ritornello_volume::{PageTarget, StagingBuffer};
 use std::sync::Arc;
@@ -14,59 +13,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-const TABLE_BYTES: usize = TABLE_PAGES_MAX * size_of::<MoveEntry>();
-/// Tables on the device. A move beyond them is made without a kernel.
-const TABLES: u32 = 16;
+/// Memory for tables, on the device and pinned. Moves may wait behind a step of the engine, so there
+/// are tables for a thousand windows of loads. A move beyond them is made without a kernel.
+const TABLE_BYTES: usize = 8 << 20;
 
-/// Memory on the device for tables, allocated once.
+/// Memory for tables, allocated once: pinned, and as long on the device, where a table has the same
+/// offset. It is apart from slots, for which calls wait.
 #[derive(Debug)]
 pub(crate) struct TableMemory {
-    core: Arc<Core>,
+    arena: Arc<Arena>,
     base: u64,
-    free: Mutex<Vec<u32>>,
 }
 
 impl TableMemory {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Arc<Self>> {
-        let base = core.driver().allocate(TABLE_BYTES * TABLES as usize)?;
-        let free = Mutex::new((0..TABLES).collect());
-        Ok(Arc::new(Self { core: Arc::clone(core), base, free }))
+        let arena = Arena::new(core, TABLE_BYTES)?;
+        let base = core.driver().allocate(arena.capacity())?;
+        Ok(Arc::new(Self { arena, base }))
     }
 
-    fn take(self: &Arc<Self>) -> Option<DeviceTable> {
-        let number = self.free.lock().pop()?;
-        Some(DeviceTable { memory: Arc::clone(self), number })
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
     }
 }
 
 impl Drop for TableMemory {
     fn drop(&mut self) {
-        if self.core.is_broken() {
+        let core = self.arena.core();
+        if core.is_broken() {
             return;
         }
         // SAFETY: moves in flight hold references to tables.
-        if let Err(error) = unsafe { self.core.driver().free(self.base) } {
+        if let Err(error) = unsafe { core.driver().free(self.base) } {
             tracing::warn!(%error, "the tables stay on the device");
         }
-    }
-}
-
-/// Memory of one table on the device.
-#[derive(Debug)]
-struct DeviceTable {
-    memory: Arc<TableMemory>,
-    number: u32,
-}
-
-impl DeviceTable {
-    fn address(&self) -> u64 {
-        self.memory.base + u64::from(self.number) * TABLE_BYTES as u64
-    }
-}
-
-impl Drop for DeviceTable {
-    fn drop(&mut self) {
-        self.memory.free.lock().push(self.number);
     }
 }
 
@@ -82,11 +62,11 @@ pub struct Table {
     kernel: Option<KernelTable>,
 }
 
-/// The tables that a kernel needs.
+/// The table that a kernel needs.
 #[derive(Debug)]
 struct KernelTable {
+    memory: Arc<TableMemory>,
     grid: u32,
-    on_device: DeviceTable,
     /// The pinned copy of the entries, from which the device gets the table.
     source: StagingBuffer,
     /// Whether the copy to the device is queued.
@@ -95,14 +75,14 @@ struct KernelTable {
 
 impl KernelTable {
     /// `None` if no memory for a table is free: the moves are then made without a kernel.
-    fn new(
-        memory: &Arc<TableMemory>,
-        slots: &Slots,
-        entries: &[MoveEntry],
-        grid: u32,
-    ) -> Option<Self> {
-        let source = slots.arena().pinned_copy(as_bytes(entries)).ok()?;
-        Some(Self { grid, on_device: memory.take()?, source, is_queued: AtomicBool::new(false) })
+    fn new(memory: &Arc<TableMemory>, entries: &[MoveEntry], grid: u32) -> Option<Self> {
+        let source = memory.arena.pinned_copy(as_bytes(entries)).ok()?;
+        Some(Self { memory: Arc::clone(memory), grid, source, is_queued: AtomicBool::new(false) })
+    }
+
+    /// The table's address on the device.
+    fn address(&self) -> u64 {
+        self.memory.base + self.memory.arena.offset_of(&self.source)
     }
 }
 
@@ -133,7 +113,7 @@ impl Table {
         let entries: Vec<MoveEntry> = blocks.iter().enumerate().map(entry).collect();
         let pieces = blocks.len() * layout.spans().len();
         let kernel = match pool.ways().of(direction, pieces) {
-            Way::Kernel { grid } => KernelTable::new(memory, slots, &entries, grid),
+            Way::Kernel { grid } => KernelTable::new(memory, &entries, grid),
             Way::Copies => None,
         };
         let (core, pool, slots) = (Arc::clone(core), Arc::clone(pool), Arc::clone(slots));
@@ -194,11 +174,11 @@ impl Table {
     /// The conditions of [`Table::queue`] hold.
     unsafe fn queue_kernel(&self, kernel: &KernelTable, part: &Part) -> Result<()> {
         let stream = self.core.stream(self.direction);
-        let table = kernel.on_device.address();
+        let table = kernel.address();
         if !kernel.is_queued.swap(true, Ordering::Relaxed) {
             let bytes = size_of_val(&*self.entries);
             // SAFETY: no move of this table is queued yet, and `self` keeps the source.
-            unsafe { self.slots.arena().upload(&kernel.source, bytes, table, stream) }?;
+            unsafe { kernel.memory.arena.upload(&kernel.source, bytes, table, stream) }?;
         }
         let launch = Launch {
             kernel: Kernel { direction: self.direction, word: self.pool.layout().word() },

@@ -508,13 +508,22 @@ fn slots_return_and_are_padded() {
 }
 
 #[test]
-fn full_staging_leaves_moves_without_kernel() {
+fn moves_beyond_the_memory_of_tables_use_no_kernel() {
     let rig = Rig::new(&small(), KERNEL);
     let now = Some(Instant::now());
+    // Full staging takes no memory of tables.
     let slots = rig.device.slots(8192, STAGING / 8192, now, &|| false).unwrap();
-    let table = rig.table(&slots, &[0, 1], Direction::Scatter);
-    assert!(!table.uses_kernel());
-    assert!(rig.submit(&table, rig.whole()).wait(soon()).unwrap());
+    let table = || rig.table(&slots, &[0, 1], Direction::Scatter);
+    let with_kernels: Vec<_> = std::iter::repeat_with(table)
+        .take(100_000)
+        .take_while(|table| table.uses_kernel())
+        .collect();
+    assert!((1024..100_000).contains(&with_kernels.len()), "{}", with_kernels.len());
+    let without = table();
+    assert!(!without.uses_kernel());
+    assert!(rig.submit(&without, rig.whole()).wait(soon()).unwrap());
+    drop(with_kernels);
+    assert!(table().uses_kernel());
 }
 
 #[test]

@@ -97,8 +97,10 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         require_no_context_parallel(vllm_config)
         self._settings = self.parse_settings(self._kv_transfer_config.kv_connector_extra_config)
         self._connector, self._engine = connector, engine
-        reason = unsupported_reason(vllm_config, kv_cache_config) or composition.unsupported_reason(
-            self._engine
+        reason = (
+            unsupported_reason(vllm_config, kv_cache_config)
+            or self.memory_refusal(kv_cache_config)
+            or composition.unsupported_reason(self._engine)
         )
         self._meter = StepMeter()
         kind = CacheStore if self._settings.tiers else VllmStore
@@ -147,6 +149,10 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
 
     def kv_memory(self) -> KvMemory:
         return HostMemory()
+
+    def memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
+        """Returns why this kind of KV memory is not served; "" if it is."""
+        return ""
 
     def block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
         """Returns the layout of the blocks of a group."""

@@ -15,6 +15,7 @@ from ritornello.vllm.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
 class DevicePath(CpuPath):
@@ -31,8 +32,15 @@ class DevicePath(CpuPath):
             )
         return settings
 
+    def memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
+        # vLLM clears given blocks before the step is made to wait for saves that still read them.
+        if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
+            return f"KV memory that vLLM clears is not served with {VARIABLE}={OWN}"
+        return ""
+
     def kv_memory(self) -> KvMemory:
-        workers = self._vllm_config.parallel_config.world_size
+        parallel = self._vllm_config.parallel_config
+        workers = parallel.world_size * parallel.data_parallel_size_local
         layers = self._vllm_config.compilation_config.static_forward_context
         return DeviceMemory(
             workers,

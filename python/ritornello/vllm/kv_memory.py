@@ -8,17 +8,18 @@ On a device, work is ordered by streams:
   before they were read: `protect` makes the engine's later work wait.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ritornello.connector.strided_blocks import Span, page_pool
 from ritornello.vllm.layout import CacheTensor
+from ritornello.vllm.offloading_settings import memory_bytes
 
 if TYPE_CHECKING:
     from ritornello._core import Device, Ticket
 
-# Pinned memory of all workers of a machine: this part of its memory, and at most STAGING_MAX each.
+# Pinned memory of all workers of an engine on a machine: this part of its memory or of the control
+# group's limit, and at most STAGING_MAX each.
 STAGING_SHARE, STAGING_MAX = 16, 4 << 30
 
 
@@ -30,9 +31,12 @@ class KvMemory(Protocol):
     def open(self) -> None:
         """Makes what takes long, before the first request."""
 
-    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+    def arrangement(
+        self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
+    ) -> str:
         """Returns how attention arranges the bytes in the blocks of layers, where the configuration
-        does not tell; "" where it does.
+        does not tell; "" where it does. `apart`: the number of heads in a block if each is one
+        contiguous range of it, else 0.
         """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
@@ -55,7 +59,9 @@ class HostMemory:
     def open(self) -> None:
         pass
 
-    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+    def arrangement(
+        self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
+    ) -> str:
         return ""
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
@@ -86,11 +92,13 @@ class DeviceMemory:
     def open(self) -> None:
         self._opened()
 
-    def arrangement(self, caches: Mapping[str, CacheTensor], layers: Iterable[str]) -> str:
+    def arrangement(
+        self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
+    ) -> str:
         """Workers choose the attention backend, by their GPU and by what is installed, and backends
         order the dimensions of a block differently in memory.
         """
-        found = {f"{self._attention(name)}/{_order(caches[name])}" for name in layers}
+        found = {f"{self._attention(name)}/{_order(caches[name], apart)}" for name in layers}
         return "+".join(sorted(found))
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
@@ -111,8 +119,8 @@ class DeviceMemory:
         if self._device is None:
             from ritornello._core import Device
 
-            machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            staging = min(machine // (STAGING_SHARE * self._workers), STAGING_MAX)
+            share = memory_bytes() // (STAGING_SHARE * self._workers)
+            staging = min(share, STAGING_MAX)
             self._device = Device.open(self._ordinal(), staging=staging, emulated=self._emulated)
         return self._device
 
@@ -124,10 +132,13 @@ class DeviceMemory:
         return int(torch.cuda.current_device())
 
 
-def _order(cache: CacheTensor) -> str:
+def _order(cache: CacheTensor, apart: int) -> str:
     """Returns the dimensions of a block in the order in which they are in memory, outermost first.
-    Dimensions of length 1 are in no order.
+    Dimensions of length 1 are in no order. Heads that are apart are stored apart, so that pages are
+    found where a worker has another number of them.
     """
     shape, strides = tuple(cache.shape), tuple(cache.stride())
     inside = [at for at in range(1, len(shape)) if shape[at] > 1]
+    if apart and len(shape) > 1 and shape[1] == apart:
+        inside = [at for at in inside if at != 1]
     return ".".join(str(at) for at in sorted(inside, key=lambda at: -strides[at]))

@@ -59,11 +59,14 @@ class Shard:
             for layers, heads in self.groups
         ]
         memory = tuple(
-            replace(group, arrangement=self.kv_memory.arrangement(caches, group.layers))
-            for group in found
+            replace(group, arrangement=self._arrangement(caches, group)) for group in found
         )
         self.kv_memory.open()
         self.caches, self.memory = dict(caches), memory
+
+    def _arrangement(self, caches: Mapping[str, CacheTensor], group: GroupMemory) -> str:
+        apart = group.heads if group.head_major else 0
+        return self.kv_memory.arrangement(caches, group.layers, apart)
 
     def release(self) -> None:
         self.caches, self.memory = {}, ()

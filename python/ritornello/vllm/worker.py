@@ -179,11 +179,17 @@ class WorkerSide:
                 self.results.record_skipped(save, 0, "error")
             if pending.tickets:
                 self._pending_saves.append(pending)
+        # vLLM may give the blocks of these requests away after this step, and does not name the
+        # requests again.
+        sent = set(metadata.finished_sending)
+        for pending in self._pending_saves:
+            if pending.save.request in sent:
+                pending.protect()
         self._meter.add("save_seconds", perf_counter() - started)
 
     def close(self) -> None:
-        """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. Saves are copies:
-        they do not need the engine's memory.
+        """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. Saves are copies,
+        or keep the memory that they still read.
         """
         self.step_loads.cancel()
         for pending in self._async_loads:
