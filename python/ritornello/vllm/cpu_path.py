@@ -95,11 +95,11 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         require_no_context_parallel(vllm_config)
-        self._settings = self.parse_settings(self._kv_transfer_config.kv_connector_extra_config)
+        self._settings = self._parse_settings(self._kv_transfer_config.kv_connector_extra_config)
         self._connector, self._engine = connector, engine
         reason = (
             unsupported_reason(vllm_config, kv_cache_config)
-            or self.memory_refusal(kv_cache_config)
+            or self._memory_refusal(kv_cache_config)
             or composition.unsupported_reason(self._engine)
         )
         self._meter = StepMeter()
@@ -138,27 +138,27 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
                 ],
                 self._meter,
                 (get_pp_group().rank_in_group, get_tp_group().rank_in_group),
-                memory=self.kv_memory(),
+                memory=self._make_kv_memory(),
             )
 
     # What depends on the place of the KV memory.
 
     @classmethod
-    def parse_settings(cls, extra: dict[str, Any]) -> Settings:
+    def _parse_settings(cls, extra: dict[str, Any]) -> Settings:
         return Settings.parse_on_cpus(extra)
 
-    def kv_memory(self) -> KvMemory:
+    def _make_kv_memory(self) -> KvMemory:
         return HostMemory()
 
-    def memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
+    def _memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
         """Returns why this kind of KV memory is not served; "" if it is."""
         return ""
 
-    def block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
+    def _block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
         """Returns the layout of the blocks of a group."""
         return kernels.block_layout(vllm_config, spec)
 
-    def loads_apart(self) -> bool:
+    def _loads_apart(self) -> bool:
         """Returns whether no step may wait for a load."""
         return requires_async_loads(self._vllm_config, self._kv_cache_config)
 
@@ -192,7 +192,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         parallel = config.parallel_config
         stages, ranks = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
         found = group_layouts(metadata, stages, ranks, len(caches.kv_cache_groups))
-        identity = identity_of(config, caches, found, partial(self.block_layout, config))
+        identity = identity_of(config, caches, found, partial(self._block_layout, config))
         for line in startup_warnings(identity):
             logger.warning("ritornello: %s", line)
         side = SchedulerSide(
@@ -200,7 +200,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             identity,
             self._meter,
             read_only=self._settings.read_only,
-            asynchronous=self.loads_apart(),
+            asynchronous=self._loads_apart(),
             has_remote=self._settings.has_remote,
             composed=self._engine is not None,
             guard=self._guard,

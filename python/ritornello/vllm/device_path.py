@@ -24,7 +24,7 @@ class DevicePath(CpuPath):
     """
 
     @classmethod
-    def parse_settings(cls, extra: dict[str, Any]) -> Settings:
+    def _parse_settings(cls, extra: dict[str, Any]) -> Settings:
         settings = Settings.parse(extra)
         if settings.tiers:
             raise ValueError(
@@ -32,13 +32,13 @@ class DevicePath(CpuPath):
             )
         return settings
 
-    def memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
+    def _memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
         # vLLM clears given blocks before the step is made to wait for saves that still read them.
         if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
             return f"KV memory that vLLM clears is not served with {VARIABLE}={OWN}"
         return ""
 
-    def kv_memory(self) -> KvMemory:
+    def _make_kv_memory(self) -> KvMemory:
         parallel = self._vllm_config.parallel_config
         workers = parallel.world_size * parallel.data_parallel_size_local
         layers = self._vllm_config.compilation_config.static_forward_context
@@ -48,10 +48,10 @@ class DevicePath(CpuPath):
             emulated=chosen() == EMULATED,
         )
 
-    def block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
+    def _block_layout(self, vllm_config: "VllmConfig", spec: Any) -> str:
         if chosen() == EMULATED:
             return kernels.block_layout(vllm_config, spec)
         return kernels.device_block_layout(vllm_config, spec)
 
-    def loads_apart(self) -> bool:
+    def _loads_apart(self) -> bool:
         return True

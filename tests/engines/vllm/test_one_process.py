@@ -142,7 +142,7 @@ def test_preemption_while_saving_keeps_bytes_right(
     # Where loads run beside other requests, a preempted request may find fewer pages than it had,
     # because they are still being stored. A prefill then computes again what decoding had computed,
     # and may round it differently.
-    if not engine.scheduler.connector.data_path.loads_apart():
+    if not engine.scheduler.connector.data_path._loads_apart():
         assert together == alone
     engine.forget()
     assert [engine.tokens(one, answer=150)[0] for one in asked] == alone
