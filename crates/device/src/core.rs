@@ -147,8 +147,8 @@ impl Event {
         self.core.note(unsafe { self.core.driver.wait(stream, self.raw) })
     }
 
-    /// Whether the marked work is complete; also of a broken device, on which earlier work may still
-    /// be in flight.
+    /// Whether the marked work is complete; also of a broken device, on which earlier work may
+    /// still be in flight.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         // SAFETY: the event lives as long as `self`.
         self.core.note(unsafe { self.core.driver.is_complete(self.raw) })

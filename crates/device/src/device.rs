@@ -47,7 +47,7 @@ pub struct Device {
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,
     core: Arc<Core>,
-    /// What was measured, by the length of pieces: an engine registers several pools of one length.
+    /// Measured times, by the length of pieces. An engine registers several pools of one length.
     measured: Mutex<HashMap<u64, Ways>>,
 }
 
@@ -164,8 +164,8 @@ impl Device {
     ///
     /// # Safety
     /// From the completion of `after` until the move is complete, no other code or work writes to
-    /// the bytes that it reads, or accesses the bytes that it writes. After a failed move this holds
-    /// without end.
+    /// the bytes that it reads, or accesses the bytes that it writes. After a failed move this
+    /// holds without end.
     pub unsafe fn submit(
         &self,
         table: &Arc<Table>,

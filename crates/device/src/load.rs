@@ -22,18 +22,18 @@ use std::time::{Duration, Instant};
 /// the fastest of twelve combinations on an H200 with 16 processors: 45 to 51 GB/s from a store in
 /// memory, where 4 lanes with windows of 32 MiB had read 20 to 27.
 const LANES: usize = 8;
-/// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing, and
-/// slots that are used again soon are still in the processor's cache.
+/// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing,
+/// and slots that are used again soon are still in the processor's cache.
 const WINDOW_BYTES: usize = 4 << 20;
 /// Time after which a move that has not ended is reported in the log, or a save ends without it.
 pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
 
-/// What a load, a save or one of their windows achieved.
+/// The result of a load, of a save, or of a window of either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Leading pages that were moved.
     pub pages: usize,
-    /// Their bytes.
+    /// Bytes of these pages.
     pub bytes: u64,
     /// Why the page after them was not moved; empty if all pages were.
     pub reason: &'static str,
@@ -75,19 +75,19 @@ impl Ends {
 }
 
 impl Device {
-    /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`, behind
-    /// the work that `after` marks.
-    /// Windows of pages are read by up to eight threads, the caller's included; each is copied while
-    /// later ones are read. Returns after the last copy, also if `control` stops the load earlier.
-    /// Blocks of pages that were not moved hold any bytes.
+    /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`,
+    /// behind the work that `after` marks. Windows of pages are read by up to eight threads, the
+    /// caller's included; each window is copied while later windows are read. Returns after the
+    /// last copy, also if `control` stops the load earlier. Blocks of pages that were not moved
+    /// hold any bytes.
     ///
     /// # Errors
-    /// Returns the errors of [`Device::table`] and [`Device::submit`], and the error of `read` if it
-    /// failed for the first page that was not moved.
+    /// Returns the errors of [`Device::table`] and [`Device::submit`], and the error of `read` if
+    /// it failed for the first page that was not moved.
     ///
     /// # Safety
-    /// From the completion of `after` until this returns, no other code or work accesses the blocks. After an error of kind `Fatal`
-    /// this holds without end.
+    /// From the completion of `after` until this returns, no other code or work accesses the
+    /// blocks. After an error of kind `Fatal` this holds without end.
     pub unsafe fn load(
         &self,
         pool: &Arc<Pool>,
@@ -121,11 +121,17 @@ impl Device {
         let mut ends = load.ends.into_inner();
         for (pages, ticket) in load.moves.into_inner() {
             // Without a limit: the engine uses the blocks again once the load is reported.
-            while !ticket.wait(Instant::now() + MOVES_TIME).or_else(|error| {
-                ends.note(pages.start, "device", Some(error));
-                Ok::<_, Error>(true)
-            })? {
-                tracing::warn!(seconds = MOVES_TIME.as_secs(), "the device has not copied a load");
+            loop {
+                match ticket.wait(Instant::now() + MOVES_TIME) {
+                    Ok(true) => break,
+                    Ok(false) => {
+                        tracing::warn!("the device does not complete the copies of a load")
+                    }
+                    Err(error) => {
+                        ends.note(pages.start, "device", Some(error));
+                        break;
+                    }
+                }
             }
         }
         match ends.error {

@@ -136,8 +136,8 @@ impl Move {
     }
 }
 
-/// The position of a direction in pairs of queues. Gathers are first: an engine may wait until one is
-/// queued, and scatters wait behind its work anyway.
+/// The position of a direction in pairs of queues. Gathers are first: an engine may wait until one
+/// is queued, and scatters wait behind its work anyway.
 fn place_of(direction: Direction) -> usize {
     match direction {
         Direction::Gather => 0,
@@ -290,8 +290,8 @@ impl InFlight {
         }
     }
 
-    /// Reports the moves that have ended. On a broken device, moves may still be in flight: they are
-    /// reported when they have ended, or when the driver cannot tell.
+    /// Reports the moves that have ended. On a broken device, moves may still be in flight: they
+    /// are reported when they have ended, or when the driver cannot tell.
     fn reap(&mut self) {
         for queue in &mut self.queues {
             while let Some((_, event)) = queue.front() {

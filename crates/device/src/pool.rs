@@ -25,7 +25,7 @@ pub struct Pool {
     _owner: Owner,
 }
 
-/// What keeps the memory of a pool. It may be dropped on any thread.
+/// An object that keeps the memory of a pool allocated. It may be dropped on any thread.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
 impl Pool {

@@ -20,7 +20,7 @@ use std::time::Instant;
 const WINDOW_BYTES: usize = 128 << 20;
 /// Saves leave half of the pinned memory to loads, for which requests wait.
 const SHARE: usize = 2;
-/// Windows of which the saves' share consists at least.
+/// Minimum number of windows that fit the saves' share.
 const WINDOWS: usize = 4;
 
 /// Stores pages of a save: the range of pages, and slots with these pages.
@@ -98,8 +98,8 @@ impl Save {
         SaveFence(self.windows.iter().map(|window| window.ticket.clone()).collect())
     }
 
-    /// Calls `write` for each window in order, after its gather, until a window is not stored whole.
-    /// Frees the slots of each window that was written.
+    /// Calls `write` for each window in order, after its gather, until a window is not stored
+    /// whole. Frees the slots of each window that was written.
     ///
     /// # Errors
     /// The error of a gather or of `write`.

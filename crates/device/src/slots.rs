@@ -62,8 +62,8 @@ impl Arena {
     /// device.
     ///
     /// # Safety
-    /// `to` has room for `bytes` bytes, which no other work accesses. The caller keeps both until the copy is
-    /// complete.
+    /// `to` has room for `bytes` bytes, which no other work accesses. The caller keeps both until
+    /// the copy is complete.
     pub(crate) unsafe fn upload(
         &self,
         source: &StagingBuffer,

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-/// Memory for tables, on the device and pinned. Moves may wait behind a step of the engine, so there
-/// are tables for a thousand windows of loads. A move beyond them is made without a kernel.
+/// Memory for tables, on the device and pinned. Moves may wait behind a step of the engine, so
+/// there are tables for a thousand windows of loads. A move beyond them is made without a kernel.
 const TABLE_BYTES: usize = 8 << 20;
 
 /// Memory for tables, allocated once: pinned, and as long on the device, where a table has the same

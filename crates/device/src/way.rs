@@ -3,10 +3,11 @@
 use crate::layout::Direction;
 use std::time::Duration;
 
-/// Blocks of threads of a launch: 4 of them have 256 KiB in flight, which fills a link of 55 GB/s at
-/// a round trip of 1.3 µs three times.
+/// Blocks of threads of a launch: 4 of them have 256 KiB in flight, which fills a link of 55 GB/s
+/// at a round trip of 1.3 µs three times.
 const GRID: u32 = 4;
-/// Length of a piece from which the copy engines are taken to be faster, where nothing was measured.
+/// Length of a piece from which the copy engines are taken to be faster, where nothing was
+/// measured.
 const COPY_FROM: u64 = 32 << 10;
 
 /// How bytes are moved.

@@ -161,8 +161,8 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// What was measured: the direction of moves, numbers of pieces, and the seconds of a kernel and
-    /// of the copy engines.
+    /// What was measured: the direction of moves, numbers of pieces, and the seconds of a kernel
+    /// and of the copy engines.
     #[getter]
     fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
         let row = |m: &ritornello_device::Measured| {
@@ -204,7 +204,8 @@ impl DevicePages {
         self.submit(slots, Direction::Scatter, part, after).or_raise(py)
     }
 
-    /// Starts to copy these blocks to slots.
+    /// Starts to copy these blocks to slots: bytes `part` of each page, behind the work that stream
+    /// `after` has now.
     #[pyo3(signature = (slots, *, part=None, after=None))]
     fn gather(
         &self,
@@ -246,8 +247,8 @@ impl DevicePages {
         layout.check_blocks(&self.blocks, direction)
     }
 
-    /// Starts a get of `keys` from `store` into these blocks, behind the work that stream `after` has
-    /// now.
+    /// Starts a get of `keys` from `store` into these blocks, behind the work that stream `after`
+    /// has now.
     pub(crate) fn load(
         &self,
         store: &Arc<Store>,
@@ -296,8 +297,8 @@ impl DevicePages {
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
             let stored = Cell::new(0_usize);
-            // Stored pages are put again without their bytes, so that they are used, and retained if
-            // `options` says so.
+            // Stored pages are put again without their bytes, so that they are used, and retained
+            // if `options` says so.
             let put = |end: usize, slots: &dyn PageSource, control: &Control| {
                 let from = stored.get();
                 let before = from.checked_sub(1).map(|last: usize| keys[last].into());

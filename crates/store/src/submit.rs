@@ -140,10 +140,7 @@ impl Store {
         control: Control,
         work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
     ) -> Result<Ticket> {
-        self.submit(JobKind::Get, keys, pages, control, move |_, keys, control| {
-            let started = Instant::now();
-            Ok(work(keys, control)?.timed(started.elapsed()))
-        })
+        self.submit_timed(JobKind::Get, keys, pages, control, work)
     }
 
     /// Runs `work` in the queue of puts, with a ticket like a put's. `pages` must be the number of
@@ -158,10 +155,7 @@ impl Store {
         control: Control,
         work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
     ) -> Result<Ticket> {
-        self.submit(JobKind::Put, keys, pages, control, move |_, keys, control| {
-            let started = Instant::now();
-            Ok(work(keys, control)?.timed(started.elapsed()))
-        })
+        self.submit_timed(JobKind::Put, keys, pages, control, work)
     }
 
     /// Starts a get. `target` belongs to the store until the ticket is done. If `control` names
@@ -181,6 +175,21 @@ impl Store {
         let pages = target.len();
         self.submit(JobKind::Get, keys, pages, control, move |store, keys, control| {
             store.get_batch(&scope, keys, target.as_ref(), control)
+        })
+    }
+
+    /// Runs `work` in the queue of `kind`; its outcome tells the duration of the work.
+    fn submit_timed(
+        self: &Arc<Self>,
+        kind: JobKind,
+        keys: Vec<Box<[u8]>>,
+        pages: usize,
+        control: Control,
+        work: impl FnOnce(&[&[u8]], &Control) -> Result<Outcome> + Send + 'static,
+    ) -> Result<Ticket> {
+        self.submit(kind, keys, pages, control, move |_, keys, control| {
+            let started = Instant::now();
+            Ok(work(keys, control)?.timed(started.elapsed()))
         })
     }
 
