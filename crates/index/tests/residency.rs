@@ -293,6 +293,26 @@ fn changes_continue_while_files_are_replaced() {
 }
 
 #[test]
+fn full_file_system_refuses_writes_and_poisons_at_syncs() {
+    for (op, kind) in [(Op::Write, ErrorKind::Retry), (Op::SyncData, ErrorKind::Fatal)] {
+        let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
+        let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
+        schedule.add(Rule::nth(1, MediumFault::NoSpace).on(op));
+        let (scope, worker, tier, chain) = (0, 0, Tier::Host, 1);
+        let (first, count, parent) = (0, 4, false);
+        apply(&index, &Event::Stored { scope, worker, tier, chain, first, count, parent });
+        assert_eq!(index.sync().unwrap_err().kind(), kind, "{op:?}");
+        match kind {
+            ErrorKind::Retry => {
+                index.sync().unwrap();
+                assert_eq!(contents(&open(&disk.crash(1))), contents(&index));
+            }
+            _ => assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal),
+        }
+    }
+}
+
+#[test]
 fn record_out_of_sequence_ends_a_file() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);

@@ -284,7 +284,7 @@ impl DevicePages {
         after: Option<u64>,
     ) -> Result<(Ticket, Fence)> {
         self.check_pages(&scope, Direction::Gather)?;
-        let (memory, pages) = (&self.memory, self.blocks.len());
+        let (memory, pages) = (Arc::clone(&self.memory), self.blocks.len());
         let first = {
             let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
             store.probe(&scope, &keys)?.min(pages)
@@ -296,6 +296,8 @@ impl DevicePages {
         let gathered = first + save.pages();
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
+            // The gathers may not be queued yet, and a device that is dropped queues no more.
+            let _memory = memory;
             let stored = Cell::new(0_usize);
             // Stored pages are put again without their bytes, so that they are used, and retained
             // if `options` says so.

@@ -4,9 +4,9 @@
 mod common;
 
 use common::*;
-use ritornello_format::{ErrorKind, Result};
+use ritornello_format::{ErrorKind, Result, UNIT};
 use ritornello_medium::{Faulty, Host, MediumFault, Op, Rule, Schedule};
-use ritornello_store::{CapacityChange, Options};
+use ritornello_store::{CapacityChange, IndexKind, Options};
 use ritornello_volume::segments::IoChoice;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
@@ -69,7 +69,12 @@ fn drain(open: &Open, dir: &Path, timeout: Duration) -> Result<()> {
 fn close(open: &Open) -> Result<()> {
     let (core, (ended, end)) = (Arc::clone(&open.core), mpsc::channel());
     open.store.close();
-    std::thread::spawn(move || ended.send(core.close_within(LONG / 2)));
+    std::thread::spawn(move || {
+        let closed = core.close_within(LONG / 2);
+        // The caller may open the directory again, which the index `lsm` refuses before this.
+        drop(core);
+        ended.send(closed)
+    });
     let ended = end.recv_timeout(LONG);
     ended.map_err(|_| "the close waits for a disk that does not answer").unwrap()
 }
@@ -77,7 +82,10 @@ fn close(open: &Open) -> Result<()> {
 #[test]
 fn stalled_scrub_delays_no_drain_and_no_close() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    fill(&three_volumes(dir.path(), 0).1);
+    let (_, open) = three_volumes(dir.path(), 0);
+    fill(&open);
+    close(&open).unwrap();
+    drop(open);
     let (schedule, open) = three_volumes(dir.path(), 1 << 30);
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
     wait_until("the scrub reads the stalled disk", || schedule.injected() > 0);
@@ -179,5 +187,30 @@ fn returning_volume_is_reattached_beside_a_stalled_one() {
     wait_until("the volume is reattached", || stored(&open) == PAGES);
     schedule.heal();
     assert_eq!(found(&open), PAGES);
+    close(&open).unwrap();
+}
+
+#[test]
+fn commit_ends_while_a_sync_stalls() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let schedule = Schedule::new();
+    let medium = Arc::new(Faulty::new(Arc::new(Host), schedule.clone()));
+    let options = Options {
+        io: IoChoice::Pool,
+        index: Some(IndexKind::Run),
+        index_memory: Some(1 << 20),
+        ..options(dir.path(), 96)
+    };
+    let open = open_on(medium, &options).unwrap();
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::SyncData).at("seg-"));
+    let put_one =
+        |name| try_put(&open.store, &unchained(UNIT), &sequence(name, 1), None).unwrap().pages;
+    // About 600 records fill the index's buffer.
+    let started = Instant::now();
+    let stored = (0..2000).take_while(|name| put_one(*name) == 1).count();
+    assert!((1..2000).contains(&stored), "{stored} puts needed no sync");
+    assert!(started.elapsed() < LONG);
+    schedule.heal();
+    wait_until("puts are stored again", || put_one(2000) == 1);
     close(&open).unwrap();
 }

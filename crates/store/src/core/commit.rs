@@ -12,7 +12,7 @@ use ritornello_format::{Error, ErrorKind, Extent, PageHash, Place, Result, Scope
 use ritornello_index::{NewRun, RunId};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a commit waits for earlier syncs if the index has no room for unsynced records.
+/// Maximum time that a commit waits for a sync if the index has no room for unsynced records.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
 /// An index near its share of the capacity may refuse inserts because of unsynced records, if they
 /// take more than 1/`JOURNAL_SHARE` of this share.
@@ -64,7 +64,7 @@ impl StoreCore {
                 let mut synced = true;
                 if self.has_many_unsynced_records() {
                     drop(state);
-                    synced = self.make_durable_by(sync_deadline).is_ok();
+                    synced = self.make_durable_within(sync_deadline).is_ok();
                     state = self.state.lock();
                 }
                 if synced {

@@ -121,8 +121,7 @@ impl RunResidency {
     pub(super) fn write_out(&self) -> Result<()> {
         let mut journal = self.journal.lock();
         self.write(&mut journal)?;
-        let synced = journal.file.sync_data();
-        self.or_poison(synced)
+        self.synced(journal.file.sync_data())
     }
 
     fn write(&self, journal: &mut MutexGuard<'_, Journal>) -> Result<()> {
@@ -160,8 +159,7 @@ impl RunResidency {
     fn rotate(&self) -> Result<()> {
         let mut journal = self.journal.lock();
         self.write(&mut journal)?;
-        let synced = journal.file.sync_data();
-        self.or_poison(synced)?;
+        self.synced(journal.file.sync_data())?;
         // Records that are not written yet go to the next file.
         let header =
             ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
@@ -194,8 +192,7 @@ impl RunResidency {
             let removed = self.medium.remove(&path(&self.dir, number));
             self.or_poison(removed)?;
         }
-        let synced = self.medium.sync_dir(&self.dir);
-        self.or_poison(synced)
+        self.synced(self.medium.sync_dir(&self.dir))
     }
 
     fn measure(&self, journal: &Journal) {
@@ -229,9 +226,8 @@ impl RunResidency {
         true
     }
 
-    /// Passes on the result of a write or sync. If the file system has no room, the index is not
-    /// poisoned, and the records of a failed write stay for a later write. After any other failure
-    /// the contents of the disk are unknown, and the index writes no more.
+    /// Passes on the result of a write. If the file system has no room, the index is not poisoned,
+    /// and the records of a failed write stay for a later write.
     pub(super) fn or_poison<T>(&self, result: io::Result<T>) -> Result<T> {
         result.map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -239,11 +235,20 @@ impl RunResidency {
                     .with("dir", self.dir.display())
                     .because(error)
             }
-            _ => {
-                self.poisoned.store(true, Ordering::Release);
-                tracing::error!(dir = %self.dir.display(), %error, "residency is no longer written");
-                poisoned().because(error)
-            }
+            _ => self.poison(error),
         })
+    }
+
+    /// Passes on the result of a sync. A sync that failed for any reason poisons the index: the
+    /// kernel may drop the written bytes, and report success for the next sync.
+    fn synced(&self, result: io::Result<()>) -> Result<()> {
+        result.map_err(|error| self.poison(error))
+    }
+
+    /// Ends all writing: the contents of the disk are unknown.
+    fn poison(&self, error: io::Error) -> Error {
+        self.poisoned.store(true, Ordering::Release);
+        tracing::error!(dir = %self.dir.display(), %error, "residency is no longer written");
+        poisoned().because(error)
     }
 }
