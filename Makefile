@@ -42,7 +42,7 @@ ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce67
 LIBCLANG := libclang==18.1.1
 # Most checks use the same features, so that cargo compiles each crate once for them. The wheel in
 # build/wheels is built without features.
-FEATURES := --features ritornello-python/lsm
+FEATURES := --features ritornello-python/lsm,ritornello-python/emulated
 
 # The wheel, expanded by the shell: there is one, whose name contains the version.
 WHEEL := build/wheels/ritornello-*.whl
@@ -68,7 +68,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv rocksdb build wheel wheel-lsm wheel-device binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
+.PHONY: help venv rocksdb build wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
 	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
@@ -118,15 +118,24 @@ $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 		--out build/wheels-lsm --interpreter $(BIN)/python
 	@touch $@
 
-# Its own folder for modules, build/wheels-device/site, comes first on PYTHONPATH, so that tests need
-# no environment of their own. Built after `wheel`: maturin takes the compiled module from cargo's
-# build folder, where the build of another wheel would replace it.
-wheel-device: $(STAMPS)/wheel-device ## the package with an emulated GPU, for tests, in build/wheels-device
+# Its own folder for modules, build/wheels-device/site, comes first on PYTHONPATH, so that it needs no
+# environment of its own. Built after `wheel`: maturin takes the compiled module from cargo's build
+# folder, where the build of another wheel would replace it.
+wheel-device: $(STAMPS)/wheel-device ## the package with an emulated GPU, for measurements, in build/wheels-device
 $(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STAMPS)/wheel
 	rm -rf build/wheels-device
 	$(BIN)/maturin build --release --quiet --features emulated --out build/wheels-device --interpreter $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheels-device/site build/wheels-device/ritornello-*.whl
 	@touch $@
+
+# The package with an emulated GPU, for tests. Its module is compiled as for Rust's tests, which takes
+# seconds after them; the wheel above takes minutes.
+emulated: rust-tests
+	. $(LSM)/env && $(CARGO) build --workspace --lib --examples $(FEATURES) --locked --quiet
+	rm -rf build/emulated
+	mkdir -p build/emulated
+	cp -r python/ritornello build/emulated/
+	cp target/debug/lib_core.so build/emulated/ritornello/_core.abi3.so
 
 # The program loads RocksDB's library from the folder in which it was linked.
 binary-lsm: $(LSM)/env ## `ritornello` with all indexes, for `ritornello bench index`
@@ -194,7 +203,7 @@ test: ## all tests of the core, of Python and of vLLM, except long tests
 	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
-	@$(call build_and_run,packages build wheel-device $(ENGINES) s3 emulators,$(call \
+	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators,$(call \
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
@@ -273,8 +282,8 @@ test-python-long: $(STAMPS)/build
 
 # Loads and saves of an emulated GPU: from Python, by the benchmark, and by a vLLM for CPUs whose memory
 # is the emulated GPU's.
-EMULATED := PYTHONPATH=$(CURDIR)/build/wheels-device/site RITORNELLO_TEST_DEVICE=emulated
-test-device: $(STAMPS)/wheel-device $(STAMPS)/vllm-packages
+EMULATED := . $(LSM)/env && PYTHONPATH=$(CURDIR)/build/emulated RITORNELLO_TEST_DEVICE=emulated
+test-device: emulated $(STAMPS)/vllm-packages
 	$(EMULATED) $(BIN)/python -m pytest tests/python/test_device.py -q -W error --timeout 120
 	rm -rf build/gpu-report
 	$(EMULATED) $(VLLM)/bin/python benches/gpu.py --emulated --out build/gpu-report --dir build

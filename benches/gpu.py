@@ -7,7 +7,7 @@ Needs PyTorch, a wheel of this project, and the folder `benches`. Each cell writ
 same command again. No cell begins once the budget of seconds is spent. The tables are in
 `OUT/gpu.md`.
 
-With `--emulated` the cells run over the emulated device of `make wheel-device`, in small, to test
+With `--emulated` the cells run over the emulated device of `make emulated`, in small, to test
 this script: those rates say nothing about GPUs.
 """
 

@@ -1,6 +1,6 @@
 """Moves between stores and the memory of an emulated device.
 
-`make test-device` runs these tests with the wheel of `make wheel-device`. With another wheel they
+`make test-device` runs these tests with the package of `make emulated`. With another package they
 are skipped, unless RITORNELLO_TEST_DEVICE demands them, as in that suite.
 """
 
