@@ -2,9 +2,9 @@
 
     python3 benches/gpu.py [--budget 480] [--out DIR] [--dir DIR] [CELL...]
 
-Needs PyTorch, a wheel of this project, and the folder `benches`. Each cell writes its rows to
-`OUT/gpu.json` when it ends, and is skipped if the file has them: after an interruption, run the
-same command again. No cell begins once the budget of seconds is spent. The tables are in
+Needs PyTorch, a wheel of this project, and the folder `benches`. A cell is one benchmark. It writes
+its rows to `OUT/gpu.json` when it ends, and is skipped if the file has them: after an interruption,
+run the same command again. No cell begins once the budget of seconds is spent. The tables are in
 `OUT/gpu.md`.
 
 With `--emulated` the cells run over the emulated device of `make emulated`, in small, to test
@@ -28,7 +28,7 @@ from benches.gpu_cells import copies, correctness, loads, prefill, probe
 from benches.gpu_cells.report import Report
 from benches.gpu_cells.rig import GIB, Rig, Rows
 
-# In the order in which they run: the most useful cells are first. `link` and `disk` measure the
+# The cells, in the order in which they run: the most useful first. `link` and `disk` measure the
 # limits with which later cells compare.
 CELLS: dict[str, Callable[[Rig], Rows]] = {
     "machine": probe.machine,
@@ -72,14 +72,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cells", nargs="*", metavar="CELL", help=f"of {', '.join(CELLS)}")
-    parser.add_argument("--budget", type=float, default=480, help="seconds (default 480)")
+    parser.add_argument(
+        "cells",
+        nargs="*",
+        metavar="CELL",
+        help=f"cells to run (default: all of {', '.join(CELLS)})",
+    )
+    parser.add_argument(
+        "--budget", type=float, default=480, help="seconds after which no cell begins (default 480)"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
     parser.add_argument("--dir", type=Path, help="where stores are written (default: a new folder)")
     parser.add_argument("--emulated", action="store_true")
     args = parser.parse_args()
     if unknown := [cell for cell in args.cells if cell not in CELLS]:
-        parser.error(f"no cell {unknown[0]}: choose of {', '.join(CELLS)}")
+        parser.error(f"unknown cell {unknown[0]}: choose from {', '.join(CELLS)}")
     command = " ".join(["benches/gpu.py", *sys.argv[1:]])
     report = Report(args.out, "gpu", command, {"correctness": correctness.by_layout})
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:

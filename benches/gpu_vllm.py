@@ -232,7 +232,7 @@ def main() -> int:
     args = parser.parse_args()
     deadline = monotonic() + args.budget
     if unknown := [name for name in args.engines if name not in KINDS]:
-        parser.error(f"no engine {unknown[0]}: choose of {', '.join(KINDS)}")
+        parser.error(f"unknown engine {unknown[0]}: choose from {', '.join(KINDS)}")
     report = Report(args.out, "gpu-vllm", " ".join(["benches/gpu_vllm.py", *sys.argv[1:]]), {})
     try:
         prompts = prompts_of(args.prompts)

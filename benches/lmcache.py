@@ -59,8 +59,8 @@ from servers.lmcache import adapter_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ALIGN = 4096
-# Bytes of an object, and number of objects of a task. The tasks have 16 MiB and, like a long
-# prompt, 128 MiB.
+# Bytes of an object, and number of objects of a task. The first task has 16 MiB; the second has
+# 128 MiB, like a long prompt.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Number of lookups of the same keys in a round, as in LMCache's benchmark.
@@ -251,7 +251,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--dir", default="build", help="a directory on the disk to measure")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each system")
-    parser.add_argument("--object-kib", type=int, help="objects of this size only: 256 or 8192")
+    parser.add_argument(
+        "--object-kib", type=int, help="objects of this size in KiB only: 256 or 8192"
+    )
     given = parser.parse_args()
     rows = []
     Path(given.dir).mkdir(parents=True, exist_ok=True)

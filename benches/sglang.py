@@ -131,7 +131,7 @@ def batches(keys: list[str]) -> Iterator[list[str]]:
 
 @dataclass
 class Calls:
-    """Seconds of each call, and processor seconds of all."""
+    """Seconds of each call, and processor seconds of all calls together."""
 
     seconds: list[float]
     cpu: float
@@ -148,12 +148,14 @@ def timed(calls: Iterator[Callable[[], Any]]) -> Calls:
         begun = perf_counter()
         done = call()
         seconds.append(perf_counter() - begun)
-        assert done, "a call did not do all of its work"
+        assert done, "a call did not process its whole batch"
     return Calls(seconds, process_time() - cpu)
 
 
 def check(system: System, batches: int) -> None:
-    """Asserts that a batch was read to each of the first `batches` places, and clears them."""
+    """The first batch of slots of the host pool holds the bytes that were put. Asserts that each of
+    the `batches` batches of slots after it has the same bytes, and clears them.
+    """
     memory = system.host.kv_buffer.view(torch.int16)
     for n in range(1, batches + 1):
         same = torch.equal(memory[:, :BATCH], memory[:, n * BATCH : (n + 1) * BATCH])
@@ -178,7 +180,7 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
     system.drop_cache()
     whole = operation()
     whole.hash_value, whole.prefix_keys = keys, None
-    # Two batches are read at a time, so they alternate between two places.
+    # Two batches are read at a time, so the batches alternate between two ranges of slots.
     whole.host_indices = torch.cat([nothing, others] * (pages // BATCH))[: pages * host.page_size]
     system.control.page_get_func = system.get
     transfer = timed(iter([lambda: system.control._page_transfer(whole) == pages]))
@@ -308,8 +310,12 @@ def bytes_of(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="on the disk to measure")
-    parser.add_argument("--total", type=bytes_of, default=1 << 30, help="bytes per round: 1GiB")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="a directory on the disk to measure"
+    )
+    parser.add_argument(
+        "--total", type=bytes_of, default=1 << 30, help="bytes per round, such as 256MiB (1GiB)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     logging.disable(logging.WARNING)

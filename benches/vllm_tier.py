@@ -48,7 +48,7 @@ from benches.tier_stand_ins import (
 from servers.child import owner_of
 
 MIB = 1 << 20
-# Chunks of one store or load request, and keys of one lookup.
+# Number of chunks of one store or load request, and number of keys of one lookup.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 
@@ -125,7 +125,7 @@ class Bench:
         }
 
     def disk(self, move: Callable[[memoryview], float]) -> dict[str, float]:
-        """Moves the memory of all rows."""
+        """Measures `move`, which writes or reads a file, with the memory of the whole host tier."""
         busy = cpu()
         rows = memoryview(self.host.rows).cast("B")
         seconds = move(rows)
@@ -155,9 +155,9 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # Steps whose answers are "retry" cost the scheduler's thread time as well. Here their
-        # number means nothing, because the steps of this loop compute nothing. Charge two average
-        # steps, as if one step got the answer "retry" and the next step got all answers.
+        # A step of an engine computes for longer than a lookup takes, so only one step would get
+        # the answer "retry". The steps of this loop compute nothing, so several steps get this
+        # answer. Charge the time of two average steps.
         charged = spent if steps == 1 else spent / steps * 2
         return {
             "us_per_key": charged / len(keys) * 1e6,
@@ -272,11 +272,17 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--dir", type=Path, default=Path("build/bench"), help="on the disk to test")
-    parser.add_argument("--total", type=int, default=512, help="MiB of chunks in the host tier")
-    parser.add_argument("--chunks", default="262144,2097152,8388608", help="sizes in bytes")
     parser.add_argument(
-        "--memory", default="shm", help="shm, in_place, collapsed, huge; several by commas"
+        "--dir", type=Path, default=Path("build/bench"), help="a directory on the disk to test"
+    )
+    parser.add_argument("--total", type=int, default=512, help="MiB of chunks in the host tier")
+    parser.add_argument(
+        "--chunks", default="262144,2097152,8388608", help="sizes of chunks in bytes"
+    )
+    parser.add_argument(
+        "--memory",
+        default="shm",
+        help="shm, in_place, collapsed or huge; separate several by commas",
     )
     parser.add_argument("--systems", default="ritornello,fs")
     parser.add_argument("--rounds", type=int, default=5)

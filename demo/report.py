@@ -76,15 +76,17 @@ def broken_claims(samples: Sequence[Sample]) -> list[str]:
     for sample in samples:
         where = f"{sample.length} tokens"
         if sample.cold["external"] or sample.cold["local"]:
-            broken.append(f"{where}: the cold process had something to hit ({sample.cold})")
+            broken.append(f"{where}: the process with an empty store had hits ({sample.cold})")
         if not sample.warm["external"]:
-            broken.append(f"{where}: the new process took nothing from the store")
+            broken.append(f"{where}: the new process had no hits in the store")
         if sample.warm["local"]:
-            broken.append(f"{where}: vLLM's own prefix cache helped the new process")
+            broken.append(f"{where}: the new process had hits in vLLM's own prefix cache")
         if not sample.same_split:
-            broken.append(f"{where}: local and external hits split the prompt differently")
+            broken.append(f"{where}: warm and local requests computed different numbers of tokens")
         elif not sample.identical:
-            broken.append(f"{where}: answers differ from vLLM's own prefix cache")
+            broken.append(
+                f"{where}: answers from the store differ from answers from vLLM's prefix cache"
+            )
     return list(dict.fromkeys(broken))
 
 

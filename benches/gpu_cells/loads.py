@@ -1,10 +1,11 @@
-"""Pages from the device to a store and back, in memory and on a disk."""
+"""Measures puts and gets of pages in GPU memory, with a store in memory and on a disk."""
 
 from benches.gpu_cells.rig import GIB, Rig, Row, Rows, Shape, Times
 from benches.gpu_cells.stored import PLACES, StoredPages, opened
 
 ROUNDS = 3
-# The device's link and the store's medium, as `Rig.limits` names them.
+# The two limits of an operation, by their names in `Rig.limits`: the device's link, and the medium
+# of the store. A store in memory is limited by the link only.
 LIMITS = {
     ("memory", "put"): ("from device", "from device"),
     ("memory", "get"): ("to device", "to device"),
@@ -14,7 +15,9 @@ LIMITS = {
 
 
 def store(rig: Rig) -> Rows:
-    """Puts and gets of pages of some shapes. All bytes are compared after a get."""
+    """Returns the rates of puts and gets for three shapes of pages. All bytes are compared after a
+    get.
+    """
     total = (16 << 20) if rig.emulated else 2 * GIB
     rows: Rows = []
     for shape in rig.shapes[:1] + rig.shapes[2:4]:

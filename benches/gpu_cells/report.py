@@ -1,4 +1,4 @@
-"""The report of a run: rows of all cells as JSON, and tables as a page."""
+"""The report of a run: the rows of all cells (benchmarks) as JSON, and as tables in Markdown."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ Summary = Callable[[Rows], Rows]
 
 class Report:
     """Rows by cell in `FOLDER/NAME.json`, which a later run continues, and tables in `NAME.md`.
-    `summaries`: cells of which the page shows fewer rows.
+    `summaries`: by cell, the function that makes the rows of the table from the rows of the cell.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class Report:
         )
 
     def add(self, cell: str, rows: Rows) -> None:
-        """Writes the report with the rows of another cell."""
+        """Adds the rows of a cell, and writes the report."""
         self.cells[cell] = rows
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         report = {"date": date, "command": self._command, "cells": self.cells}
@@ -50,7 +50,7 @@ class Report:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def limits(self) -> dict[str, float]:
-        """Returns the limits of `Rig.limits` that were measured."""
+        """Returns the measured rates of the link and of the disk, in bytes per second."""
         links = {row["direction"]: row["gb_s"] * 1e9 for row in self.cells.get("link", [])}
         disks = {f"disk {row['op']}": row["gb_s"] * 1e9 for row in self.cells.get("disk", [])}
         return links | disks

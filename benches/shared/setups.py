@@ -56,7 +56,7 @@ class Scale:
         return self.system + self.users * (history + self.rounds * (self.question + self.answer))
 
 
-# Bytes of a number.
+# Bytes of one element, by dtype.
 WIDTHS = {"bfloat16": 2, "float32": 4}
 # Blocks of a chunk of vLLM's offloading: 256 tokens, as `RitornelloConnector` chooses for this
 # model on a GPU.
@@ -66,9 +66,10 @@ OFFLOADED = Scale(
     model="demo", histories=(1152,), users=8, rounds=3, device=3072, host_mib=16, load=0.65
 )
 FULL = Scale(model="demo", histories=(1152, 1664), users=10, rounds=3, host_mib=40, load=0.65)
-# This scale suffices for facts: hits by tier, and equal answers. The second round goes to the other
-# engine, whose host tier cannot have the pages of the first round. `most_qps` leaves at least ten
-# seconds between the rounds of a user, in which the pages of the first round are stored.
+# This scale suffices for checks of hits by tier and of equal answers, not for times. The second
+# round goes to the other engine, whose host tier cannot have the pages of the first round.
+# `most_qps` leaves at least ten seconds between the rounds of a user, in which the pages of the
+# first round are stored.
 SHORT = Scale(
     model="tiny", histories=(704,), users=4, rounds=2, device=2048, host_mib=16, most_qps=0.4
 )
@@ -191,8 +192,8 @@ def short_plan() -> list[Setup]:
 
 def fixed_gate_setups(setup: Setup, among: Iterable[Setup]) -> list[Setup]:
     """Returns the set-up that always loads at the rate of `setup`, and the set-up that never loads,
-    both with its tiers and its length of history; no set-up if `among` lacks one of them. The
-    set-up that never loads has no rate limit, because a limit would not affect it.
+    both with the tiers and the length of history of `setup`; no set-up if `among` lacks one of the
+    two. The set-up that never loads has no rate limit, because a limit would not affect it.
     """
     found = {
         other.gate: other
@@ -241,8 +242,8 @@ print(json.dumps(told))
 
 
 def refusals(configs: Sequence[tuple[bool, dict[str, Any]]], python: Path) -> list[str | None]:
-    """Returns for each configuration why it is refused, by `RitornelloTier` if its flag is set,
-    otherwise by the connector; None if it is accepted.
+    """Returns, for each configuration, the error with which `RitornelloTier` (if the flag is set)
+    or the connector refuses it; None if it is accepted.
     """
     done = subprocess.run(
         [str(python), "-c", ASK],
@@ -253,6 +254,6 @@ def refusals(configs: Sequence[tuple[bool, dict[str, Any]]], python: Path) -> li
         check=False,
     )
     if done.returncode:
-        raise OSError(f"{python} does not know the connector: {done.stderr.strip()[-300:]}")
+        raise OSError(f"{python} cannot import the connector: {done.stderr.strip()[-300:]}")
     told: list[str | None] = json.loads(done.stdout)
     return told

@@ -6,7 +6,7 @@
 #   engines/mooncake/build.sh --wheel PATH     then installs this ritornello wheel into it
 #
 # Needs python3 with venv. Mooncake does not start without the library libibverbs.so.1. If the
-# system lacks it, Debian's packages of it are unpacked into the environment.
+# system lacks this library, Debian's packages that contain it are unpacked into the environment.
 set -euo pipefail
 
 # shellcheck source=engines/environment.sh

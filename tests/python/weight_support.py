@@ -8,8 +8,8 @@ from ritornello.vllm.weights import watch
 
 
 class Parameter:
-    """Stand-in for a tensor. `write` increments the version as PyTorch's operations do; `poke`
-    changes the byte only.
+    """Stand-in for a tensor of one byte. `write` changes the byte and increments the version, as
+    PyTorch's operations do; `poke` changes the byte only.
     """
 
     def __init__(self, byte: int = 0, *, inference: bool = False) -> None:
@@ -75,8 +75,8 @@ class Runner:
 
 
 class Worker:
-    """Stand-in for vLLM's worker. `seen`: the number of counted changes, recorded during each
-    update.
+    """Stand-in for vLLM's worker. `seen`: the number of counted changes of the weights, recorded
+    during each update.
     """
 
     def __init__(self, model: Model) -> None:
@@ -104,7 +104,7 @@ class Worker:
 
 
 def change_count() -> int:
-    """Returns the changes that this process counted."""
+    """Returns the number of changes of the weights that this process counted."""
     current = watch.current()
     assert current is not None
     return current.count

@@ -25,7 +25,8 @@ PARTS = (
     *("benches", "crates", "demo", "docs", "engines", "fuzz"),
     *("python", "servers", "tests", "traces"),
 )
-# In percent of all comment lines. Lower it when the share has fallen.
+# Maximum share of marked lines, in percent of all comment lines. Lower the limit when the share has
+# fallen.
 LIMIT = 0.3
 
 # Patterns that mark a line wherever they match.
@@ -104,7 +105,7 @@ def paragraphs(lines: Iterable[Line]) -> Iterator[Block]:
 
 
 def rust(source: str) -> Iterator[Line]:
-    """Yields the comments that fill a line."""
+    """Yields the comments that stand alone on a line."""
     for number, text in enumerate(source.splitlines(), 1):
         sign = re.match(r"\s*//[/!]?", text)
         if sign:
@@ -137,7 +138,7 @@ READERS = {".rs": rust, ".py": python, ".pyi": python, ".md": markdown}
 
 
 def marked(block: Block, in_code: bool) -> set[int]:
-    """Numbers of the lines of a block that hold a mark."""
+    """Returns the numbers of the marked lines of a block."""
     numbers: list[int] = []
     text = ""
     for number, line in block:
@@ -156,7 +157,7 @@ def marked(block: Block, in_code: bool) -> set[int]:
 
 
 def check(source: str, suffix: str) -> tuple[int, set[int]]:
-    """The number of comment lines of a file, and the numbers of its marked lines."""
+    """Returns the number of comment lines of a file, and the numbers of its marked lines."""
     lines, found = set(), set()
     for block in paragraphs(READERS[suffix](source)):
         lines |= {line.number for line in block}
@@ -171,7 +172,9 @@ def files() -> Iterator[Path]:
 
 
 def part_of(path: Path) -> str:
-    """The folder of the top level, separately for each crate; `.` for files at the top level."""
+    """Returns the part that counts a file: its crate, or its folder at the top level; `.` for a
+    file at the top level.
+    """
     parts = path.relative_to(ROOT).parts[:-1]
     return "/".join(parts[: 2 if parts[:1] == ("crates",) else 1]) or "."
 

@@ -1,4 +1,5 @@
-//! Whether others on the network can read the requests to an endpoint.
+//! Detects endpoints whose requests cross a network without TLS, so that other machines could read
+//! them.
 
 use ritornello_format::{Error, Result};
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ pub(crate) fn split_endpoint(endpoint: &str) -> Result<(&str, &str)> {
         })
 }
 
-/// Whether requests to `endpoint` leave this machine without TLS.
+/// Whether requests to `endpoint` leave this machine without TLS. `false` for an invalid endpoint.
 pub(crate) fn is_readable(endpoint: &str) -> bool {
     split_endpoint(endpoint).is_ok_and(|(scheme, rest)| scheme == "http" && !is_loopback(rest))
 }

@@ -20,8 +20,8 @@ pub fn foreign_directory(dir: &Path, owner: FileOwner) -> Error {
         ))
     } else {
         Error::invalid(
-            "the directory belongs to another user, who could read the prompts in it: run as that \
-             user, or name a new directory",
+            "the directory belongs to another user, and that user could read the prompts in it: \
+             run as that user, or name a new directory",
         )
     };
     error.with("dir", dir.display()).with("owner", owner.uid)

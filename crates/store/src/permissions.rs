@@ -68,10 +68,10 @@ impl StorePolicy {
                 1 + text.bytes().take(span.start).filter(|byte| *byte == b'\n').count()
             });
             Error::invalid(format!(
-                "the store's policy file cannot be read: {}; its lines are \
+                "the store's policy file cannot be read: {}; its only valid lines are \
                  `allow_weak_hashes = true`, `allow_request_retention = true` (or `false`) and \
-                 `deny_clients = [\"clear\", \"drop_scope\", \"change_capacity\", \"configure\"]` (or some of them), and \
-                 there are no others",
+                 `deny_clients = [\"clear\", \"drop_scope\", \"change_capacity\", \"configure\"]` \
+                 (or some of these calls)",
                 error.message().trim_end()
             ))
             .with("line", line)
@@ -88,9 +88,10 @@ impl StorePolicy {
             return Ok(());
         }
         Err(Error::invalid(
-            "keys of this hash may collide, and the store would keep a collision: use sha256 or \
-             sha256_cbor (LMCache: blake3), or, if all senders of prompts are trusted, write \
-             `allow_weak_hashes = true` into the store's policy file and start again",
+            "keys of this hash may collide, and a prompt could get the pages of another prompt: \
+             use sha256 or sha256_cbor (LMCache: blake3), or, if all senders of prompts are \
+             trusted, write `allow_weak_hashes = true` into the store's policy file and start \
+             again",
         )
         .with("hash", algorithm)
         .with("file", self.file.display()))

@@ -37,16 +37,31 @@ class LongContext:
     @classmethod
     def flags(cls, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--num-documents", type=int, default=8, help="(8)")
+        add("--num-documents", type=int, default=8, help="number of documents (8)")
         add("--document-length", type=int, default=20000, help="tokens of a document (20000)")
         add("--output-len", type=int, default=100, help="tokens of an answer (100)")
         add("--question-len", type=int, default=24, help="tokens of a question (24)")
         add("--repeat-count", type=int, default=2, help="questions about each document (2)")
-        add("--repeat-mode", choices=REPEAT_MODES, default="random", help="their order (random)")
-        add("--shuffle-seed", type=int, default=0, help="of the order `random` (0)")
+        add(
+            "--repeat-mode",
+            choices=REPEAT_MODES,
+            default="random",
+            help="order of the questions (random)",
+        )
+        add("--shuffle-seed", type=int, default=0, help="seed of the order `random` (0)")
         add("--max-inflight-requests", type=int, default=2, help="concurrent requests (2)")
-        add("--sleep-time-after-warmup", type=float, default=0.0, help="seconds (0)")
-        add("--hit-miss-ratio", type=_hit_miss, default=(1, 0), help='for example "3:1" (all hit)')
+        add(
+            "--sleep-time-after-warmup",
+            type=float,
+            default=0.0,
+            help="seconds between the rounds (0)",
+        )
+        add(
+            "--hit-miss-ratio",
+            type=_hit_miss,
+            default=(1, 0),
+            help='ratio of questions, such as "3:1" (all hit)',
+        )
 
     @property
     def requests(self) -> int:

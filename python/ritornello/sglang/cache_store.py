@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ritornello.sglang.meter import RateMeter
     from ritornello.sglang.settings import Settings
 
-# Maximum number of pieces whose pages are leased until SGLang reads them. For a further piece the
-# leases of the oldest piece are released.
+# Maximum number of pieces (the pages of one lookup of SGLang) that are leased until SGLang reads
+# them. For a further piece the leases of the oldest piece are released.
 LEASED_MAX = 256
 REPORT_SECONDS = 1.0
 # Passed as the key before a piece if the keys of the pages before it are unknown. The tiers of this
@@ -38,10 +38,10 @@ UNKNOWN_PARENT = bytes(32)
 @dataclass(slots=True)
 class Leased:
     """A piece whose pages are leased until SGLang has read them. `last`: the key of its last page.
-    `reads`: how many gets of the page `last` are still to come, one for each scope of the main pool
-    and of the side pools whose policy is not `GROUPS`. The last of them ends the leases. `hit`: the
-    lookup with the gate's decision about the piece; None if the gate did not decide. `began`: when
-    the first read began.
+    `reads`: the number of outstanding gets of the page `last`, one for each scope of the main pool
+    and of the side pools whose policy is not `GROUPS`. The leases end with the last of these gets.
+    `hit`: the lookup with the gate's decision about the piece; None if the gate did not decide.
+    `began`: when the first read began.
     """
 
     last: bytes
@@ -185,7 +185,9 @@ class SGLangCacheStore(SGLangStore):
 
     @contextmanager
     def _cancellable(self, keys: Sequence[bytes]) -> Iterator[Event]:
-        """Yields an event that `cancel_lookup` of the piece, `forget`, or closing sets."""
+        """Yields an event that is set by `cancel_lookup` of the piece, by `forget` (of all pieces),
+        or by closing the store.
+        """
         ended, last = Event(), keys[-1]
         with self._state_lock:
             self._waiting[last] = ended
@@ -271,8 +273,8 @@ class SGLangCacheStore(SGLangStore):
             self._on_cache("release", partial(_release, lease), None)
 
     def report(self, last: bool = False) -> None:
-        """Adds the growth of the cache's counters to the meter, if the report is due or is the
-        `last`.
+        """Adds the growth of the cache's counters since the last report to the meter, if the report
+        is due or `last` is set.
         """
         if not self._report_lock.acquire(blocking=last):
             return

@@ -16,7 +16,7 @@ from typing import Any
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Steps that compute prompts.
+# Names of the `forward_mode` of steps that compute prompts.
 MODES = ("EXTEND", "MIXED")
 # Maximum number of measured steps whose events are not complete yet. SGLang has a few steps in
 # flight.
@@ -36,8 +36,8 @@ class Prefills:
         self._pending: deque[tuple[int, int, Any, Any]] = deque(maxlen=PENDING_MAX)
 
     def watch(self, runner: Any) -> str:
-        """Wraps `ModelRunner.forward` once. Returns why that is not possible; "" if it is
-        wrapped.
+        """Wraps `ModelRunner.forward` once. Returns the reason why it cannot be wrapped; ""
+        if it is wrapped.
         """
         if self._watched is not runner:
             if not inspect.isfunction(getattr(runner, "forward", None)):
@@ -105,7 +105,9 @@ class Prefills:
         self.record = None
         self._pending.clear()
         logger.warning(
-            "ritornello: prefills are not measured (%s); the gate decides by what it knows", error
+            "ritornello: prefills are not measured (%s); the gate uses earlier measurements, and "
+            "loads all found pages if it has none",
+            error,
         )
 
 

@@ -18,11 +18,11 @@ from servers.environment import ROOT
 from servers.s3 import S3Server
 
 CHUNK_BLOCKS = CHUNK // BLOCK
-# Chunks of a host memory, which has room for the longest prompt.
+# Chunks that the host memory of each engine holds: enough for the longest prompt.
 HOST_CHUNKS = 8
 # One engine computes the first prompt and loads the second; the other engine does the reverse. Both
-# compute the two `OWN` prompts, because a gate ignores the first prefill of its engine, and must
-# measure a further prefill.
+# compute the two `OWN` prompts, because a gate ignores the first prefill of its engine, and
+# decides only after it has measured a further prefill.
 OF_CONNECTOR, OF_TIER = prompt(31, 600), prompt(32, 900)
 OWN = [prompt(33, 500), prompt(34, 500)]
 
@@ -50,7 +50,7 @@ def remote(
 def told(
     model: Path, remote: str, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
-    """Returns the answers of both engines, and the counts of each."""
+    """Returns, for each engine, the answers to its prompts and its counters."""
     folder = tmp_path_factory.mktemp("tiers")
     settings = {"prefetch": "wait_complete", "gate": "always"}
     tier = {
@@ -91,8 +91,8 @@ def test_each_engine_serves_what_the_other_computed(told: dict[str, dict[str, An
     assert told["connector"]["loaded"]["cached"] == 899 // CHUNK * CHUNK
 
 
-def test_gate_knows_the_speed_of_prefill(told: dict[str, dict[str, Any]]) -> None:
-    """Only a gate that has measured a prefill decides, and counts its decision."""
+def test_gate_decides_after_measured_prefill(told: dict[str, dict[str, Any]]) -> None:
+    """A gate counts its decisions, and decides only after it has measured a prefill."""
     for name in told:
         counts = told[name]["counts"]
         assert counts["ritornello_gate_decisions"] >= 1, sorted(counts)
@@ -101,7 +101,7 @@ def test_gate_knows_the_speed_of_prefill(told: dict[str, dict[str, Any]]) -> Non
 
 
 @pytest.mark.long
-def test_aborts_and_preemptions_during_fetches_leave_nothing(model: Path, tmp_path: Path) -> None:
+def test_aborts_and_preemptions_during_fetches_leak_nothing(model: Path, tmp_path: Path) -> None:
     program = Path(__file__).with_name("held_remote_engine.py")
     with Obedient(program, model, tmp_path) as engine:
         said = engine("run")
@@ -113,8 +113,9 @@ def test_aborts_and_preemptions_during_fetches_leave_nothing(model: Path, tmp_pa
     assert aborted["left"] == nothing
     full = [(length - 1) // BLOCK * BLOCK for length in (500, 300, 386, 386, 386)]
     assert said["again"] == [{"tokens": tokens[0], "cached": full[0]}]
-    # The composition of steps decides the last bits of what they compute, so tokens are compared of
-    # prompts that run alone.
+    # Requests that share steps may differ from a request that runs alone in the last bits of their
+    # logits, so only their lengths are compared. Tokens are compared of `last`, whose prompts run
+    # alone.
     assert preempted["waits"], "the remote answered before the preemption"
     assert sorted(preempted["lengths"].values()) == [24, 60, 60, 60]
     assert preempted["left"] == nothing

@@ -1,5 +1,5 @@
-//! A small store, and the command run on it.
-#![allow(dead_code)] // Each test file uses a part.
+//! Makes a small store, and runs the command on it.
+#![allow(dead_code)] // Each test file uses a part of this module.
 
 use ritornello_format::Scope;
 use ritornello_node::Node;
@@ -102,7 +102,6 @@ pub fn ritornello(words: &[&str]) -> Answer {
     }
 }
 
-/// Returns a path as the command line takes it.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -7,18 +7,19 @@ use crate::eviction::Victim;
 use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
-/// Maximum units that an eviction frees on avoided volumes, relative to the units that it needs.
-/// Half of a chain of runs is on each of two volumes, so a factor of 1 would be too low.
+/// Maximum units that an eviction frees on avoided volumes, relative to the units that it needs. If
+/// the runs of a chain alternate between an avoided volume and another volume, each usable unit
+/// costs one unit on the avoided volume, so a factor of 1 would leave no margin.
 const WASTE_FACTOR: u64 = 4;
 
 impl StoreCore {
-    /// Evicts pages, leaves first, until about `units` units that puts can get are freed. Lets
-    /// waiting threads take the lock between steps. Returns the number of units freed that puts can
-    /// get; `None` if no page was evicted.
+    /// Evicts pages, leaves first, until about `units` usable units are freed: units that are
+    /// neither in sealed segments nor on avoided volumes. Lets waiting threads take the lock
+    /// between steps. Returns the number of usable units freed; `None` if no page was evicted.
     ///
-    /// Spares the runs on avoided volumes, which are the oldest after a while, because puts get no
-    /// space there. If no other page can be evicted, because the runs on these volumes follow all
-    /// others, evicts at most [`WASTE_FACTOR`] times `units` there.
+    /// Spares the runs on avoided volumes, although they become the oldest, because no put gets
+    /// their space. If no other page can be evicted, because a run on an avoided volume follows
+    /// each of the other runs, evicts at most [`WASTE_FACTOR`] times `units` on avoided volumes.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);

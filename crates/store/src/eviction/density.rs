@@ -41,13 +41,13 @@ pub(super) struct Density {
     next: Option<(usize, usize, f32)>,
 }
 
-/// Ages that are distinguished, in steps.
+/// Number of distinguished ages, in steps. The last age stands for all higher ages.
 const AGES: usize = 128;
 /// A step ends when 1/`STEPS` of the store's capacity was put or used.
 const STEPS: u64 = 16;
 /// Steps between recomputations of worths.
 const REVIEW: u32 = 4;
-/// Factor by which counts decay at each review.
+/// Factor by which counts decay at each computation of worths.
 const FADE: f32 = 0.985;
 /// Kinds of pages: put and not used since; put directly after used pages that no other pages
 /// follow, and not used since; used once; used more often; and put again soon after an eviction.
@@ -318,9 +318,9 @@ impl EvictionPolicy for Density {
 
     fn relist(&mut self, pieces: &mut Pieces, slot: u32) {
         let piece = &mut pieces[slot];
-        // The clock of the previous policy may have been ahead. The stamp of a listed piece must
-        // not be ahead of this clock: while the clock advances, its list would change without the
-        // piece being moved.
+        // The clock of the previous policy may have been ahead. For a stamp ahead of this clock,
+        // [`Kind::list`] would return `old` now, and a different list after the clock has reached
+        // the stamp, while the piece stays in `old`.
         if piece.stamp > self.now {
             piece.stamp = self.now - AGES as u32;
         }

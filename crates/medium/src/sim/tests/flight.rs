@@ -6,7 +6,7 @@ fn is_segment(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "seg")
 }
 
-/// A disk with a durable file of four blocks, all ones.
+/// A disk with a durable file of 16 KiB whose bytes are all 1.
 fn disk_with_file() -> (SimDisk, SimProcess, Arc<dyn MediumFile>) {
     let disk = disk();
     let process = disk.process(is_segment);
@@ -122,7 +122,7 @@ fn only_asynchronous_writes_outlive_the_process() {
     process.kill(0, 2);
     file.write_at(&[2; 4096], 0).unwrap();
     assert!(journal.write_at(b"x", 0).is_err());
-    assert!(file.write_at(&[2; 4096], 0).is_err(), "nothing is begun after a refused change");
+    assert!(file.write_at(&[2; 4096], 0).is_err(), "a write began after a refused change");
     assert!(process.open(Path::new("/s/v/new"), WRITE).is_err());
     assert_eq!((disk.in_flight(), get(&disk, "/s/v/journal").unwrap().len()), (1, 0));
     let other = disk.process(is_segment);

@@ -37,8 +37,9 @@ struct ChosenScopes {
 }
 
 impl Scopes {
-    /// If the registry has no room for a further scope whose record has `added` bytes, drops empty
-    /// scopes until it has, and 1/[`SLACK`] of the limits is free or no further scope is empty.
+    /// Drops empty scopes if the registry has no room for a further scope whose record has `added`
+    /// bytes. Continues after the scope fits until 1/[`SLACK`] of the limits is free or no further
+    /// scope is empty.
     /// Returns the number of dropped scopes.
     ///
     /// # Errors
