@@ -89,10 +89,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="rows as JSON, in place of a table"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print the rows as JSON, or write them to FILE",
     )
-    parser.add_argument("--dir", default=str(ROOT / "build"), help="a directory on the disk")
-    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=", ".join(ENGINES))
+    parser.add_argument(
+        "--dir", default=str(ROOT / "build"), help="a directory on the disk to measure"
+    )
+    parser.add_argument(
+        "engines",
+        nargs="*",
+        metavar="ENGINE",
+        help=f"engines to run (default: all of {', '.join(ENGINES)})",
+    )
     given = parser.parse_args()
     for unknown in set(given.engines) - set(ENGINES):
         parser.error(f"no benchmark of {unknown}")

@@ -222,11 +222,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=f"of {', '.join(KINDS)}")
-    parser.add_argument("--budget", type=float, default=600, help="seconds (default 600)")
+    parser.add_argument(
+        "engines",
+        nargs="*",
+        metavar="ENGINE",
+        help=f"engines to run (default: all of {', '.join(KINDS)})",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=600,
+        help="seconds after which no engine begins (default 600)",
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu-vllm-report"))
     parser.add_argument("--dir", type=Path, help="where stores are written (default: a new folder)")
-    parser.add_argument("--prompts", default="16,16,32", help="thousands of tokens (16,16,32)")
+    parser.add_argument(
+        "--prompts",
+        default="16,16,32",
+        help="lengths of the prompts in thousands of tokens (16,16,32)",
+    )
     parser.add_argument("--layers", type=int, help="layers of the model (default 32)")
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()

@@ -69,8 +69,12 @@ def measure(disks: Sequence[Disk], calls: int) -> dict[str, list[int]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--rates", default="400,100", help="MB/s of each disk (default: 400,100)")
-    parser.add_argument("--calls", type=int, default=8, help="puts and gets (default: 8)")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the files are made")
+    parser.add_argument(
+        "--calls", type=int, default=8, help="number of puts and of gets (default: 8)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="directory of the disks' files"
+    )
     given = parser.parse_args()
     rates = [int(rate) for rate in given.rates.split(",")]
     # MiB of each disk: room for the pages of all puts, which a single disk may get, and 1 GiB for a

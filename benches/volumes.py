@@ -92,14 +92,22 @@ def table(reports: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--volumes", default="2,4", help="numbers of disks (default: 2,4)")
+    parser.add_argument(
+        "--volumes", default="2,4", help="numbers of disks to measure (default: 2,4)"
+    )
     parser.add_argument("--rate", type=int, default=250, help="MB/s of each disk (default: 250)")
     parser.add_argument("--total", default="2GiB", help="bytes per measurement (default: 2GiB)")
     parser.add_argument("--call-bytes", default="256MiB,2GiB", help="bytes per put and get")
-    parser.add_argument("--runs", type=int, default=5, help="rounds; the median counts")
-    parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where the files are made")
+    parser.add_argument(
+        "--runs", type=int, default=5, help="rounds; figures are medians (default: 5)"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="directory of the disks' files"
+    )
     parser.add_argument("--ritornello", type=Path, default=ROOT / ".venv/bin/ritornello")
-    parser.add_argument("--json", action="store_true", help="the reports, in place of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print the reports as JSON instead of a table"
+    )
     given = parser.parse_args()
     try:
         mebibytes(given.total)

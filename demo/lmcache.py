@@ -49,6 +49,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m demo.lmcache", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--requests", type=int, default=4, help="how many (default: 4)")
+    parser.add_argument("--requests", type=int, default=4, help="number of requests (default: 4)")
     options = parser.parse_args()
     sys.exit(demonstrate(lambda console: main(console, options.requests)))

@@ -155,6 +155,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m demo.sglang", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--documents", type=int, default=2, help="per length (default: 2)")
+    parser.add_argument(
+        "--documents", type=int, default=2, help="number of documents per length (default: 2)"
+    )
     options = parser.parse_args()
     sys.exit(demonstrate(lambda console: main(console, options.documents)))

@@ -93,7 +93,9 @@ class Rig:
         return self.limits[name]
 
     def stream(self) -> int | None:
-        """The engine's stream. The emulated device knows no streams of others."""
+        """The current CUDA stream of PyTorch. None on an emulated device, which has only its own
+        streams.
+        """
         return None if self.emulated else int(torch.cuda.current_stream().cuda_stream)
 
     def finish(self) -> None:

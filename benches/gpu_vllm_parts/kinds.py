@@ -105,7 +105,7 @@ class Bench:
         return (self.memory if kind.store == "memory" else self.folder) / f"store-{kind.store}"
 
     def spec(self, name: str) -> dict[str, Any]:
-        """Returns what `engine.py` reads."""
+        """Returns the description of the engine `name` that `engine.py` reads."""
         kind = KINDS[name]
         warm = min(8193, self.longest)
         blocks = self.longest * 3 // 2 // BLOCK + 16

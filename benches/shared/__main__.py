@@ -209,11 +209,29 @@ def main() -> int:
     )
     add = parser.add_argument
     kind = parser.add_mutually_exclusive_group().add_argument
-    kind("--short", action="store_true", help="facts only, with a tiny model, in minutes")
-    kind("--offloading", action="store_true", help="vLLM's own offloading, with our tier below it")
-    add("--minutes", type=float, default=MINUTES, help="what does not fit is left out (30)")
-    add("--s3", choices=KINDS, default=KINDS[0], help="which S3 server (versitygw)")
-    add("--setups", nargs="+", metavar="NAME", help='only those whose title has it: "host + disk"')
+    kind(
+        "--short",
+        action="store_true",
+        help="check hits and answers only, with a tiny model, in minutes",
+    )
+    kind(
+        "--offloading",
+        action="store_true",
+        help="measure vLLM's own offloading, alone and with our tier below it",
+    )
+    add(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        help="time limit; further set-ups are skipped (30)",
+    )
+    add("--s3", choices=KINDS, default=KINDS[0], help="S3 server to start (versitygw)")
+    add(
+        "--setups",
+        nargs="+",
+        metavar="NAME",
+        help='measure only set-ups whose title contains NAME, such as "host + disk"',
+    )
     given = parser.parse_args()
     console = wide_console(COLUMNS)
     try:

@@ -86,11 +86,17 @@ def main() -> int:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("file", type=Path)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=8, help=f"windows of {WINDOW} tokens per step")
+    parser.add_argument(
+        "--batch", type=int, default=8, help=f"windows of {WINDOW} tokens per training step"
+    )
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--keep", type=int, default=512, help="tokens of keys and values")
+    parser.add_argument(
+        "--keep", type=int, default=512, help="tokens whose keys and values are written"
+    )
     parser.add_argument("--queries", type=int, default=64)
-    parser.add_argument("--layers", default="", help="by number; default: all")
+    parser.add_argument(
+        "--layers", default="", help="numbers of the layers to write (default: all)"
+    )
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

@@ -290,7 +290,7 @@ def test_stopped_owner_blocks_no_call(where: Path) -> None:
         try:
             begun = time.monotonic()
             numbers = [client.submit_batch_exists(texts(2)) for _ in range(20)]
-            assert time.monotonic() - begun < 5, "submitting waits for nobody"
+            assert time.monotonic() - begun < 5, "submitting waited for the stopped owner"
         finally:
             owner.send_signal(signal.SIGCONT)
         done: list[Completion] = []

@@ -14,7 +14,11 @@ fn tiny(more: &[&str]) -> (i32, String, String) {
     let words = ["bench", "store", "--dir", text(dir.path()), "--runs", "1"];
     let small = ["--total", "16MiB", "--segment-bytes", "1MiB", "--entries", "20000"];
     let answer = ritornello(&[&words, &small[..], more].concat());
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the benchmark left files behind"
+    );
     (answer.code, answer.out, answer.err)
 }
 
@@ -92,7 +96,11 @@ fn steady_report_has_every_documented_key() {
         assert!(figures["small_pages"]["max"].as_u64().unwrap() == 1);
         assert!(figures["write_amplification"].as_f64().unwrap() < 1.05);
     }
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the benchmark left files behind"
+    );
 }
 
 #[test]
@@ -113,7 +121,11 @@ fn clients_report_has_every_figure() {
     for path in ["/put/own_gib_s", "/put/client_gib_s", "/put/ratio", "/get/ratio"] {
         assert!(number(&json, path) > 0.0, "{path}: {json:#}");
     }
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the benchmark left files behind"
+    );
 }
 
 #[test]
@@ -150,7 +162,7 @@ fn volumes_report_compares_calls_with_the_sum() {
         }
     }
     for path in &paths {
-        assert_eq!(std::fs::read_dir(path).unwrap().count(), 0, "something was left");
+        assert_eq!(std::fs::read_dir(path).unwrap().count(), 0, "the benchmark left files behind");
     }
 }
 
@@ -200,7 +212,7 @@ fn interrupted_run_leaves_no_files() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     let status = child.wait().unwrap();
     assert!(!status.success());
-    assert_eq!(entries(), 0, "something was left");
+    assert_eq!(entries(), 0, "the benchmark left files behind");
 }
 
 #[test]

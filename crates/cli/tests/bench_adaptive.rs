@@ -16,7 +16,11 @@ fn report_covers_every_variant_and_stage() {
     let drawn = ["--json", "--chart", common::text(&picture)];
     let answer = ritornello(&[&words[..], &more, &drawn].concat());
     assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "the benchmark left files behind"
+    );
     let json: serde_json::Value = serde_json::from_str(&answer.out).unwrap();
     let rows = json["rows"].as_array().unwrap();
     let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();

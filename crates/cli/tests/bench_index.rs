@@ -17,7 +17,11 @@ fn index_rows_have_every_documented_key() {
         let drawn = ["--chart", text(&picture)];
         let answer = ritornello(&[&words[..], &more, &drawn].concat());
         assert_eq!(answer.code, 0, "{}{}", answer.out, answer.err);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "something was left");
+        assert_eq!(
+            std::fs::read_dir(dir.path()).unwrap().count(),
+            0,
+            "the benchmark left files behind"
+        );
         let json: Value = serde_json::from_str(&answer.out).unwrap();
         let rows = json["rows"].as_array().unwrap();
         assert!(json["limits"]["memory_access_ns"].as_f64().unwrap() > 0.0);

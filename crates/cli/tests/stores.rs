@@ -26,7 +26,7 @@ fn damage(dir: &Path, page: u8) {
             return;
         }
     }
-    panic!("page {page} is nowhere");
+    panic!("no unit of a segment has the bytes of page {page}");
 }
 
 #[test]

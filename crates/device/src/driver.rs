@@ -29,7 +29,7 @@ pub enum Priority {
 /// A launch of a kernel. All addresses are the device's.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
-    /// Which kernel.
+    /// The kernel to launch.
     pub kernel: Kernel,
     /// Number of blocks of 1,024 threads.
     pub grid: u32,

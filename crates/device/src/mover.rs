@@ -162,7 +162,7 @@ impl State {
     }
 }
 
-/// The thread.
+/// The thread that queues moves, and reports their ends.
 pub(crate) struct Mover {
     state: Arc<ForkSafeLock<State>>,
     thread: Option<JoinHandle<()>>,

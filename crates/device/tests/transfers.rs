@@ -202,7 +202,7 @@ fn load_after_its_deadline_reads_nothing() {
     let rig = Rig::new();
     let control = Control { deadline: Some(Instant::now()), ..Control::default() };
     let read = |_: Range<usize>, _: Arc<Slots>, _: &Control| -> Result<Moved> {
-        panic!("nothing is to be read")
+        panic!("pages were read after the deadline")
     };
     let loaded = rig.load(&blocks_of(4), &control, &read).unwrap();
     assert_eq!(loaded, Moved { pages: 0, bytes: 0, reason: "deadline" });

@@ -99,7 +99,7 @@ pub struct TuningDecision {
 pub struct Tuning {
     /// Whether the structure follows the operations.
     pub adaptive: bool,
-    /// Operations counted.
+    /// Number of operations that the tuner has counted.
     pub operations: u64,
     /// The setting that was applied last.
     pub applied: Setting,
@@ -112,7 +112,7 @@ pub struct Tuning {
     pub sorted_runs: u64,
     /// Bytes written by compactions, divided by bytes written by flushes, since open.
     pub rewrites: f64,
-    /// The tree.
+    /// The size of the tree when the tuner last measured it.
     pub tree: TreeSize,
     /// Measured costs of operations.
     pub prices: Prices,

@@ -16,7 +16,7 @@ fn helper() {
 }
 
 fn own_command(node: &Arc<Node>, command: &str) -> String {
-    assert_eq!(command, "take-the-lock", "nothing else is known here");
+    assert_eq!(command, "take-the-lock", "unknown command");
     say("waiting");
     let lock = std::fs::File::options().write(true).open(node.path().join("LOCK")).unwrap();
     eventually("the lock is free", || {

@@ -204,6 +204,6 @@ fn quota_set_under_traffic_holds() {
     let present = catalog.exists(tenant, &hot).unwrap();
     assert!(present.iter().all(|present| *present), "pages in use were evicted: {present:?}");
     catalog.configure(tenant, &quota(Some(0))).unwrap();
-    assert_eq!(catalog.stats().unwrap().pages, 0, "the order knows every run");
+    assert_eq!(catalog.stats().unwrap().pages, 0, "a run is missing in the eviction order");
     open.close();
 }

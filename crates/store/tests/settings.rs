@@ -40,7 +40,7 @@ fn codec_change_makes_old_references_stale() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 8);
     let scope = numbers("bfloat16");
-    let catalog = open.core.catalog_for(ClientId(7), "somebody");
+    let catalog = open.core.catalog_for(ClientId(7), "client");
     let old = catalog.resolve(&scope, true).unwrap().unwrap();
     assert_eq!(old.codec, Codec::Raw.number());
     open.store.configure(&scope, &codec(Codec::Int8)).unwrap();

@@ -49,28 +49,37 @@ def parser() -> argparse.ArgumentParser:
             nargs="+",
             action="extend",
             metavar="URL",
-            help=f"one server or several, asked in turn ({DEFAULT_URL})",
+            help=f"addresses of the servers, which get requests in turn ({DEFAULT_URL})",
         )
         add("--model", help="the name of the served model (default: the only served model)")
-        add("--seed", type=int, default=1, help="another seed makes other prompts (1)")
+        add("--seed", type=int, default=1, help="seed of the prompts (1)")
         add(
             "--prompts",
             choices=("ids", "text"),
             default="ids",
-            help="token ids, of exact length, or text, a word counted as a token (ids)",
+            help="send token ids of exact length, or text with a word per token (ids)",
         )
         add(
-            "--timeout", type=float, default=ANSWER_SECONDS, help="seconds an answer may take (600)"
+            "--timeout",
+            type=float,
+            default=ANSWER_SECONDS,
+            help="maximum seconds for an answer (600)",
         )
-        add("--tag", default="", help="a name for this run, in the JSON")
-        add("--chart", metavar="FILE.svg", help="TTFT by history, as a picture")
+        add("--tag", default="", help="name of this run in the JSON")
+        add("--chart", metavar="FILE.svg", help="draw a chart of TTFT over the length of history")
         add(
             "--expected-ttft-gain",
             type=float,
             metavar="X",
-            help="fail below: TTFT of round 0 to later",
+            help="fail if the TTFT of round 0 is less than X times that of later rounds",
         )
-        add("--json", nargs="?", const="-", metavar="FILE", help="everything as JSON, no table")
+        add(
+            "--json",
+            nargs="?",
+            const="-",
+            metavar="FILE",
+            help="print all results as JSON, or write them to FILE",
+        )
     return arguments
 
 

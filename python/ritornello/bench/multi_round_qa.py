@@ -38,13 +38,31 @@ class MultiRoundQA:
         add("--num-users", type=int, required=True, help="concurrent users")
         add("--num-rounds", type=int, required=True, help="questions per user")
         add("--qps", type=float, required=True, help="questions per second, of all users")
-        add("--shared-system-prompt", type=int, required=True, help="tokens all prompts begin with")
+        add(
+            "--shared-system-prompt",
+            type=int,
+            required=True,
+            help="tokens that all prompts begin with",
+        )
         add("--user-history-prompt", type=int, required=True, help="tokens of a user's own context")
         add("--answer-len", type=int, required=True, help="tokens of an answer")
         add("--question-len", type=int, default=24, help="tokens of a question (24)")
-        add("--time", type=float, help="seconds; without it every user asks all rounds once")
-        add("--disable-ramp-up", action="store_true", help="with --time: all begin with round 1")
-        add("--init-user-id", type=int, default=0, help="another number makes other users (0)")
+        add(
+            "--time",
+            type=float,
+            help="seconds of the run (default: until each user has asked all rounds)",
+        )
+        add(
+            "--disable-ramp-up",
+            action="store_true",
+            help="with --time: every user begins with round 1",
+        )
+        add(
+            "--init-user-id",
+            type=int,
+            default=0,
+            help="number of the first user, on which the prompts depend (0)",
+        )
 
     @property
     def requests(self) -> int | None:

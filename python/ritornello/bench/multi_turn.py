@@ -64,20 +64,30 @@ class MultiTurn:
     @classmethod
     def flags(cls, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--num-clients", type=int, default=256, help="(256)")
+        add("--num-clients", type=int, default=256, help="number of clients (256)")
         add("--num-rounds", type=int, default=5, help="questions per client (5)")
         add("--request-length", type=int, default=512, help="tokens of a first question (512)")
         add(
             "--sub-question-input-length",
             type=int,
             default=0,
-            help="tokens of each further question (as the first)",
+            help="tokens of each later question (default: as the first)",
         )
         add("--output-length", type=int, default=64, help="tokens of an answer (64)")
         add("--request-rate", type=float, default=1.0, help="requests per second, on average (1)")
-        add("--distribution", choices=DISTRIBUTIONS, default="poisson", help="(poisson)")
+        add(
+            "--distribution",
+            choices=DISTRIBUTIONS,
+            default="poisson",
+            help="distribution of the time between requests (poisson)",
+        )
         add("--max-parallel", type=int, default=128, help="concurrent requests (128)")
-        add("--ready-queue-policy", choices=POLICIES, default="random", help="(random)")
+        add(
+            "--ready-queue-policy",
+            choices=POLICIES,
+            default="random",
+            help="order in which waiting clients ask (random)",
+        )
 
     @property
     def requests(self) -> int:

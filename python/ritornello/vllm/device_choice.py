@@ -1,11 +1,11 @@
-"""Whether our own copies serve a CUDA engine: an environment variable, because the choice is for
-trying them, not for operators to keep.
+"""Chooses whether our own copies serve a CUDA engine. The choice is an environment variable and not
+a setting, because it is for trials, not for production.
 """
 
 import os
 
 VARIABLE = "RITORNELLO_DEVICE"
-# Values of the variable.
+# The two values of the variable.
 OWN, EMULATED = "own", "emulated"
 
 

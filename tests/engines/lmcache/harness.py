@@ -127,7 +127,7 @@ def wait(fd: int, take: Any) -> Any:
             return result
         if select.select([fd], [], [], WAIT_SECONDS)[0]:
             consume_fd(fd)
-    raise AssertionError("nothing came")
+    raise AssertionError(f"no result within {WAIT_SECONDS} s")
 
 
 def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:

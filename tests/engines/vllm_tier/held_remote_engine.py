@@ -83,7 +83,9 @@ class HeldEngine(TierEngine):
         return self.step_until(lambda: not llm.has_unfinished_requests(), "requests end")
 
     def known(self, *names: str) -> list[Any]:
-        """Returns what the tier knows of requests. vLLM appends a suffix to their names."""
+        """Returns the tier's state of the requests whose names begin with one of `names`: vLLM
+        appends a suffix to the names.
+        """
         return [state for name, state in self.tier._requests.items() if name.startswith(names)]
 
     def waits_for_remote(self, name: str) -> bool:
@@ -91,7 +93,9 @@ class HeldEngine(TierEngine):
         return any(asked.pending or asked.call is not None for asked in lookups)
 
     def left(self) -> dict[str, int]:
-        """Returns what requests that ended have left."""
+        """Waits until prefetches and leases have ended. Returns the numbers of jobs and requests
+        that the tier still has, and of blocks that vLLM still has allocated.
+        """
         import ritornello as rt
 
         wait_until(lambda: not self.cache.stats()["prefetch"]["running"], "prefetches end")

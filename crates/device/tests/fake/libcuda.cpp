@@ -1,4 +1,4 @@
-// A CUDA driver library for tests. Device memory is host memory, streams run their work at once,
+// A CUDA driver library for tests. Device memory is host memory, streams run their work immediately,
 // and kernels are those of `kv.cu`, compiled for the processor. Every call that needs a context
 // checks that one is current, and the library checks what a real driver would refuse.
 //

@@ -295,9 +295,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--states", type=int, default=30_000, help="crash states per mutation")
     parser.add_argument("--from", type=int, default=0, dest="start", help="the first seed")
-    parser.add_argument("--only", action="append", help="a mutation by its name; may be repeated")
-    parser.add_argument("--check", action="store_true", help="only check that the texts are found")
-    parser.add_argument("--keep", action="store_true", help="keep the copy")
+    parser.add_argument(
+        "--only", action="append", help="name of a mutation to run; may be repeated"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="only check that each mutation applies to the sources"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the copy of the sources")
     given = parser.parse_args()
     unknown = set(given.only or []) - {mutation.name for mutation in MUTATIONS}
     if unknown:
