@@ -27,7 +27,7 @@ fn index_rows_have_every_documented_key() {
         assert!(json["limits"]["memory_access_ns"].as_f64().unwrap() > 0.0);
         assert!(json["limits"]["append_sync_us"].as_f64().unwrap() > 0.0);
         let svg = std::fs::read_to_string(&picture).unwrap();
-        assert!(svg.contains("pages put a second") && svg.contains("run"), "{svg}");
+        assert!(svg.contains("pages put per second") && svg.contains("run"), "{svg}");
         assert_eq!(rows.len(), 6, "two backends, three ways to sync: {json:#}");
         for row in rows {
             assert_eq!(row["puts"], puts);

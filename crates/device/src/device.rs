@@ -142,7 +142,7 @@ impl Device {
     /// A table of moves between page `n` of `slots` and block `blocks[n]` of `pool`, for each `n`.
     ///
     /// # Errors
-    /// `Invalid` if slots and pool do not belong together, a block does not exist, two pages would
+    /// `Invalid` if slots and pool differ in device or page length, a block does not exist, two pages would
     /// fill one block, or the table is empty or too long; `Fatal` if the device cannot be used.
     pub fn table(
         &self,
@@ -298,7 +298,7 @@ impl Drop for Scratch {
         }
         // SAFETY: the measured moves are complete, or the device is broken.
         if let Err(error) = unsafe { self.core.driver().free(self.address) } {
-            tracing::warn!(%error, "memory of a measurement stays on the device");
+            tracing::warn!(%error, "the device memory of a measurement could not be freed");
         }
     }
 }

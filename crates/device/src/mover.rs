@@ -197,7 +197,7 @@ impl Mover {
         }
         let place = place_of(table.direction());
         if state.submitted[place].len() >= QUEUE_MAX {
-            return Err(Error::retry("too many moves of the device wait"));
+            return Err(Error::retry("too many moves wait for the device"));
         }
         let (table, of_caller) = (Arc::clone(table), ticket.clone());
         state.submitted[place].push_back(Move { table, part, after, ticket, done });

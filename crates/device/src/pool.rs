@@ -108,7 +108,7 @@ impl Drop for Pool {
         }
         // SAFETY: moves in flight hold a reference to the pool.
         if let Err(error) = unsafe { self.core.driver().free(self.spans) } {
-            tracing::warn!(%error, "a table stays on the device");
+            tracing::warn!(%error, "the table of a pool could not be freed on the device");
         }
     }
 }

@@ -98,7 +98,7 @@ impl Drop for Arena {
             broken => broken,
         };
         if let Err(error) = unpinned {
-            tracing::warn!(%error, "pinned memory stays mapped");
+            tracing::warn!(%error, "pinned memory could not be unpinned");
             // The device may still access the memory, so it must not be unmapped.
             std::mem::forget(Arc::clone(&self.staging));
         }

@@ -45,7 +45,7 @@ impl Drop for TableMemory {
         }
         // SAFETY: moves in flight hold references to tables.
         if let Err(error) = unsafe { core.driver().free(self.base) } {
-            tracing::warn!(%error, "the tables stay on the device");
+            tracing::warn!(%error, "the tables of moves could not be freed on the device");
         }
     }
 }
@@ -98,7 +98,7 @@ impl Table {
         let layout = pool.layout();
         let is_of_device = pool.is_of(core) && Arc::ptr_eq(slots.arena().core(), core);
         if !is_of_device || slots.page_bytes() as u64 != layout.page_bytes() {
-            return Err(Error::invalid("slots and pool do not belong together")
+            return Err(Error::invalid("slots and pool differ in device or page length")
                 .with("slot_bytes", slots.page_bytes())
                 .with("page_bytes", layout.page_bytes()));
         }

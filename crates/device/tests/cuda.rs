@@ -29,9 +29,9 @@ fn unusable_drivers_are_refused_at_open() {
     for (broken, ordinal, expected) in [
         ("NO_SYMBOL", 0, "lacks functions"),
         ("OLD", 0, "too old"),
-        ("NO_DEVICE", 0, "no device of this number"),
+        ("NO_DEVICE", 0, "no device with this number"),
         ("NO_MAPPING", 0, "cannot map host memory"),
-        ("NO_BATCH", 1, "no device of this number"),
+        ("NO_BATCH", 1, "no device with this number"),
     ] {
         let fake = FakeCuda::new(broken);
         let error = fake.open(ordinal).unwrap_err();

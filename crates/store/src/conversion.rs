@@ -195,7 +195,7 @@ pub(crate) fn remove_leftovers(
     for other in [Backend::Run, Backend::Lsm].into_iter().filter(|other| *other != backend(kept)) {
         let removed = other.remove(medium, &directory.index()).map_err(|error| {
             Error::retry(
-                "the files of an index that does not count could not be removed: try again",
+                "the files of an index that the manifest does not name could not be removed: try again",
             )
             .with("dir", directory.index().display())
             .because(error)
@@ -203,7 +203,7 @@ pub(crate) fn remove_leftovers(
         if removed {
             tracing::info!(
                 index = other.name(),
-                "files of an index that does not count were removed"
+                "files of an index that the manifest does not name were removed"
             );
         }
     }

@@ -90,7 +90,7 @@ fn sources(room: &Room) -> Vec<Source> {
     let machine = Source {
         left: memory_left(),
         what: "the memory that is available on this machine (MemAvailable)",
-        advice: "end what takes it",
+        advice: "end processes that use memory",
     };
     let file_system = Source {
         left: room.available.saturating_sub(Budget::floor(room.total)),

@@ -398,7 +398,7 @@ pub fn check_sections(scope: &Scope, control: &Control) -> Result<()> {
     if sections.page_bytes() == page && sections.arrived() == 0 {
         return Ok(());
     }
-    Err(Error::invalid("sections are for one get, and the last of them ends where a page does")
+    Err(Error::invalid("the sections were used by another get, or do not end at the end of a page: pass new sections")
         .with("page_bytes", page)
         .with("sections_end", sections.page_bytes()))
 }

@@ -100,7 +100,9 @@ impl Directory {
             };
             match marked {
                 Ok(()) => volume.marked = true,
-                Err(error) => tracing::warn!(%error, dir = volume.dir, "a volume stays unmarked"),
+                Err(error) => {
+                    tracing::warn!(%error, dir = volume.dir, "the marker of a volume could not be written")
+                }
             }
         }
     }

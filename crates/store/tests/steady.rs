@@ -147,9 +147,9 @@ fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_p
     let health = steady.age();
     let stats = steady.catalog.stats().unwrap();
     let extents = health.extents_per_run;
-    println!("{gib} GiB, {}: {extents:.2} extents a run, {health:?}", stats.eviction.policy);
+    println!("{gib} GiB, {}: {extents:.2} extents per run, {health:?}", stats.eviction.policy);
     assert!(stats.counters["evicted_pages"] > 0);
-    assert!(extents <= 2.0, "{gib} GiB, {}: {extents:.2} extents a run", stats.eviction.policy);
+    assert!(extents <= 2.0, "{gib} GiB, {}: {extents:.2} extents per run", stats.eviction.policy);
     assert!(health.small_pages.max <= 1 && health.large_pages.p99 <= 3, "{health:?}");
     let space = stats.segments_max * stats.segment_bytes;
     let free = stats.free_bytes + stats.limbo_bytes + health.padding_bytes;

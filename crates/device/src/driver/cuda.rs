@@ -112,7 +112,7 @@ impl Cuda {
             .with("version", version));
         }
         if c_int::try_from(ordinal).map_or(true, |ordinal| ordinal >= count) {
-            return Err(Error::invalid("the CUDA driver has no device of this number")
+            return Err(Error::invalid("the CUDA driver has no device with this number")
                 .with("device", ordinal)
                 .with("devices", count));
         }
@@ -390,7 +390,7 @@ impl Driver for Cuda {
             (symbols.cuStreamDestroy_v2)(stream_of(stream))
         });
         if let Err(error) = destroyed {
-            tracing::warn!(%error, "a stream of the device stays");
+            tracing::warn!(%error, "a stream of the device could not be destroyed");
         }
     }
 
@@ -410,7 +410,7 @@ impl Driver for Cuda {
             (symbols.cuEventDestroy_v2)(event_of(event))
         });
         if let Err(error) = destroyed {
-            tracing::warn!(%error, "an event of the device stays");
+            tracing::warn!(%error, "an event of the device could not be destroyed");
         }
     }
 
@@ -534,13 +534,13 @@ impl Drop for Cuda {
                 (symbols.cuModuleUnload)(kernels.module)
             });
             if let Err(error) = unloaded {
-                tracing::warn!(%error, "the kernels stay on the device");
+                tracing::warn!(%error, "the kernels could not be unloaded from the device");
             }
         }
         // SAFETY: retained by this value.
         let released = unsafe { (self.symbols.cuDevicePrimaryCtxRelease_v2)(self.device) };
         if let Err(error) = self.symbols.check("cuDevicePrimaryCtxRelease", released) {
-            tracing::warn!(%error, "the context of the device stays");
+            tracing::warn!(%error, "the context of the device could not be released");
         }
     }
 }

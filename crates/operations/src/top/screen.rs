@@ -159,7 +159,7 @@ mod tests {
                 "quarantined",
                 "leases",
                 "adaptive",
-                "a second",
+                "per second",
                 "away",
             ] {
                 assert!(screen.contains(word), "{word}: {screen}");

@@ -238,7 +238,7 @@ impl Snapshot {
         );
         if let Some(rates) = &self.rates {
             line(
-                "a second",
+                "per second",
                 format!(
                     "{:.0} pages probed, {:.0} hit, {:.0} stored, {:.0} evicted, index {}",
                     rates.pages_probed_per_second,

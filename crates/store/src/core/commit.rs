@@ -87,7 +87,7 @@ impl StoreCore {
                     // Poisons the store if the index failed, because a failed index accepts no
                     // further records.
                     self.lifecycle.rounds().poison_if_fatal(&error);
-                    tracing::debug!(%error, "a run was not taken at commit");
+                    tracing::debug!(%error, "the index refused a run at commit");
                     unused.extend(&run.place.extents);
                     self.counters.runs_abandoned.add(1);
                 }

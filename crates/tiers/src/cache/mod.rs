@@ -42,7 +42,7 @@
 //! (`remote::call_executor`). The fetched pages are put into the first tier, where a later lookup
 //! leases them. The requests to an object store are made in `ritornello_remote`.
 
-#[allow(clippy::module_inception, reason = "one noun a file")]
+#[allow(clippy::module_inception, reason = "each file is named after its type")]
 mod cache;
 mod contents;
 mod dirty_pages;

@@ -55,21 +55,21 @@ pub(super) fn choose(
         let (dir, kind) = (dir.display(), &test.kind);
         if test.in_memory() && !mapped {
             warnings.push(format!(
-                "{dir} ({kind}) is driven by system calls, several times the CPU: a separate store \
-                 here, with io=auto, is mapped"
+                "{dir} ({kind}) is in memory but not mapped, so transfers are system calls and take \
+                 several times the CPU time: make a separate store in this directory, with io=auto"
             ));
         } else if test.real && !test.direct && !mapped && chosen != IoChoice::Buffered {
             warnings.push(format!(
-                "{dir} ({kind}) is driven through the page cache, several times the CPU: {}; \
-                 put the store on ext4 or XFS",
+                "{dir} ({kind}) is read and written through the page cache, which takes several \
+                 times the CPU time: {}; put the store on ext4 or XFS",
                 test.why
             ));
         }
         match test.trust {
             Trust::Foreign if distrust.is_empty() => {
                 distrust = format!(
-                    "{dir} is on {kind}, which is served from elsewhere: locks and durability \
-                     are not this machine's to promise; put the store on a local disk"
+                    "{dir} is on {kind}, which another machine or process serves: this machine cannot \
+                     guarantee locks and durability there; put the store on a local disk"
                 );
             }
             Trust::Unknown => warnings.push(format!("{dir} is on an unknown file system")),

@@ -46,7 +46,7 @@ impl DirectoryTest {
 pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> {
     static SERIAL: AtomicU32 = AtomicU32::new(0);
     let room = medium.room(dir).map_err(|error| {
-        Error::invalid("a volume's directory cannot be looked at: does it exist?")
+        Error::invalid("a volume's directory cannot be examined: does it exist?")
             .with("dir", dir.display())
             .because(error)
     })?;

@@ -169,8 +169,8 @@ fn runs_stay_whole_at_steady_state() {
         let mean = steady.measure(mix, 6);
         let stats = steady.space.stats();
         println!(
-            "{:28} chunk {chunk:>5}: {mean:.2} extents a run (most {}), {:.3} misfits a run, \
-             {:.1} % free in {} holes, {:.2} us a run",
+            "{:28} chunk {chunk:>5}: {mean:.2} extents per run (most {}), {:.3} misfits per run, \
+             {:.1} % free in {} holes, {:.2} us per run",
             mix.name,
             steady.most,
             steady.misfits as f64 / steady.placed as f64,
@@ -178,7 +178,7 @@ fn runs_stay_whole_at_steady_state() {
             stats.holes,
             steady.spent.as_secs_f64() * 1e6 / steady.placed as f64,
         );
-        assert!(mean <= mix.bound, "{}: {mean:.2} extents a run", mix.name);
+        assert!(mean <= mix.bound, "{}: {mean:.2} extents per run", mix.name);
         assert!(steady.misfits * 100 <= steady.placed, "{}: shapes do not fit", mix.name);
     }
 }
@@ -215,5 +215,5 @@ fn allocation_time_with_a_million_holes() {
         }
     }
     let each = spent.as_secs_f64() * 1e6 / f64::from(calls);
-    println!("{holes} holes: {each:.2} us an allocation or free");
+    println!("{holes} holes: {each:.2} us per allocation or free");
 }

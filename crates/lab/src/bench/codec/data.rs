@@ -66,7 +66,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
             "a safetensors file of SET.N.q, .k and .v as engines/vllm/make_kv.py makes it",
         )
     };
-    let tensors = Tensors::read(file).ok_or_else(|| unusable("this is no safetensors file"))?;
+    let tensors = Tensors::read(file).ok_or_else(|| unusable("this is not a safetensors file"))?;
     let layers: BTreeSet<&str> =
         tensors.names().filter_map(|name| name.strip_suffix(".k")).collect();
     let mut sets: Vec<DataSet> = Vec::new();

@@ -63,7 +63,7 @@ fn rates(r: &Report) -> Option<String> {
     if let (Some(files), Some(disk), Some(put)) = (r.files, r.bytes_on_disk, r.bytes_put) {
         let segments = put / r.segment_bytes.unwrap_or(1).max(1);
         text += &format!(
-            "\n{files} files (to reach: {} at most), {} on disk for {} put: {:.2}",
+            "\n{files} files (aim: at most {}), {} on disk for {} put: {:.2}",
             segments + 16,
             bytes(disk),
             bytes(put),

@@ -309,12 +309,12 @@ fn attach(
         // Repair the marker before a segment is opened: a volume without its marker cannot be used.
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
         if let Err(error) = directory.write_marker(dir, marker) {
-            tracing::warn!(%error, dir = %dir.display(), "a volume stays unmarked");
+            tracing::warn!(%error, dir = %dir.display(), "the marker of a volume could not be written");
         }
     }
     let candidate = segments.examine(&found.dir())?;
     if !candidate.is_trusted() {
-        return Err(Error::invalid("its file system cannot be trusted"));
+        return Err(Error::invalid("its file system may not keep one owner's writes in order"));
     }
     segments.attach(number, candidate)?;
     segments.check_syncs(number).inspect_err(|_| segments.detach(number))?;

@@ -297,7 +297,7 @@ impl StoreCore {
         match self.change_capacity(&CapacityChange::Capacity(capacity), Duration::ZERO) {
             Err(error) if error.kind() == ErrorKind::Invalid => {
                 let dir = self.options.dir.display();
-                tracing::warn!(%dir, given = capacity, stored, "the capacity stays: {error}");
+                tracing::warn!(%dir, given = capacity, stored, "the capacity was not changed: {error}");
                 Ok(())
             }
             Err(error) if error.kind() == ErrorKind::Retry => Ok(()),
@@ -439,7 +439,9 @@ fn mark_empty_volumes(
                 volume.marked = true;
                 absence.remove_volume(number);
             }
-            Err(error) => tracing::warn!(%error, dir = volume.dir, "a volume stays unmarked"),
+            Err(error) => {
+                tracing::warn!(%error, dir = volume.dir, "the marker of a volume could not be written")
+            }
         }
     }
     !empty.is_empty()

@@ -287,7 +287,7 @@ impl Scopes {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
         if let Err(error) = file.compact(table) {
-            tracing::warn!(%error, "the scope registry keeps its history");
+            tracing::warn!(%error, "the scope registry could not be shortened");
         }
     }
 

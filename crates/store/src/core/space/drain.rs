@@ -189,7 +189,7 @@ impl StoreCore {
                 if first {
                     tracing::warn!(
                         %error,
-                        "writes of a dead process cannot be waited for: the space stays out of use"
+                        "no way to wait for the writes of a dead process: its space is not reused"
                     );
                 }
             }

@@ -185,7 +185,7 @@ impl StoreCore {
             Ok(())
         };
         if let Err(error) = self.on_volume(number, unmark) {
-            tracing::warn!(%error, volume = number, "the marker of a drained volume stays");
+            tracing::warn!(%error, volume = number, "the marker of a drained volume could not be removed");
         }
     }
 
