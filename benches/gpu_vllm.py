@@ -73,7 +73,9 @@ class Baseline:
 
     def check(self, device: list[str]) -> None:
         if device != self._device:
-            raise EngineError(f"none ran on {self._device}, not on {device}: choose another --out")
+            raise EngineError(
+                f"the engine `none` ran on {self._device}, not on {device}: choose another --out"
+            )
 
 
 def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows, list[str]]:
@@ -173,10 +175,10 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
     name = engine.name
     kind, began, old = KINDS[name], monotonic(), set(SHM.glob("vllm_offload_*"))
     if name != "none" and not baseline.answers:
-        raise EngineError("the engine none gave no answers to compare with")
+        raise EngineError("the engine `none` gave no answers, with which others are compared")
     store = bench.store(kind)
     if kind.restarted and not store.exists():
-        raise EngineError("the engine before it left no store")
+        raise EngineError(f"the engine whose store {name} uses left no store")
     if kind.restarted:
         drop_from_page_cache(store)
     else:

@@ -63,7 +63,7 @@ def owner_of(store: str | Path, **options: Any) -> Child:
     """Starts a process that only owns the store."""
     child = Child(OWNER, store, json.dumps(options))
     role = child.read()
-    assert role == "owner", f"the process is {role or 'gone'}"
+    assert role == "owner", f"the process does not own the store: {role or 'it ended'}"
     return child
 
 

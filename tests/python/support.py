@@ -55,5 +55,5 @@ def wait_until(done: Callable[[], object], what: str = "it was done") -> None:
     """Waits until `done` returns a true value. Fails after a minute, with `what` as the reason."""
     deadline = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < deadline, f"never came about: {what}"
+        assert time.monotonic() < deadline, f"not reached before the deadline: {what}"
         time.sleep(0.002)

@@ -46,7 +46,7 @@ class Views(Memory):
 
 class Raises(Memory):
     def get(self, name, start, stop):
-        raise OSError("the wire is cut")
+        raise OSError("connection lost")
 
 class Fatal(Memory):
     def exists(self, name):
@@ -91,7 +91,7 @@ class Down(Memory):
     up = threading.Event()
     def __init__(self):
         if not self.up.is_set():
-            raise ConnectionError("nobody listens")
+            raise ConnectionError("connection refused")
 
 class NeverMade(Memory):
     def __init__(self):
@@ -142,7 +142,7 @@ def test_classes_may_return_buffers_and_take_arguments(classes: Path, name: str)
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Raises", "the wire is cut"),
+        ("Raises", "connection lost"),
         ("Fatal", "no such tenant"),
         ("Short", ""),
         ("Long", "more than value[start:stop]"),

@@ -71,10 +71,10 @@ def test_block_may_have_several_rows() -> None:
 @pytest.mark.parametrize(
     ("tensor", "blocks", "why"),
     [
-        (Tensor(0, (2, 8, 32, 128)), 8, "does not count 8 blocks"),
+        (Tensor(0, (2, 8, 32, 128)), 8, "is no multiple of 8 blocks"),
         (Tensor(0, SHAPE, (2 * 32 * 256, 32 * 256, 256, 1)), 8, "not contiguous"),
         (Tensor(0, SHAPE, (32 * 128, 32 * 128, 128, 1)), 8, "overlap"),
-        (Tensor(0, SHAPE, (3 * 32 * 128, 32 * 128, 128, 1)), 4, "do not touch"),
+        (Tensor(0, SHAPE, (3 * 32 * 128, 32 * 128, 128, 1)), 4, "rows with gaps"),
     ],
 )
 def test_invalid_layouts_are_refused(tensor: Tensor, blocks: int, why: str) -> None:

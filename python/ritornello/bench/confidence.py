@@ -74,7 +74,7 @@ def _bootstrap(
     rng = random.Random(seed)
     whole = [list(chain.from_iterable(groups)) for groups in runs]
     if not all(whole):
-        raise ValueError("a statistic of no requests")
+        raise ValueError("a statistic needs at least one request")
     found = []
     for _ in range(RESAMPLES):
         drawn = rng.choices(range(size), k=size)

@@ -113,7 +113,9 @@ def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> 
             )
     for name in WORDS:
         if not isinstance(given.get(name), str | None):
-            raise ValueError(f'{place}: "{name}" is a word of Store.open, not {given[name]!r}')
+            raise ValueError(
+                f'{place}: "{name}" is a word that Store.open accepts, not {given[name]!r}'
+            )
     return dict(given)
 
 

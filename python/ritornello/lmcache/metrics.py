@@ -84,7 +84,7 @@ def _observe(name: str, options: object) -> Iterable[Any]:
         try:
             amounts = counts(adapter)
         except Exception as error:  # one adapter must not hide the others
-            logger.debug("ritornello: no counts of %s (%s)", store, error)
+            logger.debug("ritornello: the counters of %s could not be read (%s)", store, error)
             continue
         if name in COUNTERS:
             observed.append(Observation(amounts.get(name, 0), {"store": store}))

@@ -97,7 +97,7 @@ class EarlyLookups:
             try:
                 self._act(operation, ended=ended)
             except Exception as error:
-                logger.debug("ritornello: no early lookup (%s)", error)
+                logger.debug("ritornello: an early lookup failed (%s)", error)
 
     def _act(self, operation: Any, *, ended: bool) -> None:
         pool, before = self._pool(), operation.prefix_keys

@@ -80,7 +80,9 @@ def _export(labels: dict[str, str]) -> Callable[[Counts], None]:
                 child = children.get(name) or _counters[counter].labels(**labels, reason=reason)
                 child.inc(amount)
         except Exception as error:  # counting must not fail a call
-            logger.debug("ritornello: not counted: %s (%s)", amounts, error)
+            logger.debug(
+                "ritornello: the counters could not be increased by %s (%s)", amounts, error
+            )
 
     return add
 

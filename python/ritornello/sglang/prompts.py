@@ -74,7 +74,7 @@ class Prompts:
             keys = [*tree.get_prefix_hash_values(node), *tree.get_hash_values(node)]
             if keys and keys[-1] == last_hash:
                 return keys
-            problem: object = "its keys do not end with the last key"
+            problem: object = "the keys in its tree do not end with the key of the last page"
         except Exception as error:
             problem = error
         if not self._logged:

@@ -144,7 +144,9 @@ class RitornelloStorage(HiCacheStorage):
         prefills.record = None
         self._early.close()
         counts = ", ".join(f"{name} {value:g}" for name, value in sorted(self.counts().items()))
-        logger.info("ritornello: detached; %s", counts or "nothing was asked")
+        logger.info(
+            "ritornello: detached; %s", counts or "no pages were looked up, loaded or stored"
+        )
         self._store.close()
         self._pools = {}
 

@@ -98,12 +98,14 @@ def _check_device(name: str, cache: CacheTensor, device_type: str) -> None:
 def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
     shape, strides, size = tuple(cache.shape), tuple(cache.stride()), cache.element_size()
     if not shape or blocks < 1 or shape[0] % blocks:
-        raise LayoutError(f"{name}: the first of {shape} does not count {blocks} blocks")
+        raise LayoutError(
+            f"{name}: the first dimension of {shape} is no multiple of {blocks} blocks"
+        )
     row = size * _dense_elements(name, shape[1:], strides[1:])
     stride = size * strides[0]
     per_block = shape[0] // blocks
     if per_block > 1 and stride != row:
-        raise LayoutError(f"{name}: a block is {per_block} rows that do not touch")
+        raise LayoutError(f"{name}: a block is {per_block} rows with gaps between them")
     if stride < row:
         raise LayoutError(f"{name}: blocks overlap ({row} bytes every {stride})")
     return Span(cache.data_ptr(), row * per_block, stride * per_block)

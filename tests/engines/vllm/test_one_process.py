@@ -204,7 +204,7 @@ def test_raising_store_costs_hits_only(engine: Engine, monkeypatch: pytest.Monke
 
     class Broken:
         def __getattr__(self, name: str) -> Any:
-            raise RuntimeError("the disk has left the building")
+            raise RuntimeError("the disk failed")
 
     with monkeypatch.context() as broken:
         broken.setattr(VllmStore, "_ensure_open", lambda store: Broken())

@@ -179,7 +179,7 @@ class EngineHooks:
             for slot, count in core.model_executor.collective_rpc(watch.check):
                 counters.raise_to(slot, count)
         except Exception as error:
-            logger.warning("ritornello: the weights could not be looked at (%s)", error)
+            logger.warning("ritornello: the workers could not check their weights (%s)", error)
             counters.add(core.vllm_config.parallel_config.world_size)
 
 

@@ -135,7 +135,7 @@ def tensor_refs(
         flatten = getattr(tensor, "__tensor_flatten__", None)
         inner = [] if flatten is None else list(flatten()[0])
     except Exception as error:  # a subclass may raise anything
-        logger.warning("ritornello: what %s wraps cannot be compared (%s)", name, error)
+        logger.warning("ritornello: the tensors inside %s cannot be compared (%s)", name, error)
         inner = []
     # Tensors made in inference mode have no version counter.
     yield TensorRef(owner, name, path, not tensor.is_inference(), bool(inner))
