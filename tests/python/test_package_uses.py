@@ -102,7 +102,9 @@ def test_an_engine_that_has_everything_is_served(tmp_path: Path) -> None:
         ("def __init__(self, config)", "def __init__(self, config, role)", "__init__ needs role"),
     ],
 )
-def test_what_an_engine_lacks_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:
+def test_missing_parts_of_an_engine_are_named(
+    tmp_path: Path, old: str, new: str, problem: str
+) -> None:
     changed = {name: text.replace(old, new) for name, text in ENGINE.items()}
     assert changed != ENGINE
     assert any(problem in found for found in uses(tmp_path, changed).problems)

@@ -45,7 +45,7 @@ def test_all_pools_must_allow_a_length() -> None:
     assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
 
 
-def test_block_groups_limit_nothing() -> None:
+def test_block_groups_do_not_limit_the_prefix() -> None:
     assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 

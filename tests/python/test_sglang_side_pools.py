@@ -197,7 +197,7 @@ def test_main_pool_without_bytes_is_served(machine: Machine) -> None:
     assert not two._leased
 
 
-def test_pools_that_are_not_served_permit_nothing(machine: Machine, counted: str) -> None:
+def test_unserved_side_pool_makes_lookup_miss(machine: Machine, counted: str) -> None:
     one, two = machine("one", counted), machine("two", counted)
     fill(one, range(40))
     Counted.asked.clear()

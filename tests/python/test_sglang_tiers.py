@@ -222,7 +222,7 @@ def test_closed_gate_finds_nothing(machine: Machine) -> None:
     assert started(two) == 0
 
 
-def test_gate_computes_what_computing_is_faster_for(machine: Machine) -> None:
+def test_gate_loads_only_if_loading_is_faster(machine: Machine) -> None:
     one = machine("one", gate="auto")
     assert put(one, KEYS) == 40
     assert find(one, KEYS) == 40

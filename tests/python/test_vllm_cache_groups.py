@@ -111,14 +111,14 @@ def test_small_heads_are_stored_together() -> None:
     assert head_ranges_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
 
 
-def test_worker_with_partial_unit_stores_its_share() -> None:
+def test_worker_with_part_of_a_range_stores_its_share() -> None:
     head_ranges, shared = head_ranges_of(32, 16, OBJECT_BYTES, sliceable=True)
     assert (len(head_ranges), shared) == (16, False)
     assert head_ranges_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)
 
 
 @pytest.mark.parametrize(("kv_heads", "ranks"), [(8, 1), (8, 4), (2, 2), (2, 8), (1, 4), (32, 16)])
-def test_every_unit_has_one_writer(kv_heads: int, ranks: int) -> None:
+def test_every_head_range_has_one_writer(kv_heads: int, ranks: int) -> None:
     head_ranges, _ = head_ranges_of(kv_heads, ranks, OBJECT_BYTES, sliceable=True)
     held = cache_group(head_ranges=head_ranges, kv_heads=kv_heads)
     for head_range in range(len(head_ranges)):

@@ -33,12 +33,12 @@ PREFILL = step({"a": (512, 256)})
 DECODE = step(cached={"b": (100, 1)})
 
 
-def test_prefill_of_one_prompt_is_itself() -> None:
+def test_step_of_one_prompt_is_counted_as_it_is() -> None:
     assert prefill_of(PREFILL) == (512, 256)
     assert prefill_of(step(cached={"a": (1024, 512)})) == (1024, 512)
 
 
-def test_prompts_of_one_step_count_by_their_pairs() -> None:
+def test_prompts_of_one_step_count_as_one_prefill() -> None:
     # For two prompts of 200 tokens attention computes half the pairs of tokens of one prompt of 400
     # tokens. The prompt that stands for both therefore has no earlier tokens.
     assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
@@ -57,7 +57,7 @@ def test_prompts_of_one_step_count_by_their_pairs() -> None:
         ),
     ],
 )
-def test_other_steps_are_not_prefill(other: Any) -> None:
+def test_steps_without_long_prefill_are_not_measured(other: Any) -> None:
     assert prefill_of(other) is None
 
 
@@ -67,7 +67,9 @@ class Clock:
         monkeypatch.setattr(prefill_times, "perf_counter", lambda: self.now)
 
 
-def test_steps_one_at_a_time_last_from_schedule_to_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_scheduled_alone_is_timed_from_schedule_to_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, told = Clock(monkeypatch), []
     times = PrefillTimes(lambda *measured: told.append(measured))
     for seconds in (9.0, 2.0, 3.0):
@@ -79,7 +81,9 @@ def test_steps_one_at_a_time_last_from_schedule_to_output(monkeypatch: pytest.Mo
     assert told == [(512, 256, 2.0), (512, 256, 3.0)], "the first prefill is skipped"
 
 
-def test_steps_scheduled_ahead_last_from_output_to_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_scheduled_ahead_is_timed_from_previous_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, told = Clock(monkeypatch), []
     times = PrefillTimes(lambda *measured: told.append(measured))
     steps = [step({"a": (256 * place, 256)}) for place in range(4)]

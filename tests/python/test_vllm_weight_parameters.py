@@ -170,7 +170,7 @@ def test_counts_outlive_their_file() -> None:
     assert ChangeCounters.attach(path, 3) is None
 
 
-def test_raising_reached_count_writes_nothing() -> None:
+def test_raise_to_a_reached_count_does_not_write() -> None:
     ours, path = ChangeCounters.create(1)
     ours.add(0)
     with path.open("rb") as file:

@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn other_version_is_refused_but_damage_misses() {
+    fn different_version_is_invalid_and_damage_is_a_miss() {
         let header = JournalHeader { number: 3, first: 99 };
         let good = header.encode();
         assert_eq!(good.len(), JournalHeader::BYTES);

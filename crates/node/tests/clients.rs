@@ -224,7 +224,7 @@ fn concurrent_opens_and_closes_share_a_store() {
 }
 
 #[test]
-fn path_too_long_for_a_socket_works() {
+fn store_in_a_path_too_long_for_a_socket_opens() {
     let dir = tempfile::tempdir().unwrap();
     let deep = dir.path().join("d".repeat(100)).join("e".repeat(100));
     let owner = Helper::opened(&deep);

@@ -55,7 +55,7 @@ fn new_store_is_made_in_all_directories_and_reopened_with_more() {
 }
 
 #[test]
-fn clients_add_the_same_directories_at_once() {
+fn clients_add_the_same_directories_concurrently() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let mut owner = Helper::opened(&at("a"));
@@ -100,7 +100,7 @@ fn processes_that_start_at_once_make_one_store() {
 }
 
 #[test]
-fn client_that_may_not_add_directories_goes_on_without_them() {
+fn client_that_may_not_add_directories_opens_without_them() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     std::fs::create_dir(at("a")).unwrap();

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_http_to_other_machines_is_readable() {
+    fn plain_http_to_other_machines_is_detected() {
         for endpoint in [
             "http://minio:9000",
             "http://10.0.0.7",

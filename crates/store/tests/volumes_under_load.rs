@@ -259,7 +259,7 @@ fn volume_that_fails_writes_returns() {
 /// One of two volumes has room for two segments only. Pages go to the other volume, and no put is
 /// refused.
 #[test]
-fn tiny_volume_beside_a_large_one() {
+fn tiny_volume_refuses_no_put_beside_a_large_one() {
     let home = Path::new("/store");
     let (disk, schedule) = (SimDisk::new(512 * MIB), Schedule::new());
     schedule.add(Rule::nth(3, MediumFault::NoSpace).onward().on(Op::Allocate).at("/tiny/seg-"));

@@ -291,7 +291,7 @@ def test_all_pages_pool_bounds_hit(attach: Attach) -> None:
     assert found.restorable_prefix_pages == [1, 2, 3, 4]
 
 
-def test_block_groups_limit_nothing_unknown_pools_miss(attach: Attach) -> None:
+def test_block_groups_do_not_limit_and_unknown_pools_miss(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("groups")

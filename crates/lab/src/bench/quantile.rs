@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn median_and_quantile_pick_right_values() {
+    fn median_and_quantile_are_values_of_the_sample() {
         assert_eq!(median(&[3.0, 1.0, 2.0, 9.0, 4.0]), 3.0);
         assert_eq!(quantile(&(0..100).map(f64::from).collect::<Vec<_>>(), 0.99), 99.0);
         assert_eq!(median(&[]), 0.0);

@@ -180,12 +180,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn one_volume_against_a_bitmap(actions in actions()) {
+    fn one_volume_matches_a_bitmap(actions in actions()) {
         run(1, actions);
     }
 
     #[test]
-    fn three_volumes_against_a_bitmap(actions in actions()) {
+    fn three_volumes_match_a_bitmap(actions in actions()) {
         run(3, actions);
     }
 }

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_values_give_zero_error_doubled_one() {
+    fn doubled_values_have_error_one() {
         let ones: Vec<u8> = [0x80, 0x3f].repeat(4 * 2 * 8);
         let twos: Vec<u8> = [0x00, 0x40].repeat(4 * 2 * 8);
         let layer = Layer {
