@@ -234,7 +234,7 @@ def main() -> int:
         "--budget",
         type=float,
         default=600,
-        help="seconds after which no engine begins (default 600)",
+        help="seconds after which engines are stopped (default 600)",
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-vllm-report"))
     parser.add_argument("--dir", type=Path, help="where stores are written (default: a new folder)")

@@ -1,4 +1,4 @@
-"""Moves compared with torch, byte by byte: the bytes that were to be moved, and all others."""
+"""Compares moves with PyTorch, byte by byte: the moved bytes, and all other bytes."""
 
 import random
 from collections.abc import Callable

@@ -20,12 +20,12 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "4",
-    # Engines neither fetch nor report.
+    # Engines download nothing, and send no usage statistics.
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # A machine without a network has these addresses.
+    # Addresses that also a machine without a network has.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",

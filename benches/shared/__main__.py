@@ -2,7 +2,7 @@
 
     make bench-shared                         all set-ups that fit into 30 minutes
     python -m benches.shared --offloading     vLLM's own offloading, with our tier below it
-    python -m benches.shared --short          engine alone, disk, S3; a tiny model: facts only
+    python -m benches.shared --short          engine alone, disk, S3; a tiny model, no times
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
 status 0 if all facts held (answers equal the answers of the engine alone, hits come from the tier

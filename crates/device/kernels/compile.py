@@ -3,7 +3,7 @@
 
     pip install --no-deps nvidia-cuda-nvrtc-cu12==12.4.127
     python3 crates/device/kernels/compile.py           # writes kv.ptx
-    python3 crates/device/kernels/compile.py --check   # fails if kv.ptx is another text
+    python3 crates/device/kernels/compile.py --check   # fails if kv.ptx differs
 
 The exit status is 3 if NVRTC is not installed. The version decides which drivers take the PTX: its
 ISA 8.4 needs a driver of release 550 or later.

@@ -47,7 +47,7 @@ struct Load<'a> {
     device: &'a Device,
     pool: &'a Arc<Pool>,
     blocks: &'a [u32],
-    /// Each move waits for it: lanes submit their moves in any order.
+    /// The work that must be complete before each move: lanes submit their moves in any order.
     after: Option<Arc<Event>>,
     control: &'a Control,
     read: &'a Read<'a>,

@@ -40,7 +40,10 @@ macro_rules! is_message {
             let once = written(&message);
             let again = decode::<$kind>(&once).unwrap();
             assert!(written(&again) == once, "{message:?} is decoded again as {again:?}");
-            assert!(once.len() <= $bytes.len() + CARRY, "{message:?} holds more than came");
+            assert!(
+                once.len() <= $bytes.len() + CARRY,
+                "{message:?} is encoded to more bytes than the input"
+            );
             true
         })
     };
@@ -53,7 +56,7 @@ fn is_first<T: Serialize + DeserializeOwned + Debug>(bytes: &[u8]) -> bool {
         let once = written(&message);
         let again = read(&once).unwrap();
         assert!(written(&again) == once, "{message:?} is decoded again as {again:?}");
-        assert!(once.len() <= bytes.len(), "{message:?} holds more than came");
+        assert!(once.len() <= bytes.len(), "{message:?} is encoded to more bytes than the input");
         true
     })
 }

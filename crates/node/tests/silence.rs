@@ -71,7 +71,7 @@ fn stopped_owner_delays_once_then_misses() {
         assert!(error.to_string().contains("does not answer"), "{error}");
     }
     owner.signal(libc::SIGCONT);
-    eventually("the owner is heard again", || probe(store, 1, 4).unwrap() == 4);
+    eventually("the owner answers again", || probe(store, 1, 4).unwrap() == 4);
     assert_eq!((node.role(), get(store, 1, 4).unwrap()), (Role::Client, 4));
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     // The first probe and the six calls of each round were counted as unanswered. The counter may
@@ -111,7 +111,7 @@ fn puts_through_a_stopped_owner_leak_nothing() {
             owner.signal(libc::SIGCONT);
             workers.into_iter().for_each(|worker| worker.join().unwrap());
         });
-        eventually("it is heard again", || put(store, round, 3).unwrap().pages == 3);
+        eventually("the owner answers puts again", || put(store, round, 3).unwrap().pages == 3);
         let catalog = || store.stats().unwrap().catalog;
         eventually("all space is free", || catalog().reserved_bytes == 0);
         eventually("no lease is left", || catalog().leases == 0);
@@ -131,7 +131,7 @@ fn killed_stopped_owner_is_succeeded() {
     node.store().flush().unwrap();
     owner.stop();
     assert_eq!(probe(node.store(), 1, 4).unwrap(), 0);
-    assert_eq!(node.role(), Role::Client, "a stopped owner may write yet");
+    assert_eq!(node.role(), Role::Client, "a stopped owner may still write");
     owner.kill();
     assert_eq!(get(node.store(), 1, 4).unwrap(), 4);
     assert_eq!(node.role(), Role::Owner);

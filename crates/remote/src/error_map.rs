@@ -31,7 +31,7 @@ const ADVICE: [(&[&str], &str); 6] = [
             // VersityGW's code for an unknown key.
             "XAdminUserNotFound",
         ],
-        "the credentials are wrong or have run out: look at AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
+        "the credentials are wrong or have expired: check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
          (or the profile, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY)",
     ),
     (

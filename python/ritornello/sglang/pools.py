@@ -195,8 +195,8 @@ class Pool:
         return 0 if ids is None else self.finish_get(self.begin_get(keys, ids))
 
     def begin_get(self, keys: Sequence[bytes], ids: Sequence[int], behind: int = 0) -> PoolRead:
-        """Begins to read pages to their places `ids`, behind reads of `behind` pages. Until
-        `finish_get` or `abandon_get`, the memory of these pages is written to.
+        """Begins to read pages to the slots `ids` of the pool, behind reads of `behind` pages.
+        Until `finish_get` or `abandon_get`, the memory of these pages is written to.
         """
         scopes, parts = self._scopes, self._memory.parts
         copies = [] if parts else [self.new_page() for _ in ids]
@@ -208,7 +208,7 @@ class Pool:
         return PoolRead(scopes, keys, ids, copies, reads)
 
     def finish_get(self, read: PoolRead, since: float = 0.0) -> int:
-        """Waits for a read, and moves its copies to their places. `since`: as in `SGLangStore`."""
+        """Waits for a read, and moves its copies to their slots. `since`: as in `SGLangStore`."""
         filled = len(read.keys)
         for part in read.parts:
             filled = min(filled, self._store.finish_get(part, since))
