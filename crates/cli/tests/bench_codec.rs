@@ -43,7 +43,7 @@ fn invalid_kv_file_is_refused_with_reason() {
     let path = dir.path().join("kv.safetensors");
     let header = r#"{"a.0.k":{"dtype":"BF16","shape":[4,2],"data_offsets":[0,16]}}"#;
     let tensors = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 16]].concat();
-    for (content, said) in [(&b"noise"[..], "no safetensors"), (&tensors[..], "a.0.q")] {
+    for (content, said) in [(&b"noise"[..], "not a safetensors file"), (&tensors[..], "a.0.q")] {
         std::fs::write(&path, content).unwrap();
         let answer = ritornello(&[&SMALL[..], &["--kv", text(&path)]].concat());
         assert_eq!(answer.code, 2, "{}{}", answer.out, answer.err);
