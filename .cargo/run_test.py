@@ -28,7 +28,7 @@ STARTED = re.compile(rb"test (.+?)(?: - should panic)? \.\.\. $")
 
 
 class Output:
-    """What a test binary prints, line by line."""
+    """The output of a test binary, line by line."""
 
     def __init__(self, quiet: bool) -> None:
         self.quiet = quiet

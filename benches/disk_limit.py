@@ -16,7 +16,7 @@ Move = Callable[[int, list[memoryview], int], int]
 class DiskLimit:
     """A file of `nbytes` bytes. `write`, `write_new` and `read` move all of them from or to
     `memory`, and return the seconds that this took. `memory` must have `nbytes` bytes, and begin at
-    a page.
+    a multiple of the system's page size.
     """
 
     def __init__(self, path: Path, nbytes: int) -> None:
@@ -57,4 +57,4 @@ class DiskLimit:
         for at in range(lane * OPERATION, self._nbytes, THREADS * OPERATION):
             part = memory[at : min(at + OPERATION, self._nbytes)]
             if move(self._file, [part], at) != len(part):
-                raise SystemExit("disk: an operation was cut short")
+                raise SystemExit("disk: an operation moved fewer bytes than requested")

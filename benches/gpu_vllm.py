@@ -63,7 +63,9 @@ class Baseline:
         if file.exists():
             found = json.loads(file.read_text())
             if found["run"] != run:
-                raise ValueError(f"{file} is of another run, {found['run']}: choose another --out")
+                raise ValueError(
+                    f"{file} belongs to another run, {found['run']}: choose another --out"
+                )
             self.answers, self._device = found["answers"], found["device"]
 
     def set(self, device: list[str], answers: list[Answer]) -> None:
@@ -201,8 +203,9 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
 
 
 def prompts_of(text: str) -> list[tuple[str, int]]:
-    """Returns names and tokens of prompts, from thousands of tokens. A prompt has one token more
-    than whole blocks: an engine that finds all blocks computes one token, wherever they were.
+    """Returns the name and the number of tokens of each prompt. `text`: the lengths in units of
+    1024 tokens, separated by commas. A prompt has one token more than whole blocks: an engine that
+    finds all blocks computes one token, whichever cache has the blocks.
     """
     sizes = [int(float(size) * 1024) // BLOCK * BLOCK + 1 for size in text.split(",")]
     if min(sizes) <= BLOCK:

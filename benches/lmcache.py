@@ -170,7 +170,7 @@ def fill(system: System, nbytes: int, count: int, buffer: torch.Tensor) -> None:
     moved = (1, count, nbytes, rounds, keys)
     stored = bench_store(system.adapter, *moved, lambda _: [objects], silent)
     if stored.total_success != stored.total_keys:
-        raise SystemExit(f"{system.name}: could not be filled")
+        raise SystemExit(f"{system.name}: the store could not be filled before the rounds")
 
 
 def silent(text: str) -> None:

@@ -2,7 +2,7 @@
 
     build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
 
-Pages of a real host pool, 128 for each call, as SGLang writes and reads them. The file backend gets
+Each call moves 128 pages of a real host pool, as SGLang does. The file backend gets
 copies of pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
 Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gib` (seconds of
 processor time per GiB: 1074 divided by it is the MB/s that one idle core allows). Operations:
@@ -12,8 +12,8 @@ processor time per GiB: 1074 divided by it is the MB/s that one idle core allows
     put_synced    the same, then made durable: `fsync` of every file, or `flush`
     get_cold      the file backend's files are dropped from the page cache before; Ritornello does
                   not use the page cache
-    transfer_cold the same pages in one operation (`_page_transfer`), whose next batch Ritornello
-                  reads ahead
+    transfer_cold the same pages, dropped from the page cache again, in one SGLang operation of many
+                  batches (`_page_transfer`); Ritornello reads the next batch ahead
     exists        `batch_exists` of the keys of 128 stored pages
 
 `disk` is the limit in the same rounds: four threads move the pool's memory in direct operations of

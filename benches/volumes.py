@@ -30,7 +30,8 @@ from servers.loop_device import (
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
-# Bytes of all devices together for each byte of `--total`, and additional MiB of each device.
+# Size of the loop devices: `SPACE` times `--total`, divided equally, plus `DEVICE_MIB` MiB for
+# each.
 SPACE, DEVICE_MIB = 3.5, 256
 
 

@@ -1,4 +1,4 @@
-"""Runs the demonstration: three vLLM processes in succession, the same questions.
+"""Runs the demonstration: asks three vLLM processes, one after another, the same questions.
 
 1. a cold process with Ritornello on an empty store: everything is prefilled, and saved;
 2. a *new* process on the same store: vLLM's own prefix cache is empty, the store is not empty;

@@ -30,8 +30,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Row:
-    """Medians over the documents of one length. `warm_over_cold`: the ratio of two of the medians.
-    `answers_identical`: of all these documents.
+    """Medians over the documents of one length. `warm_over_cold`: `ttft_warm_s` divided by
+    `ttft_cold_s`. `answers_identical`: whether `Sample.identical` holds for each document.
     """
 
     prompt_tokens: int

@@ -10,7 +10,7 @@ from ritornello import DeviceMove, DeviceSlots
 
 BYTES_MAX = 1 << 30
 BLOCKS = (64, 512, 4096)
-# The last lets the pool choose.
+# With "auto" the pool chooses between kernel and copies.
 WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
 # Moves that are in flight together, so that the time of one launch is hidden.
 MOVES = 4
@@ -18,8 +18,8 @@ ROUNDS = 3
 # Above this number of pieces, one call for each takes too long to measure.
 CALLS_MAX = 40_000
 PROGRAMS = 12
-# The measurement beside matrix products has this number of pages in a move, of moves, and of
-# products.
+# The measurement concurrent with matrix products has this number of pages in a move, of moves, and
+# of products.
 PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 
@@ -147,7 +147,7 @@ def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> No
 
 
 def interference(rig: Rig) -> Rows:
-    """The time of matrix products beside moves, as a multiple of their time alone."""
+    """The time of matrix products during moves, as a multiple of their time alone."""
     if rig.emulated:
         return []
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Stores in memory and on a disk, and pages on the device that they get and put."""
+"""Puts and gets between blocks on the device and stores in memory or on a disk."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from benches.gpu_cells.rig import Memory, Rig, Times, timed
 from ritornello import DevicePages, DevicePool, Outcome, Scope, Store, Ticket, destroy
 
 PLACES = ("memory", "disk")
-# Fills blocks before a get.
+# Byte that all blocks hold before a get, so that blocks written by mistake are found.
 BLANK = 0x77
 
 
 @contextmanager
 def opened(rig: Rig, place: str, capacity: int) -> Iterator[Store]:
-    """A new store of `capacity` bytes, which is removed at the end."""
+    """Opens a new store of `capacity` bytes, and removes it at the end."""
     in_memory = Path(f"/dev/shm/ritornello-gpu-{os.getpid()}")
     folder = in_memory if place == "memory" else rig.folder / "store"
     store = Store.open(folder, capacity)
@@ -31,7 +31,9 @@ def opened(rig: Rig, place: str, capacity: int) -> Iterator[Store]:
 
 @dataclass
 class StoredPages:
-    """All blocks of `memory` in a random order, as pages of one sequence, and their bytes now."""
+    """All blocks of `memory` in a random order, as pages of one sequence. `content`: copies of the
+    blocks, to which gets are compared.
+    """
 
     rig: Rig
     memory: Memory
@@ -66,7 +68,7 @@ class StoredPages:
             while stored < len(self.keys):
                 ticket = store.submit_put(self.scope, self.keys, pages, after=self.rig.stream())
                 if not ticket.order(self.rig.stream()):
-                    raise AssertionError("a put has not read its blocks in time")
+                    raise AssertionError("a put did not read its blocks within the timeout")
                 outcome = _finished(ticket)
                 if outcome.pages <= stored:
                     raise AssertionError(f"a put ended after {stored} pages: {outcome.reason}")

@@ -197,5 +197,5 @@ def run(spec: dict[str, Any]) -> None:
 if __name__ == "__main__":
     run(json.loads(Path(sys.argv[1]).read_text()))
     sys.stdout.flush()
-    # Threads of an engine may not end otherwise.
+    # Exit without waiting for the threads of the engine, which may never end.
     os._exit(0)

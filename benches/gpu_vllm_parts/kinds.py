@@ -64,7 +64,7 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-# In the order in which they run: the most useful engines are first.
+# The engines in the order in which they run, the most informative first: the budget may end early.
 KINDS = {
     "none": Kind(connector="", own_answers=True),
     "own": Kind(store="own", own_copies=True),
@@ -80,7 +80,7 @@ KINDS = {
 
 @dataclass
 class Bench:
-    """Prompts, a model, and where engines keep their files."""
+    """The prompts, the model, and the folders of the engines' files."""
 
     config: dict[str, Any]
     prompts: list[tuple[str, int]]
@@ -98,7 +98,7 @@ class Bench:
     def block_bytes(self) -> int:
         config = self.config
         width = config["num_key_value_heads"] * config["head_dim"]
-        # K and V, of 2 bytes each.
+        # K and V, each with 2 bytes per number.
         return int(config["num_hidden_layers"] * width * BLOCK * 2 * 2)
 
     def store(self, kind: Kind) -> Path:
@@ -119,7 +119,7 @@ class Bench:
             "max_num_seqs": 16,
             "max_num_batched_tokens": 8192,
             "seed": 0,
-            # Kernels of other models would be compiled at start.
+            # The warm-up at start would compile kernels that this model does not use.
             "kernel_config": {
                 "enable_jit_warmup": False,
                 "enable_cutedsl_warmup": False,
@@ -127,8 +127,8 @@ class Bench:
             },
             "max_model_len": self.longest + 256,
             "num_gpu_blocks_override": blocks,
-            # Replaces vLLM's measurement of free memory.
             "gpu_memory_utilization": 0.5,
+            # With this size, vLLM does not size the KV memory by the free memory that it measures.
             "kv_cache_memory_bytes": max(1 << 30, (blocks + 48) * self.block_bytes),
             **kind.arguments,
         }
@@ -148,7 +148,7 @@ class Bench:
         }
 
     def _transfer(self, kind: Kind, stored: int) -> dict[str, Any]:
-        """Returns the connector's configuration. `stored`: bytes of all prompts."""
+        """Returns the connector's configuration. `stored`: KV bytes of all prompts."""
         store, host = self.store(kind), max(stored * 5 // 4, 64 << 20)
         capacity = f"{max(stored * 5 // 2, 1 << 30) >> 20}MiB"
         extra: dict[str, Any]

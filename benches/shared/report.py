@@ -1,4 +1,4 @@
-"""Results of the set-ups: rows, ratios with their intervals, facts that must hold, the table."""
+"""Results of the set-ups: rows, ratios with their intervals, checks, the table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -175,7 +175,9 @@ class Report:
         return regret(chosen, rest)
 
     def check(self) -> None:
-        """Checks facts that hold at any speed; adds broken facts to `broken`."""
+        """Adds a message to `broken` for each violation of a fact that holds at any speed: no
+        request fails, answers equal those of the engine alone, and the tested tier has hits.
+        """
         alone = self.reference(ALONE)
         for run in self.runs:
             title = run.setup.title
@@ -203,7 +205,7 @@ class Report:
         }
 
     def aims(self) -> list[str]:
-        """Returns the aims by row, and whether they were reached."""
+        """Returns a line for each aim of each row: value, limit, and whether it was reached."""
         told = []
         for row in self.rows():
             if row.setup not in LOWER or row.gate != "auto" or row.tier_rate_x is None:
@@ -249,15 +251,15 @@ def answer_differences(
     """
     both = run.answers.keys() & alone.keys()
     told = [
-        f"{title}: the answer to prompt {number}, {cached} tokens of it cached, is another than "
-        "that of the engine alone"
+        f"{title}: the answer to prompt {number}, with {cached} tokens cached, differs from the "
+        "answer of the engine alone"
         for number, cached in sorted(both)
         if run.answers[number, cached] != alone[number, cached]
     ]
     if run.setup.has_answers and not any(cached for _, cached in both):
         seen = sorted(cached for _, cached in run.answers)
         if run.setup.gate == "always" or run.setup.rate_x is None:
-            told.append(f"{title}: no answer to compare: cached were {seen} tokens of each prompt")
+            told.append(f"{title}: no answer could be compared: cached tokens by prompt: {seen}")
     return told
 
 

@@ -19,7 +19,7 @@ LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # The tier from which a set-up must have hits, unless it never loads, or its gate decides at a
 # limited rate. A set-up with only a host tier is not listed: the tier may be too small for hits.
 EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
-# The set-up with host memory only, with which a set-up is compared.
+# The set-up with host memory only with which the named set-up is compared; `HOST` for all others.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 
@@ -77,10 +77,10 @@ SHORT = Scale(
 
 @dataclass(frozen=True)
 class Setup:
-    """`tiers`: in the connector's syntax, with placeholders. `rate_x`: bandwidth of the lowest tier
-    in multiples of break-even, None if unlimited. `gate`: how the connector decides between loading
-    and computing. `history`: the length measured, if not the longest; break-even is taken at
-    this length.
+    """A measured configuration of the engines. `tiers`: in the connector's syntax, with
+    placeholders. `rate_x`: bandwidth of the lowest tier in multiples of break-even, None if
+    unlimited. `gate`: how the connector decides between loading and computing. `history`: the
+    length measured, if not the longest; break-even is taken at this length.
     """
 
     name: str

@@ -24,8 +24,8 @@ Page: TypeAlias = Buffer | Sequence[Buffer]
 Moment: TypeAlias = float | datetime
 # Encoding of pages: none ("raw"), lossless ("split", "zstd"), or with rounding ("int8", "int4").
 Codec: TypeAlias = Literal["raw", "split", "zstd", "int8", "int4"]
-# Which of the found pages are to be loaded. "auto": as many as are likely to load faster than they
-# compute; "always": all; "never": none.
+# Which of the found pages are to be loaded. "auto": as many leading pages as are likely to load
+# faster than the engine computes them; "always": all; "never": none.
 Gate: TypeAlias = Literal["auto", "always", "never"]
 # A tier of a cache.
 TierName: TypeAlias = Literal["host", "disk", "remote"]
@@ -208,7 +208,7 @@ class DevicePages:
         part: tuple[int, int] | None = None,
         after: int | None = None,
     ) -> DeviceMove:
-        """Starts to copy page `n` of `slots` to page `n`, for all pages, behind the work that
+        """Starts to copy page `n` of `slots` to page `n`, for all pages, after the work that
         stream `after` has now. `part`: the first offset in a page that is copied, and the offset
         after the last; both are 0, the size of a page, or between two spans. Until the move has
         ended, no other call or work writes to the slots or accesses the blocks. InvalidError: no
@@ -483,7 +483,7 @@ class Store:
         `Ticket.wait_section` waits for a section.
 
         `DevicePages`, as many as `keys` and each block once, are filled through the pinned memory
-        of the device, behind the work that stream `after` has now; `staged` and `sections` have no
+        of the device, after the work that stream `after` has now; `staged` and `sections` have no
         effect. No later call or work may access their blocks until the ticket is done. Only leading
         pages are delivered, also in a scope whose keys do not chain; the blocks of all other pages
         may hold any bytes.

@@ -222,7 +222,7 @@ class LMCacheLookup(EngineLookup):
             self.waited = True
             return False
         self.pages = self.lookup.found.count(True)
-        assert all(self.lookup.found[: self.pages]), "no object is found behind a missing one"
+        assert all(self.lookup.found[: self.pages]), "no object is found after a missing object"
         return True
 
 

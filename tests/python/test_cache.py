@@ -206,7 +206,7 @@ def test_gate_learns_loads_and_prefills(tmp_path: Path, scope: rt.Scope) -> None
         assert cache.take_loads() == []
 
 
-def test_contents_are_those_of_this_machine(tmp_path: Path, scope: rt.Scope) -> None:
+def test_listing_and_deletion_act_on_local_tiers(tmp_path: Path, scope: rt.Scope) -> None:
     far, keys = tmp_path / "far", keys_of("a", 20)
     far.mkdir()
     other = rt.Scope.opaque("other", PAGE, chained=True)
@@ -226,7 +226,7 @@ def test_contents_are_those_of_this_machine(tmp_path: Path, scope: rt.Scope) -> 
         cache.drop_scope(scope)
         assert cache.probe(scope, keys) == 0
         assert cache.probe(other, keys) == 3
-        assert find(cache, scope, keys).local == 20, "a remote keeps the pages"
+        assert find(cache, scope, keys).local == 20, "deletions must not reach the remote"
 
 
 def test_disk_tier_has_several_directories(tmp_path: Path, scope: rt.Scope) -> None:

@@ -224,7 +224,7 @@ def test_unusable_key_file_costs_remote_hits_only(
     calls = two.remote()["remote"]
     assert calls["open"] and calls["failures"] >= 1
     assert two.remote()["written_pages"] == 0
-    assert objects_in(far) == remote_before, "nothing is written without the key"
+    assert objects_in(far) == remote_before, "without its key the remote must not be written"
     (line,) = [line for line in capfd.readouterr().err.splitlines() if str(unusable) in line]
     assert re.search(advice, line)
     assert secret_of("a")[:8] not in line

@@ -532,7 +532,7 @@ def test_ordered_blocks_may_change_before_put_is_done(device: rt.Device, store: 
     put = finished(ticket)
     assert put.pages > 0
     check_stored(store, KEYS, put.pages, content)
-    assert ticket.order(None, timeout=0), "of a done ticket"
+    assert ticket.order(None, timeout=0), "`order` of a done ticket must return true immediately"
     assert store.submit_get(SCOPE, KEYS, memory.pool(device).pages(blocks)).order(None)
 
 

@@ -177,6 +177,8 @@ def test_store_works_without_uring_and_direct_io(tmp_path: Path) -> None:
     path = tmp_path / "kv"
     said = run(path, forbidden=True)
     assert (said["mode"], said["direct"]) == ("buffered", False)
-    assert any("O_DIRECT" in warning for warning in said["warnings"]), "said loudly"
+    assert any("O_DIRECT" in warning for warning in said["warnings"]), (
+        "a warning must name O_DIRECT"
+    )
     assert said["right"] == 12 * 7
     check(path, said)

@@ -187,7 +187,7 @@ def test_kill_loop(tmp_path: Path, capacity: str, volumes: int) -> None:
         flushed, kills = run(loop, random.Random(SEED), evicts=capacity != "2GiB")
     finally:
         loop.end()
-    print(f"{capacity}: {kills} kills, {flushed} sequences flushed before one and looked at")
+    print(f"{capacity}: {kills} kills, {flushed} sequences flushed before a kill and read after it")
     assert flushed > 0
     assert kills > 0
 
@@ -288,7 +288,7 @@ def test_kill_loop_on_slow_device(slow_disk: Disk) -> None:
         if loop is not None:
             loop.end()
         throttle.remove()
-    print(f"{loop.kills} kills, {flushed} sequences flushed before one and looked at")
+    print(f"{loop.kills} kills, {flushed} sequences flushed before a kill and read after it")
 
 
 # Puts 20 sequences, flushes, and lists the pages of the store. Then prints, every 2 ms, how many

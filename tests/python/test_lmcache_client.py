@@ -50,7 +50,7 @@ def completed(client: NativeClient, number: int) -> Completion:
         for completion in client.drain_completions():
             assert completion[0] == number
             return completion
-    raise AssertionError("nothing was completed")
+    raise AssertionError("no operation was completed")
 
 
 def put(client: NativeClient, keys: list[str], nbytes: int) -> Completion:
@@ -199,7 +199,7 @@ def test_objects_survive_restart(where: Path) -> None:
     put(first, keys, 64 * KIB)
     first.close()
     second = NativeClient(path=str(where))
-    assert there(second, keys) == [True] * 8, "it knows the sizes without having been told"
+    assert there(second, keys) == [True] * 8, "a new client must learn the sizes from the store"
     ok, out = get(second, keys, 64 * KIB)
     assert ok == [True] * 8
     assert (out == np.stack(bytes_of(keys, 64 * KIB))).all()
@@ -273,7 +273,9 @@ def test_client_survives_killed_owner(where: Path) -> None:
             select.select([client.event_fd()], [], [], 1)
             done |= {completion[0]: completion for completion in client.drain_completions()}
         assert sorted(done) == numbers
-        assert put(client, texts(8, start=900), 64 * KIB)[1], "it owns the store now"
+        assert put(client, texts(8, start=900), 64 * KIB)[1], (
+            "the client must have become the owner"
+        )
         for batch in (keys, *(texts(8, start=100 * n) for n in (1, 2, 3, 4, 9))):
             ok, out = get(client, batch, 64 * KIB)
             for key, page, is_there in zip(batch, out, ok, strict=True):

@@ -176,12 +176,14 @@ def test_formats_are_read_at_intervals() -> None:
     assert formats.refresh()
     assert list(formats.of(FAMILY)) == [ObjectFormat(4096)]
     stored.append((scope_of(FAMILY, ObjectFormat(8192), ""), 1, 0))
-    assert not formats.refresh(), "it is not time"
+    assert not formats.refresh(), "a refresh before REFRESH_SECONDS must not query the store"
     clock.now += REFRESH_SECONDS + 0.1
     assert formats.refresh()
-    assert list(formats.of(FAMILY)) == [ObjectFormat(8192), ObjectFormat(4096)], "the latest first"
+    assert list(formats.of(FAMILY)) == [ObjectFormat(8192), ObjectFormat(4096)], (
+        "the newest format must be first"
+    )
     clock.now += REFRESH_SECONDS + 0.1
-    assert not formats.refresh(), "nothing new"
+    assert not formats.refresh(), "a refresh without new formats must return false"
     assert len(asked) == 3
 
 
@@ -196,8 +198,8 @@ def test_put_does_not_wait_for_formats() -> None:
         )
         put.start()
         put.join(60)
-        assert not put.is_alive(), "it waits for this answer"
-        assert not formats.refresh(), "one asks at a time"
+        assert not put.is_alive(), "the put must wait for the running query"
+        assert not formats.refresh(), "a refresh must not start a second query"
         return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
     formats = FormatCatalog(ask, "")
@@ -254,7 +256,7 @@ def test_lease_ends_with_last_lock() -> None:
     locks.lock(FAMILY, [TWO, THREE], 12)
     assert len(locks) == 4
     assert locks.unlock(FAMILY, [ONE]) == []
-    assert locks.unlock(FAMILY, [TWO]) == [11], "the older lease first"
+    assert locks.unlock(FAMILY, [TWO]) == [11], "the older lease must be released first"
     assert locks.unlock(FAMILY, [THREE, TWO]) == [12]
     assert locks.unlock(FAMILY, [ONE, TWO, THREE]) == []
     assert len(locks) == 0
@@ -461,7 +463,9 @@ def test_invalid_cursor_is_refused() -> None:
             list_objects([], none.keys, 5, bad)
     with pytest.raises(ValueError, match="at least one"):
         list_objects([], none.keys, 0, None)
-    assert list_objects([], none.keys, 5, "00:1:2") == ([], None), "its scope was dropped"
+    assert list_objects([], none.keys, 5, "00:1:2") == ([], None), (
+        "the cursor of a dropped scope must end the list"
+    )
 
 
 # Settings.

@@ -51,7 +51,7 @@ def test_other_tiers_are_refused_in_one_line(tiers: list[str], advice: str) -> N
     assert "\n" not in str(refused.value)
 
 
-def test_disk_tier_gives_the_directories() -> None:
+def test_directories_are_read_from_disk_tier() -> None:
     settings = Settings.parse({"tiers": ["disk /a/kv /b/kv 4GiB rate=1MiB", "file:///far"]})
     assert settings.directories == ("/a/kv", "/b/kv")
     assert settings.has_remote
@@ -61,8 +61,8 @@ def test_disk_tier_gives_the_directories() -> None:
 
 
 class FakeStore:
-    """A store whose lookups stay pending for the given number of calls, and then find all keys but
-    the second.
+    """A store whose lookups stay pending for the given number of calls, and then find all keys
+    except the second.
     """
 
     has_remote = True
@@ -180,7 +180,9 @@ def test_objects_from_before_a_change_of_serde_are_not_found(
     objects.formats.record_use(FAMILY, used)
     lookup = lookup_in(objects, KEYS)
     assert lookup.advance()
-    assert objects.store.asked == [(used.layout, 5)], "on the remote"
+    assert objects.store.asked == [(used.layout, 5)], (
+        "objects of the earlier format must not be looked up"
+    )
     other = Family("org/other-model", 0, "")
     others: Any = FakeObjects(0)
     others.formats.scope(other, earlier, is_stored=True)
@@ -201,8 +203,8 @@ def test_adapters_do_not_find_objects_of_each_other(
 
 
 def test_too_long_expected_object_costs_no_hits() -> None:
-    """LMCache's expected layout is of the object before serialization. Here it is longer than any
-    page may be, and the stored object is not.
+    """The layout that LMCache expects describes objects before serialization. Such an object would
+    be longer than the maximum page; the stored, serialized objects are shorter.
     """
     objects: Any = FakeObjects(0, SERIALIZED)
     expected = {0: ObjectFormat(1 << 30, "bfloat16[2,4,64,65536]@KV_2LTD")}
@@ -283,7 +285,7 @@ def test_disk_tier_serves_objects(disk: ObjectStore) -> None:
     counts = disk.store.meter.counts()
     assert counts["saved_pages"] == counts["loaded_pages"] == 3
     assert counts["loaded_bytes"] == 3 * PAGE and counts["load_seconds"] > 0
-    assert "errors" not in counts, "every call of the store is a call of the cache"
+    assert "errors" not in counts, "`Cache` must have all methods that the adapter calls"
     assert disk.store.stats_counts()["tier_dropped_pages:disk"] == 0
 
 
@@ -363,7 +365,7 @@ def test_failed_deletion_counts_no_object(
     assert find(disk, KEYS).found == [True] * 5
 
 
-def test_closed_gate_finds_nothing(tmp_path: Path) -> None:
+def test_lookup_finds_nothing_if_gate_is_never(tmp_path: Path) -> None:
     objects = ObjectStore(Settings.parse({"tiers": [f"disk {tmp_path}/kv 64MiB"], "gate": "never"}))
     put(objects, KEYS)
     lookup = find(objects, KEYS)
@@ -387,7 +389,7 @@ def test_machines_share_a_remote(tmp_path: Path) -> None:
     two.store.close()
 
 
-def test_local_format_does_not_hide_the_remote(tmp_path: Path) -> None:
+def test_local_objects_of_another_format_do_not_hide_remote(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     one, two = (machine(tmp_path, name) for name in ("one", "two"))
     assert put(one, KEYS) == [True] * 5
@@ -403,7 +405,7 @@ def test_local_format_does_not_hide_the_remote(tmp_path: Path) -> None:
     two.store.close()
 
 
-def test_remote_that_is_away_costs_hits_only(tmp_path: Path) -> None:
+def test_missing_remote_directory_costs_hits_only(tmp_path: Path) -> None:
     objects = machine(tmp_path, "one")  # its remote's directory does not exist
     assert find(objects, KEYS).found == [False] * 5
     assert put(objects, KEYS) == [True] * 5

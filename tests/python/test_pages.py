@@ -11,8 +11,8 @@ from support import Bytes, blank, keys_of, pages_of
 import ritornello as rt
 
 COUNT = 5
-# Two multiples of the 4 KiB unit, of which the second is long enough to be split (over 256 KiB),
-# and two other sizes.
+# Page sizes: two multiples of the 4 KiB unit, of which the second is long enough to be split (over
+# 256 KiB), and two other sizes.
 SIZES = [196_608, 1_048_576, 5_000, 1]
 
 
@@ -63,7 +63,9 @@ def pool(array: Bytes) -> Any:
 
 
 def split_pool(array: Bytes) -> Any:
-    """Returns a pool of left and right halves as buffers, which interleave in memory."""
+    """Returns a pool of two buffers, the left and the right halves of the pages: in memory, each
+    left half is followed by its right half.
+    """
     width = array.shape[1]
     flat, left = array.reshape(-1), width // 2
     if left == 0:
@@ -113,7 +115,7 @@ def test_pages_may_have_any_dtype_and_shape(store: rt.Store) -> None:
     assert (out == pages).all()
 
 
-def test_bytes_are_put_and_bytearrays_filled(store: rt.Store) -> None:
+def test_put_takes_bytes_and_get_fills_bytearrays(store: rt.Store) -> None:
     scope = rt.Scope.opaque("bytes", 100)
     keys = keys_of("bytes", 2)
     store.put_batch(scope, keys, [b"a" * 100, [b"b" * 60, bytearray(b"c" * 40)]])
@@ -148,7 +150,7 @@ def test_pool_takes_pages_in_any_order(store: rt.Store) -> None:
 
 
 def test_pool_may_have_strided_buffers(store: rt.Store) -> None:
-    """Two layers, each with a gap after every block."""
+    """The pool has one buffer for each of two layers, with a gap after every block."""
     layers = [blank(4, 1000), blank(4, 1000)]
     registered = rt.PagePool(layers, [600, 900], strides=[1000, 1000])
     scope = rt.Scope.opaque("strides", 1500)

@@ -130,7 +130,9 @@ def check_dead_writes_harmless(
     time.sleep(max(0.0, killed + IN_FLIGHT * PAGE_BYTES / SLOW + 1.5 - time.monotonic()))
     own = 96 * PAGE_BYTES
     more = disk.written() - written - own
-    assert more > 8 << 20, "the writes of the dead process did not outlive it: nothing was tried"
+    assert more > 8 << 20, (
+        "the writes of the dead process did not outlive it: the test has no effect"
+    )
     lost = len(flushed) - len(read(store, flushed))
     assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
     # Pages that were overwritten before the first read are missing in `flushed`, so the counter of
@@ -261,11 +263,13 @@ def test_store_reopens_on_healed_disk(make_disk: Callable[..., Disk]) -> None:
         assert quiet.problem()
         code, said = stat(path)
         assert code == 1, said
-        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "found while it is broken"
+        assert sum(store.exists(SMALL_SCOPE, early)) == len(early), (
+            "flushed pages must be found while the disk fails"
+        )
         disk.cut(0)
         healed = time.monotonic()
         while store.problem:
-            assert time.monotonic() < healed + 20, "not reopened"
+            assert time.monotonic() < healed + 20, "the store was not reopened within 20 s"
             time.sleep(0.05)
         assert (store.role, quiet.problem(), stat(path)[0]) == ("owner", "", 0)
         assert sum(store.exists(SMALL_SCOPE, early)) == len(early), "flushed pages are missing"

@@ -127,7 +127,7 @@ def test_late_mount_moves_engine_to_its_disk(
         disk.mount()
         mounted = time.monotonic()
         while found(below) > 0 or not handle.open():
-            assert time.monotonic() < mounted + 20, "the engine stays below the mount point"
+            assert time.monotonic() < mounted + 20, "the engine must move to the mounted disk"
             time.sleep(0.05)
         assert found(before) == len(before)
         after = handle.call("put", lambda store: put_small(store, "after", 2), [])
@@ -187,10 +187,13 @@ def test_copy_mounted_over_store_is_opened(
         command("mount", copy.device, disk.path)
         mounted = time.monotonic()
         while found(original) > 0 or not handle.open():
-            assert time.monotonic() < mounted + 20, "the engine stays on the original"
+            assert time.monotonic() < mounted + 20, "the engine must move to the copy"
             time.sleep(0.05)
         assert found(keys_of("before 0", 200)) == 200
-        assert "a file system was mounted over the store: it is left" in capfd.readouterr().err
+        assert (
+            "a file system was mounted over the store: the store is closed here"
+            in capfd.readouterr().err
+        )
     finally:
         handle.close()
         command("umount", "--lazy", disk.path)
@@ -236,7 +239,7 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
         # the process, so no disk was mounted over the store, and the store stays open.
         command("umount", "--lazy", root / "disk")
         time.sleep(3)
-        assert child.ask() == "0 True", "the store was left after an unmount"
+        assert child.ask() == "0 True", "the engine must keep its store after an unmount"
     finally:
         child.kill()
         child.communicate()
@@ -244,7 +247,9 @@ def test_late_mount_is_noticed_in_chroot(tmp_path: Path, make_disk: Callable[...
             subprocess.run(["umount", "--lazy", str(root / name)], capture_output=True)
 
 
-@pytest.mark.parametrize("was_begun", [False, True], ids=["", "one was begun there"])
+@pytest.mark.parametrize(
+    "was_begun", [False, True], ids=["no store below", "unfinished store below"]
+)
 def test_unmounted_disk_gets_no_store_below(
     make_disk: Callable[..., Disk], was_begun: bool
 ) -> None:
@@ -266,7 +271,7 @@ def test_unmounted_disk_gets_no_store_below(
         # Every two seconds the store checks which mount its path leads to.
         time.sleep(3)
         found = handle.call("exists", lambda store: sum(store.exists(SMALL_SCOPE, keys)), 0)
-        assert found == 400, "the store was left after an unmount"
+        assert found == 400, "the engine must keep its store after an unmount"
 
         def lose(_: rt.Store) -> None:
             raise FatalError("the disk is gone")

@@ -81,7 +81,7 @@ def test_repaired_directory_is_opened(
     assert fail_safe.broken.endswith(REOPENING)
     assert not can_serve(fail_safe)
     repair()
-    wait_until(lambda: can_serve(fail_safe), "it serves")
+    wait_until(lambda: can_serve(fail_safe), "the store serves")
     assert fail_safe.broken == ""
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
@@ -89,7 +89,7 @@ def test_repaired_directory_is_opened(
     assert "serves again" in lines[1]
 
 
-def test_owner_of_known_version_is_opened(
+def test_open_is_retried_until_owner_version_matches(
     make_store: Callable[..., FailSafeStore], start_owner: Callable[[], object], tmp_path: Path
 ) -> None:
     start_owner()
@@ -112,7 +112,7 @@ def test_owner_of_known_version_is_opened(
         assert not fail_safe.open()
         assert "restart this process with that version" in fail_safe.broken
     (kv / "owner.sock.moved").rename(kv / "owner.sock")
-    wait_until(lambda: can_serve(fail_safe), "it serves")
+    wait_until(lambda: can_serve(fail_safe), "the store serves")
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_invalid_setting_is_not_retried(
     assert not fail_safe.open()
     assert fail_safe.broken
     assert not fail_safe.broken.endswith(REOPENING)
-    monkeypatch.setattr(fail_safe, "_open", lambda: pytest.fail("it was tried again"))
+    monkeypatch.setattr(fail_safe, "_open", lambda: pytest.fail("the open was retried"))
     assert not can_serve(fail_safe)
 
 
@@ -172,7 +172,7 @@ def test_replaced_store_is_reopened(
     assert all(map(can_serve, fail_safes))
     replace()
     for fail_safe in fail_safes:
-        wait_until(lambda fail_safe=fail_safe: can_serve(fail_safe), "it serves")  # type: ignore[misc]
+        wait_until(lambda fail_safe=fail_safe: can_serve(fail_safe), "the store serves")  # type: ignore[misc]
 
 
 def test_replaced_store_is_reopened_by_submits_alone(
@@ -183,7 +183,7 @@ def test_replaced_store_is_reopened_by_submits_alone(
     fail_safe = make_store()
     assert can_store(fail_safe)
     replace()
-    wait_until(lambda: can_store(fail_safe), "it stores")
+    wait_until(lambda: can_store(fail_safe), "the store takes puts")
 
 
 def test_cache_with_replaced_tier_is_reopened(
@@ -203,7 +203,7 @@ def test_cache_with_replaced_tier_is_reopened(
     try:
         assert can_store(fail_safe)
         replace()
-        wait_until(lambda: missed_why() == "not_found", "it looks into the new store")
+        wait_until(lambda: missed_why() == "not_found", "lookups reach the new store")
         assert can_store(fail_safe)
     finally:
         fail_safe.close()
@@ -225,13 +225,13 @@ def test_every_connector_reopens_its_store(
         assert not can_store(fail_safe)
         assert fail_safe.broken.endswith(REOPENING)
         repair()
-        wait_until(lambda: can_store(fail_safe), "it stores")
+        wait_until(lambda: can_store(fail_safe), "the store takes puts")
         assert fail_safe.broken == ""
     finally:
         fail_safe.close()
 
 
-def test_resumed_owner_is_opened(
+def test_store_opens_after_stopped_owner_resumes(
     start_owner: Callable[[], Child],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -254,9 +254,9 @@ def test_resumed_owner_is_opened(
         link.symlink_to(tmp_path / "kv")
         begun.clear()
         assert begun.wait(30)
-        assert not can_serve(fail_safe), "calls do not wait for the owner"
+        assert not can_serve(fail_safe), "calls must miss while the owner is stopped"
         owner.send_signal(signal.SIGCONT)
-        wait_until(lambda: can_serve(fail_safe), "it serves")
+        wait_until(lambda: can_serve(fail_safe), "the store serves")
     finally:
         owner.send_signal(signal.SIGCONT)
         fail_safe.close()
@@ -327,7 +327,7 @@ def test_calls_do_not_wait_for_reopening(
     assert not fail_safe.open()
     fail_safe.close()
     go.set()
-    assert late.closed.wait(30), "what was opened too late is closed"
+    assert late.closed.wait(30), "a store that opens after `close` must be closed"
     assert not fail_safe.open()
 
 
@@ -346,7 +346,7 @@ def test_failing_store_is_reopened_with_back_off(
     replace_open(open_core, monkeypatch)
     fail_safe = make_store()
     for attempts in range(1, 5):
-        wait_until(fail_safe.open, "it is open")
+        wait_until(fail_safe.open, "the store is open")
         assert len(stores) == attempts
         assert_fails(fail_safe)
         assert fail_safe.broken
@@ -370,21 +370,21 @@ def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatc
     fail_safe.close()
 
 
-def test_owner_reopened_as_client_waits_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reopening_updates_role_of_process(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [FailingStore("owner"), FailingStore("client")]
     replace_open(lambda: stores.pop(0), monkeypatch)
     store = TierStore(VllmSettings("/kv", read_only=False), Meter())
     try:
         assert store.answers_at_once()
         assert_fails(store)
-        wait_until(store.open, "it is open")
+        wait_until(store.open, "the store is open")
         assert not store.answers_at_once()
     finally:
         store.close()
 
 
 @pytest.mark.parametrize("error", [RetryError("busy"), InvalidError("wrong"), OSError(5, "why")])
-def test_other_failures_keep_store(
+def test_non_fatal_errors_do_not_reopen_store(
     make_store: Callable[..., FailSafeStore], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def probe() -> int:
@@ -404,7 +404,7 @@ def test_lmcache_client_serves_after_repair(tmp_path: Path) -> None:
     try:
         assert client._objects.store.broken
         repair()
-        wait_until(client._objects.store.open, "it is open")
+        wait_until(client._objects.store.open, "the store is open")
         assert client._objects.store.capacity() == 1 << 30
         assert client._objects.store.is_owner()
     finally:

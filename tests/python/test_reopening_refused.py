@@ -45,7 +45,9 @@ def test_refused_hash_is_not_used_after_reopening(
     fail_safe.expect_hash("xxhash")
     assert not fail_safe.open()
     repair()
-    wait_until(lambda: "allow_weak_hashes" in fail_safe.broken, "it is refused")
+    wait_until(
+        lambda: "allow_weak_hashes" in fail_safe.broken, "the policy refuses the engine's hash"
+    )
     assert not can_serve(fail_safe)
 
 
@@ -66,7 +68,7 @@ def test_policy_written_later_ends_refusal(
     assert not can_serve(fail_safe)
     assert fail_safe.broken.endswith(REOPENING)
     (tmp_path / "kv" / "policy.toml").write_text("allow_weak_hashes = true")
-    wait_until(lambda: can_serve(fail_safe), "it serves")
+    wait_until(lambda: can_serve(fail_safe), "the store serves")
     lines = [record.getMessage() for record in caplog.records]
     assert len([line for line in lines if "allow_weak_hashes" in line]) == 1
     assert "serves again" in lines[-1]
@@ -84,7 +86,7 @@ def test_permitting_store_at_path_ends_refusal(
     assert (kv / "LOCK").exists(), "a new store without permissions was made"
     kv.rename(tmp_path / "below")
     disk.rename(kv)
-    wait_until(lambda: can_serve(fail_safe), "it serves")
+    wait_until(lambda: can_serve(fail_safe), "the store serves")
 
 
 def test_refused_tier_serves_once_permitted(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_refused_tier_serves_once_permitted(tmp_path: Path) -> None:
     try:
         assert not can_store(store)
         (tmp_path / "kv" / "policy.toml").write_text("allow_weak_hashes = true")
-        wait_until(lambda: can_store(store), "it stores")
+        wait_until(lambda: can_store(store), "the store takes puts")
     finally:
         store.close()
 
@@ -116,8 +118,8 @@ def test_refusing_store_is_opened_rarely(
     fail_safe = make_store()
     fail_safe.expect_hash("xxhash")
     assert not fail_safe.open()
-    wait_until(lambda: len(stores) == 3 and stores[-1].closed.is_set(), "it was tried again")
-    wait_until(lambda: fail_safe._retry_pause > 0.1, "an opening that takes long is repeated later")
+    wait_until(lambda: len(stores) == 3 and stores[-1].closed.is_set(), "the open was retried")
+    wait_until(lambda: fail_safe._retry_pause > 0.1, "a slow open is retried later")
     assert 20 * 0.02 <= fail_safe._retry_pause <= 60
     assert all(store.closed.is_set() for store in stores)
     assert len(caplog.records) == 1
@@ -132,7 +134,7 @@ def test_store_that_cannot_be_closed_is_replaced(
     replace_open(lambda: stores.pop(0), monkeypatch)
     fail_safe = make_store()
     assert_fails(fail_safe)
-    wait_until(fail_safe.open, "the other store is open")
+    wait_until(fail_safe.open, "the second store is open")
     assert not stuck.closed.is_set()
     fail_safe.close()
     stuck.closable.set()
@@ -153,12 +155,12 @@ def test_number_of_closing_stores_is_limited(
     replace_open(open_core, monkeypatch)
     fail_safe = make_store()
     for _ in range(CLOSING_MAX):
-        wait_until(fail_safe.open, "it is open")
+        wait_until(fail_safe.open, "the store is open")
         assert_fails(fail_safe)
-    wait_until(lambda: "still being closed" in fail_safe.broken, "no further one is opened")
+    wait_until(lambda: "still being closed" in fail_safe.broken, "no further store is opened")
     assert len(stores) == CLOSING_MAX
     stores[1].closable.set()
-    wait_until(fail_safe.open, "one was closed")
+    wait_until(fail_safe.open, "a store opens after one was closed")
     for store in stores:
         store.closable.set()
 

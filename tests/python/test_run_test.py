@@ -40,7 +40,7 @@ process.wait()
     state = Path(f"/proc/{child.read_text()}/stat")
     deadline = time.monotonic() + 10
     while state.exists() and state.read_text().rsplit(")")[-1].split()[0] != "Z":
-        assert time.monotonic() < deadline, "the child lives"
+        assert time.monotonic() < deadline, "the child was not ended"
         time.sleep(0.05)
 
 

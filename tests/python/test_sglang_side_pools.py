@@ -210,7 +210,7 @@ def test_unserved_side_pool_makes_lookup_miss(machine: Machine, counted: str) ->
     assert find(two, STATE, SidePool("c4", GROUPS, 0)).pages == 40
 
 
-def test_closed_gate_finds_nothing(machine: Machine, counted: str) -> None:
+def test_lookup_finds_nothing_if_gate_is_never(machine: Machine, counted: str) -> None:
     fill(machine("one", counted), range(40))
     two = machine("two", counted, gate="never")
     Counted.asked.clear()

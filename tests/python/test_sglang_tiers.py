@@ -211,7 +211,7 @@ def test_unreachable_remote_keeps_local_hits(machine: Machine) -> None:
     assert load(one, KEYS[:8]) == 8
 
 
-def test_closed_gate_finds_nothing(machine: Machine) -> None:
+def test_lookup_finds_nothing_if_gate_is_never(machine: Machine) -> None:
     one = machine("one")
     assert put(one, KEYS) == 40
     flush(one)

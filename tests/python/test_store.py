@@ -97,7 +97,7 @@ def test_pinned_prefix_covers_all_scopes(store: rt.Store) -> None:
     assert store.lease_prefix([], KEYS).pages == 0
     wrong: Any
     for wrong in (None, "scope", [CHAIN, None], 7):
-        with pytest.raises(InvalidError, match="a Scope, or a sequence of them"):
+        with pytest.raises(InvalidError, match="a Scope, or a sequence of scopes"):
             store.lease_prefix(wrong, KEYS)
 
 

@@ -245,7 +245,7 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
         for tag, outcome in done.drain():
             assert outcome.ok == [True, True]
             came.append(tag)
-    assert sorted(map(id, came)) == sorted(map(id, tags)), "each once"
+    assert sorted(map(id, came)) == sorted(map(id, tags)), "each ticket must be returned once"
     assert len(done) == 0
     # A ticket that completed between a read of the eventfd and the drain has left a signal.
     with contextlib.suppress(BlockingIOError):
@@ -257,4 +257,4 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
     assert [(tag, outcome.pages) for tag, outcome in done.drain()] == [("late", 0)]
     # LMCache drains when it asks for the result of one task, and later waits for the signals of
     # other tasks.
-    assert select.select([done], [], [], 0)[0], "a drain takes no signal"
+    assert select.select([done], [], [], 0)[0], "`drain` must not reset the eventfd"

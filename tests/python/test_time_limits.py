@@ -33,7 +33,7 @@ NO_MEMORY: Any = ()
 
 class RecordingCore:
     """Stand-in for an open store, without memory for pages: allows one second for each MiB of a
-    get, and two seconds for each MiB of a put. `timeouts`: of the transfers, in order.
+    get, and two seconds for each MiB of a put. `timeouts`: timeouts of the transfers, in order.
     """
 
     def __init__(self) -> None:

@@ -105,8 +105,10 @@ def test_key_ends_top_and_restores_terminal(store: rt.Store, tmp_path: Path, key
         screen.press(key)
         assert screen.end() == 0
         entered, left = screen.written.find("\x1b[?1049h"), screen.written.rfind("\x1b[?1049l")
-        assert 0 <= entered < left, "the alternate screen was left"
-        assert screen.written.rfind("\x1b[?25h") > screen.written.rfind("\x1b[?25l"), "cursor"
+        assert 0 <= entered < left, "the alternate screen must be left at the end"
+        assert screen.written.rfind("\x1b[?25h") > screen.written.rfind("\x1b[?25l"), (
+            "the cursor was not shown again"
+        )
     finally:
         screen.close()
 

@@ -249,7 +249,7 @@ def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
     assert saved(step(side, asked, TOKENS)) == [(0, (100,))]
 
 
-def test_pages_loaded_elsewhere_are_not_counted_absent(blocks: Shared) -> None:
+def test_pages_of_another_connector_are_counted_separately(blocks: Shared) -> None:
     store, meter = FakeStore(), StepMeter()
     side, asked = side_of(blocks, store=store, meter=meter), request(300)
     store.keep(asked.block_hashes[:3])

@@ -145,8 +145,8 @@ def test_draft_in_target_files_shares_random_epoch(model: Path) -> None:
         ({"load": SimpleNamespace(load_format="dummy")}, "no fingerprint"),
         ({"acceptance": "fly"}, '"fly" lets drafts change answers'),
         ({"acceptance": "synthetic"}, '"synthetic" lets drafts change answers'),
-        ({"method": "extract_hidden_states"}, "extract_hidden_states keeps in KV blocks"),
-        ({"method": "custom_class"}, "custom_class keeps in KV blocks"),
+        ({"method": "extract_hidden_states"}, "speculative decoding by extract_hidden_states"),
+        ({"method": "custom_class"}, "speculative decoding by custom_class"),
     ],
 )
 def test_refused_draft_is_named_in_one_line(

@@ -304,10 +304,10 @@ def test_unclear_head_split_is_refused(model: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({}, "2 of 2 workers sent no facts"),
+        ({}, "2 of 2 workers sent no description"),
         ({(0, 0): ShardFacts(unsupported_reason="its KV cache is in cuda memory")}, "cuda memory"),
         ({(0, 0): told()[0, 0], (0, 1): ShardFacts()}, r"\(0, 1\) has 0 KV cache groups"),
-        ({(0, 0): told()[0, 0]}, "1 of 2 workers sent no facts"),
+        ({(0, 0): told()[0, 0]}, "1 of 2 workers sent no description"),
         (
             {
                 (0, 0): told()[0, 0],

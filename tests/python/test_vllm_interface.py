@@ -13,7 +13,7 @@ from ritornello.vllm.interface import delegation, interface_difference
 
 class Older:
     def inherited(self) -> Any:
-        """Does what the data path does."""
+        """Is overridden by the data path."""
         return "default"
 
 

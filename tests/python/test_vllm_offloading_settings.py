@@ -116,7 +116,7 @@ def test_listed_tier_takes_no_host_memory() -> None:
         ("blocks above the limit", 1 << 10, 528, 1),
     ],
 )
-def test_chunk_is_some_mebibytes(
+def test_chunk_size_is_a_few_mebibytes(
     model: str, token_bytes: int, block_tokens: int, blocks: int
 ) -> None:
     assert chunk_blocks(token_bytes * block_tokens, block_tokens) == blocks
@@ -130,7 +130,9 @@ def test_default_host_memory_is_share_of_machine() -> None:
     assert default_host_bytes(4, 64 * GIB, 32 * GIB) == 4 * GIB
     assert default_host_bytes(0, 64 * GIB, 32 * GIB) == 16 * GIB
     assert default_host_bytes(1, 2048 * GIB, 1024 * GIB) == HOST_BYTES_MAX
-    assert default_host_bytes(1, 64 * GIB, 64 * MIB) == 57 * MIB, "docker's /dev/shm"
+    assert default_host_bytes(1, 64 * GIB, 64 * MIB) == 57 * MIB, (
+        "the default /dev/shm of docker, 64 MiB, must suffice"
+    )
 
 
 def test_host_memory_without_room_is_refused() -> None:

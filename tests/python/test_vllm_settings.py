@@ -12,7 +12,7 @@ from ritornello.connector.opening import open_store
 from ritornello.vllm.settings import DEFAULT_OPTIONS, YEAR, RequestOptions, Settings
 
 
-def test_path_suffices() -> None:
+def test_settings_need_only_a_path() -> None:
     assert Settings.parse({"path": "/kv"}) == Settings("/kv", read_only=False)
 
 

@@ -198,7 +198,7 @@ def test_gate_fetches_nothing_that_computes_faster(other: TierHarness) -> None:
     assert stats(other)["prefetch"]["not_worthwhile"] == 1
 
 
-def test_gate_never_asks_no_remote(machine: Machine, other: TierHarness) -> None:
+def test_no_remote_is_asked_if_gate_is_never(machine: Machine, other: TierHarness) -> None:
     closed = machine("closed", gate="never")
     window = [key[:-4] + (1).to_bytes(4, "big") for key in KEYS]
     closed.save(closed.begin("r", KEYS, window), [*KEYS[:2], *window[:2]])
@@ -218,7 +218,9 @@ def test_outcome_of_whole_load_is_recorded(other: TierHarness) -> None:
     again = other.begin("t", KEYS)
     assert other.hits(again, KEYS) == 12
     assert other.load(again, KEYS[:5]).ok == [True] * 5
-    assert stats(other)["gate"]["judged"] == 1, "a part of a load says nothing of the decision"
+    assert stats(other)["gate"]["judged"] == 1, (
+        "a partial load must not count as an outcome of the gate"
+    )
     assert other.leases() == 0
 
 

@@ -91,7 +91,7 @@ def test_unwatched_weights_count_as_changed(hooks: EngineHooks, core: Any) -> No
 def test_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert core.collective_rpc(flip) == "flipped"
-    assert guard.changed(), "also the first call of all"
+    assert guard.changed(), "the first call must be checked, too"
 
 
 def test_harmless_call_is_not_change(hooks: EngineHooks, core: Any) -> None:

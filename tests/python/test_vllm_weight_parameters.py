@@ -143,9 +143,13 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     assert not adapters.replaced("a", str(tmp_path), in_place=True), "the files are the same"
     file.write_bytes(b"other")
     os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
-    assert adapters.replaced("a", str(tmp_path), in_place=False), "its old time does not hide it"
+    assert adapters.replaced("a", str(tmp_path), in_place=False), (
+        "a changed file with its old mtime must be detected"
+    )
     assert not adapters.replaced("a", str(tmp_path), in_place=True)
-    assert not adapters.replaced("b", str(tmp_path), in_place=True), "another name, other hashes"
+    assert not adapters.replaced("b", str(tmp_path), in_place=True), (
+        "an adapter of another name has other hashes"
+    )
 
 
 def test_adapter_without_files_counts_in_place() -> None:

@@ -114,7 +114,7 @@ def test_failed_change_is_counted(worker: Worker, model: Model) -> None:
 
 def test_loading_model_is_change(worker: Worker) -> None:
     assert worker.model_runner.reload_weights() == "reloaded"
-    assert change_count() == 4, "the runner's method and the model's"
+    assert change_count() == 4, "both the runner's and the model's method count"
     worker.model_runner.get_model().load_weights()
     assert change_count() == 6
 
@@ -128,7 +128,7 @@ def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     worker.wake_up(["weights"])
     assert watch.check(worker) == (0, 1)
     worker.sleep(2)
-    assert watch.check(worker) == (0, 2), "level 2 gives the weights up"
+    assert watch.check(worker) == (0, 2), "sleep at level 2 discards the weights"
 
 
 def test_discarding_kv_cache_is_not_change(worker: Worker, model: Model) -> None:

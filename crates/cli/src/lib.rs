@@ -75,13 +75,13 @@ enum Command {
     ConvertIndex(ConvertArgs),
     /// Remove a store that no process uses
     Destroy(DestroyArgs),
-    /// Test a directory, and recommend changes of this machine
+    /// Test a directory, and recommend changes to this machine
     Doctor(DoctorArgs),
     /// Measure the store against the limits of this machine
     Bench(BenchArgs),
     /// Load a small store for a long time, kill and restart it, and check every byte
     Soak(SoakArgs),
-    /// Replay request traces through eviction policies, or model prefill behind loaded pages
+    /// Replay request traces through eviction policies, or model prefill after a loaded prefix
     Simulate(SimulateArgs),
     /// Inspect, verify or clean up a remote
     Remote(RemoteArgs),

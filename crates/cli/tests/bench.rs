@@ -129,7 +129,7 @@ fn clients_report_has_every_figure() {
 }
 
 #[test]
-fn volumes_report_compares_calls_with_the_sum() {
+fn volumes_report_has_ratios_to_sum_of_disk_rates() {
     let dir = scratch();
     let paths = ["a", "b"].map(|name| dir.path().join(name));
     for path in &paths {

@@ -62,7 +62,7 @@ fn gc_removes_old_objects_unless_dry_run() {
         parsed(&[&["remote", "gc", &at], more].concat()).1["removed_objects"].clone()
     };
     assert_eq!(gc(&["--budget", "1MiB"]), 0);
-    assert_eq!(gc(&["--budget", "0B"]), 0, "it is young");
+    assert_eq!(gc(&["--budget", "0B"]), 0, "an object within the grace period must stay");
     assert_eq!(gc(&["--budget", "0B", "--grace", "0s", "--dry-run"]), 1);
     assert_eq!(gc(&["--budget", "0B", "--grace", "0s"]), 1);
     assert_eq!(gc(&["--budget", "0B", "--grace", "0s"]), 0);
@@ -85,7 +85,11 @@ fn invalid_address_error_shows_valid_forms() {
         assert!(answer.err.contains(told), "{address}: {}", answer.err);
     }
     assert_eq!(ritornello(&["doctor"]).code, 2);
-    assert_eq!(ritornello(&["remote", "gc", "memory:"]).code, 2, "of what age or budget?");
+    assert_eq!(
+        ritornello(&["remote", "gc", "memory:"]).code,
+        2,
+        "gc without an age or a budget must be refused"
+    );
 }
 
 #[test]

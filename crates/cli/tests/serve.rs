@@ -45,7 +45,7 @@ impl Served {
 fn client_takes_over_after_serve_ends() {
     let (dir, new) = (scratch(), scratch());
     let mut served = Served::start(&new.path().join("kv"), &["--capacity", "1GiB"]);
-    assert!(served.says().starts_with("ready: process "), "it makes a store");
+    assert!(served.says().starts_with("ready: process "), "`serve` must create a store");
     assert_eq!(served.end(Signal::INT).0, Some(0));
     filled(dir.path());
     let mut served = Served::start(dir.path(), &["--json"]);
@@ -126,10 +126,13 @@ fn serve_opens_store_moved_to_its_path() {
         assert_eq!(reopening["dir"], text(&dir));
         let ready = event();
         assert_eq!(ready["event"], "ready", "{ready}");
-        assert_eq!(probe(&dir), PAGES, "it serves the store at the path");
+        assert_eq!(probe(&dir), PAGES, "`serve` must open the store at the path");
         assert_eq!(served.end(Signal::TERM).0, Some(0));
         drop(owner);
-        assert!(open(&options(&away)).is_ok(), "the store that was left is closed");
+        assert!(
+            open(&options(&away)).is_ok(),
+            "`serve` must have closed the store that was moved away"
+        );
     }
 }
 

@@ -81,7 +81,7 @@ impl<'a> FrameReader<'a> {
     /// The next `count` bytes.
     pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) =
-            self.0.split_at_checked(count).ok_or_else(|| damaged("it ends too early"))?;
+            self.0.split_at_checked(count).ok_or_else(|| damaged("a frame that ends too early"))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -101,7 +101,11 @@ impl<'a> FrameReader<'a> {
 
     /// Checks that the whole frame was read.
     pub fn close(self) -> Result<()> {
-        if self.0.is_empty() { Ok(()) } else { Err(damaged("it is longer than its fields")) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(damaged("a frame that is longer than its fields"))
+        }
     }
 }
 

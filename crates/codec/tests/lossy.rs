@@ -186,7 +186,7 @@ proptest! {
     /// For arbitrary bytes, all kernels agree and none panics. Normally distributed numbers stay
     /// within the bound of `check_bounds`.
     #[test]
-    fn any_matrix_goes_through(
+    fn any_matrix_returns_within_its_error_bounds(
         tokens in 1u32..70,
         channels in 1u32..140,
         seed in any::<u64>(),

@@ -155,7 +155,7 @@ impl Device {
         Table::new(&self.core, &self.tables, pool, slots, blocks, direction).map(Arc::new)
     }
 
-    /// Submits the move of bytes `part` of all pages of `table`, behind the work that `after`
+    /// Submits the move of bytes `part` of all pages of `table`, after the work that `after`
     /// marks. `done` is called on the mover's thread when the move has ended; it must not wait.
     ///
     /// # Errors

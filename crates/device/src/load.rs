@@ -76,7 +76,7 @@ impl Ends {
 
 impl Device {
     /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`,
-    /// behind the work that `after` marks. Windows of pages are read by up to eight threads, the
+    /// after the work that `after` marks. Windows of pages are read by up to eight threads, the
     /// caller's included; each window is copied while later windows are read. Returns after the
     /// last copy, also if `control` stops the load earlier. Blocks of pages that were not moved
     /// hold any bytes.

@@ -95,7 +95,7 @@ impl MoveTicket {
         });
         let Some(done) = done else { return };
         if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-            tracing::error!("the report of a move panicked");
+            tracing::error!("the callback of a completed move panicked");
         }
     }
 }
@@ -137,7 +137,7 @@ impl Move {
 }
 
 /// The position of a direction in pairs of queues. Gathers are first: an engine may wait until one
-/// is queued, and scatters wait behind its work anyway.
+/// is queued, and scatters wait after its work anyway.
 fn place_of(direction: Direction) -> usize {
     match direction {
         Direction::Gather => 0,
@@ -179,7 +179,7 @@ impl Mover {
         Ok(Self { state, thread: Some(thread), process: std::process::id() })
     }
 
-    /// Submits the move of `part` of all pages of `table`, behind the work that `after` marks.
+    /// Submits the move of `part` of all pages of `table`, after the work that `after` marks.
     ///
     /// # Safety
     /// The conditions of [`crate::Device::submit`] hold.
@@ -230,7 +230,7 @@ impl Drop for Mover {
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
         {
-            tracing::error!("the mover of a device panicked");
+            tracing::error!("the thread that moves pages of a device panicked");
         }
     }
 }

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time for a small copy at registration, behind the engine's own work.
+/// Maximum time for a small copy at registration, after the engine's own work.
 const SETUP_TIME: Duration = Duration::from_secs(30);
 
 /// The layout of an engine's KV memory, with its table of spans on the device. The memory belongs
@@ -80,7 +80,7 @@ impl Pool {
         &self.layout
     }
 
-    /// How moves are made.
+    /// The measured times of kernels and copy engines, which decide how a move is made.
     #[must_use]
     pub fn ways(&self) -> &Ways {
         &self.ways

@@ -46,7 +46,7 @@ pub struct Save {
 pub struct SaveFence(Arc<[MoveTicket]>);
 
 impl Device {
-    /// Submits gathers of the leading blocks for which slots are free, behind the work that `after`
+    /// Submits gathers of the leading blocks for which slots are free, after the work that `after`
     /// marks. Waits for nothing.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-/// Memory for tables, on the device and pinned. Moves may wait behind a step of the engine, so
+/// Memory for tables, on the device and pinned. Moves may wait for a step of the engine, so
 /// there are tables for a thousand windows of loads. A move beyond them is made without a kernel.
 const TABLE_BYTES: usize = 8 << 20;
 
@@ -144,7 +144,7 @@ impl Table {
         self.kernel.is_some()
     }
 
-    /// Queues the move of `part` of all pages, behind the work that `after` marks. The event marks
+    /// Queues the move of `part` of all pages, after the work that `after` marks. The event marks
     /// its end.
     ///
     /// # Safety

@@ -124,7 +124,7 @@ mod tests {
         ways.add(Measured { direction, pieces: 4096, kernel: micros(90), copies: micros(50) });
         ways.add(Measured { direction, pieces: 64, kernel: micros(5), copies: micros(9) });
         assert!(ways.measured().is_sorted_by_key(|measured| measured.pieces));
-        // The middle by ratio is 512.
+        // 512 is the geometric mean of the measured 64 and 4096 pieces.
         for (pieces, way) in [(1, KERNEL), (64, KERNEL), (500, KERNEL), (530, Way::Copies)] {
             assert_eq!(ways.of(Direction::Scatter, pieces), way, "{pieces}");
         }

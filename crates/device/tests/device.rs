@@ -556,7 +556,7 @@ fn report_that_panics_does_not_end_the_mover() {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(1, 0x11);
     let table = rig.table(&slots, &[0], Direction::Scatter);
-    let done = Box::new(|_| panic!("as the test demands"));
+    let done = Box::new(|_| panic!("a panic injected by the test"));
     // SAFETY: nothing else accesses the memory.
     unsafe { rig.device.submit(&table, rig.whole(), None, Some(done)) }.unwrap();
     assert!(rig.submit(&table, rig.whole()).wait(soon()).unwrap());

@@ -79,7 +79,7 @@ fn event_marks_the_latest_record() {
 }
 
 #[test]
-fn delays_and_failures_come_where_tests_put_them() {
+fn injected_delays_and_failures_take_effect() {
     let emulated = Emulated::default();
     let stream = emulated.create_stream(Priority::High).unwrap();
     let event = emulated.create_event().unwrap();

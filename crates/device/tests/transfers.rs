@@ -162,8 +162,8 @@ fn error_of_a_reader_ends_the_load_after_its_copies() {
         rig.emulated.faults().delay_moves(Duration::from_millis(50));
         let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
             if pages.contains(&20) {
-                assert!(!panics, "as the test wants");
-                return Err(Error::retry("as the test wants"));
+                assert!(!panics, "a fault injected by the test");
+                return Err(Error::retry("a fault injected by the test"));
             }
             read_all(pages, slots, control)
         };
@@ -226,7 +226,7 @@ fn load_waits_for_earlier_work_of_the_engine() {
     let after = unsafe { rig.device.mark(stream) }.unwrap();
     let loaded = std::thread::scope(|scope| {
         let load = scope.spawn(|| {
-            // SAFETY: the load is behind the only other access.
+            // SAFETY: the load is after the only other access.
             unsafe { rig.device.load(&rig.pool, &[0], Some(after), &Control::default(), &read_all) }
         });
         std::thread::sleep(Duration::from_millis(50));
@@ -279,7 +279,10 @@ fn save_leaves_half_of_the_slots_to_loads() {
     assert!((STAGING / 4..=STAGING / 2).contains(&(pages * PAGE)), "{pages}");
     // SAFETY: as above.
     let next = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
-    assert!(pages + next.pages() <= STAGING / PAGE / 2, "more than the share of saves");
+    assert!(
+        pages + next.pages() <= STAGING / PAGE / 2,
+        "saves may take at most half of the pinned memory"
+    );
     drop(next);
     assert_eq!(rig.load(&[BLOCKS as u32 - 1], &Control::default(), &read_all).unwrap(), all(1));
 
@@ -341,7 +344,7 @@ fn save_ends_at_the_first_window_that_is_not_stored_whole() {
             Ok(all(pages.len()))
         })
         .unwrap();
-    assert_eq!(windows.into_inner(), 2, "later pages would be without a parent");
+    assert_eq!(windows.into_inner(), 2, "a save must end at the first page that is not stored");
     assert_eq!(moved.reason, "no_space");
     assert_freed(&rig.device);
 }

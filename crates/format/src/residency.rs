@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn tiers_are_a_set() {
+    fn tiers_behave_as_a_set() {
         let both = Tiers::from(Tier::Disk).with(Tier::Host.into());
         assert_eq!(both.fastest(), Some(Tier::Host));
         assert!(both.contains(Tier::Disk) && !both.contains(Tier::Device));

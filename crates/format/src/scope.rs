@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn rearranged_names_both_values() {
+    fn difference_of_arrangements_has_both_values() {
         let base = llama();
         let head = Scope { layout: "page_head".into(), chained: false, ..llama() };
         assert_eq!(

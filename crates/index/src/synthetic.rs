@@ -2,7 +2,7 @@
 //! and tests.
 //!
 //! Keys are 32 pseudo-random bytes, as long as SHA-256 block hashes. The keys are computed on
-//! demand, so that they take no memory beside the index.
+//! demand, so that they take no memory in addition to the index.
 
 use crate::{NewRun, PrefixIndex};
 use ritornello_format::{

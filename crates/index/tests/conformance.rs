@@ -9,12 +9,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 #[test]
-fn memory() {
+fn memory_index_conforms() {
     conformance::run_all(&|| Box::new(MemoryIndex::new()));
 }
 
 #[test]
-fn run() {
+fn run_index_conforms() {
     conformance::run_all(&|| {
         let disk = Arc::new(SimDisk::new(1 << 30));
         Box::new(RunIndex::open(disk, Path::new("/index"), RunOptions::default()).unwrap())
@@ -22,7 +22,7 @@ fn run() {
 }
 
 #[test]
-fn run_without_power() {
+fn run_index_conforms_after_power_loss() {
     let open = |disk: &SimDisk| -> Box<dyn PrefixIndex> {
         let disk = Arc::new(disk.clone());
         Box::new(RunIndex::open(disk, Path::new("/index"), RunOptions::default()).unwrap())
@@ -36,7 +36,7 @@ fn run_without_power() {
 }
 
 #[test]
-fn art() {
+fn art_index_conforms() {
     let dir = tempfile::tempdir().unwrap();
     let count = std::cell::Cell::new(0);
     conformance::run_all(&|| {
@@ -49,7 +49,7 @@ fn art() {
 
 #[cfg(feature = "lsm")]
 #[test]
-fn lsm() {
+fn lsm_index_conforms() {
     use ritornello_index::lsm::{LsmIndex, LsmOptions, ProbeMethod};
     let dir = tempfile::tempdir().unwrap();
     let made = std::cell::Cell::new(0);

@@ -122,16 +122,24 @@ fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
     let now = contents(index);
     let mut units = BTreeSet::new();
     for (generation, run) in &now {
-        let then = ever.get(generation).unwrap_or_else(|| panic!("a phantom: {run:?}"));
+        let then = ever
+            .get(generation)
+            .unwrap_or_else(|| panic!("found a run that was never inserted: {run:?}"));
         assert_eq!(run.scope, then.scope);
         assert!(run.pages.len() <= then.pages.len());
         for (page, once) in run.pages.iter().zip(&then.pages) {
-            assert!(page == once || *page == PageHash::NONE, "a page that never existed");
+            assert!(
+                page == once || *page == PageHash::NONE,
+                "found a page that was never inserted"
+            );
         }
         assert!(run.units.is_subset(&then.units));
-        assert!(run.units.iter().all(|unit| units.insert(*unit)), "a unit twice");
+        assert!(run.units.iter().all(|unit| units.insert(*unit)), "two runs claim the same unit");
         if let Some((parent, page)) = run.parent {
-            assert!((page as usize) < now[&parent].pages.len(), "an orphan with a parent");
+            assert!(
+                (page as usize) < now[&parent].pages.len(),
+                "a run follows a page that its parent does not have"
+            );
         }
     }
 }

@@ -67,8 +67,8 @@ fn full_disk_delays_but_does_not_poison() {
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
     let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run that had found no room");
-    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "the run inserted after it");
+    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run whose first write failed");
+    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "the run inserted after the failed write");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn files_stay_within_their_budget() {
             assert_eq!((stats.files, stats.disk_bytes), (files as u64, bytes));
         }
     }
-    assert!(most > 1500, "and the budget is used: {most} runs of four pages");
+    assert!(most > 1500, "the budget is not used up: at most {most} runs of four pages");
     index.sync().unwrap();
     let stats = index.stats();
     drop(index);

@@ -81,7 +81,7 @@ fn cut_removes_leaves_before_parents() {
         // `exists` looks both pages up under one hold of the lock, so it never shows a page without
         // the page before it.
         let exists = index.exists(SCOPE, &[keys[3], keys[2]]);
-        assert!(!exists[0] || exists[1], "an orphan");
+        assert!(!exists[0] || exists[1], "found a page without the page before it");
         let again = probe(&index, &keys);
         assert!(again <= found, "{again} after {found}");
         writer.join().unwrap();

@@ -143,12 +143,12 @@ fn open(disk: &SimDisk) -> RunResidency {
 }
 
 #[test]
-fn memory() {
+fn memory_residency_conforms() {
     conformance::run_residency(&|| Box::new(MemoryResidency::new()));
 }
 
 #[test]
-fn run() {
+fn run_residency_conforms() {
     conformance::run_residency(&|| Box::new(open(&SimDisk::new(1 << 30))));
 }
 
@@ -432,7 +432,7 @@ mod lsm {
     use std::cell::Cell;
 
     #[test]
-    fn lsm() {
+    fn lsm_residency_conforms() {
         let (dir, made) = (tempfile::tempdir().unwrap(), Cell::new(0));
         conformance::run_residency(&|| {
             let dir = dir.path().join(made.replace(made.get() + 1).to_string());
@@ -467,7 +467,7 @@ mod lsm {
             LsmResidencyOptions { memtable_bytes: 256 << 10, budget, ..Default::default() };
         let index = LsmResidency::open(dir.path(), &options).unwrap();
         let again = LsmResidency::open(dir.path(), &options).unwrap_err();
-        assert_eq!(again.kind(), ErrorKind::Retry, "it is open already");
+        assert_eq!(again.kind(), ErrorKind::Retry, "an index that is open cannot be opened again");
         let fill = || {
             (0..20_000u32).find_map(|number| {
                 let pages = conformance::pages(u64::from(number) + 1, 64);

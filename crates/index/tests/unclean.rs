@@ -137,7 +137,7 @@ fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
         assert_eq!(
             contents(&open(crash.crash(seed), seed.is_multiple_of(2))),
             now,
-            "rewritten twice"
+            "a second recovery must find the same runs"
         );
     }
 }

@@ -113,7 +113,11 @@ mod tests {
         medium.remove(&dir.join("g")).unwrap();
         assert!(medium.room(&dir).is_ok() && medium.owner(&dir).unwrap().is_this_user);
         medium.close_to_others(&dir).unwrap();
-        assert_eq!(Host.list(&dir).unwrap(), [""; 0], "written where the path leads");
+        assert_eq!(
+            Host.list(&dir).unwrap(),
+            [""; 0],
+            "a file was created in the directory that took the path"
+        );
 
         medium.open(&root.path().join("beside"), WRITE).unwrap();
         assert!(root.path().join("beside").exists());

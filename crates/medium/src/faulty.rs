@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_torn_transfers() {
+    fn short_and_torn_transfers_move_the_stated_bytes() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();

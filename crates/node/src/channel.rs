@@ -258,7 +258,10 @@ mod tests {
             let bytes = near.receive(&mut |_| Ok(())).unwrap().unwrap();
             assert_eq!(decode::<Vec<u8>>(bytes).unwrap(), message);
             sender.join().unwrap();
-            assert!(near.receive(&mut |_| Ok(())).unwrap().is_none(), "closed in turn");
+            assert!(
+                near.receive(&mut |_| Ok(())).unwrap().is_none(),
+                "`receive` must report the closed connection"
+            );
         }
     }
 
@@ -323,7 +326,7 @@ mod tests {
         assert_eq!(near.receive(&mut deny).unwrap(), Some(&[7][..]));
         assert!(near.has_more());
         assert_eq!(near.receive(&mut deny).unwrap(), Some(&[8, 9][..]));
-        assert!(near.receive(&mut deny).is_err(), "the third is not whole");
+        assert!(near.receive(&mut deny).is_err(), "the third message is incomplete");
         far.write_all(&[5]).unwrap();
         assert_eq!(near.receive(&mut deny).unwrap(), Some(&[5][..]));
         assert!(!near.has_more());

@@ -172,7 +172,7 @@ impl FailoverCatalog {
         tracing::warn!(
             dir = %directory.path().display(),
             volumes = volumes.join(", "),
-            "{departure}: it is left with its volumes; the next call opens the store at the path"
+            "{departure}: the store is closed here, and the next call opens the store at the path"
         );
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
@@ -199,7 +199,11 @@ impl FailoverCatalog {
         match membership.get().close() {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%error, %dir, "the store was left without a clean close")
+                tracing::warn!(
+                    %error,
+                    %dir,
+                    "the store could not be closed cleanly when the process left it"
+                )
             }
             Err(error) => {
                 tracing::debug!(%error, %dir, "the store to be left cannot be closed yet");

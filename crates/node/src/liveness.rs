@@ -96,7 +96,7 @@ mod tests {
         assert!(liveness.begin_probe() && !liveness.begin_probe());
         assert!(liveness.mark_silent() && !liveness.mark_silent() && liveness.is_silent());
         assert!(liveness.end_probe(true) && !liveness.is_silent());
-        assert!(!liveness.begin_probe(), "it answered just now");
+        assert!(!liveness.begin_probe(), "no probe may begin directly after an answer");
         assert!(liveness.mark_silent() && liveness.begin_probe());
         liveness.end_probe(false);
         assert!(liveness.begin_probe());

@@ -51,7 +51,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 Err(error) => error.to_string(),
             }
         }
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     }
 }
 
@@ -275,9 +275,9 @@ fn killed_writers_space_is_reclaimed() {
             client.signal(libc::SIGCONT);
         }
         std::thread::sleep(std::time::Duration::from_millis(1500));
-        assert!(reserved() > 0, "a client that hangs may write yet");
+        assert!(reserved() > 0, "space of a client that hangs must stay reserved");
         client.kill();
-        eventually("its space is free", || reserved() == 0);
+        eventually("the killed client's space is free", || reserved() == 0);
         assert_eq!(node.store().stats().unwrap().catalog.clients, 0);
     }
     assert_eq!(put(node.store(), 1, 100).unwrap().pages, 100);
@@ -309,7 +309,9 @@ fn hoarding_leases_leaves_space_for_others() {
     assert_eq!(other.ask("lease-for 600000"), "10");
     assert_eq!(get(node.store(), 1, 10).unwrap(), 10);
     hoarder.kill();
-    eventually("they end with it", || node.store().stats().unwrap().catalog.leases == 1);
+    eventually("the killed client's leases end", || {
+        node.store().stats().unwrap().catalog.leases == 1
+    });
     other.finish();
 }
 

@@ -14,7 +14,7 @@ fn helper() {
 }
 
 fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+    panic!("unknown command: {other}")
 }
 
 #[test]
@@ -91,7 +91,11 @@ fn destroy_refuses_a_store_in_use() {
     std::fs::write(home.join("clients/README"), "keep").unwrap();
     std::fs::write(home.join("clients/0123456789abcdef0123456789abcdef"), "").unwrap();
     destroy(&home).unwrap();
-    assert_eq!(std::fs::read_dir(&home).unwrap().count(), 2, "what is not the store's stays");
+    assert_eq!(
+        std::fs::read_dir(&home).unwrap().count(),
+        2,
+        "files that do not belong to the store must stay"
+    );
     assert!(home.join("clients/README").exists());
     let error = destroy(&home).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -107,7 +111,11 @@ fn store_in_use_is_not_converted() {
         assert!(error.to_string().contains(word), "{error}");
     };
     refused("no store");
-    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "nothing is left there");
+    assert_eq!(
+        std::fs::read_dir(dir.path()).unwrap().count(),
+        0,
+        "a refused destroy must create no file"
+    );
     let memory = Options { index: Some(IndexKind::Memory), ..options(dir.path()) };
     let node = open(&memory).unwrap();
     refused("this process");

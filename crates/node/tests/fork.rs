@@ -137,7 +137,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             });
             format!("forked {pid}")
         }
-        other => panic!("what is {other}?"),
+        other => panic!("unknown command: {other}"),
     }
 }
 

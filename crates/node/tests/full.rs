@@ -60,7 +60,7 @@ fn full_lease_share_leaves_space_for_puts() {
             Ok(leased) => leases.push(leased),
             Err(error) => break error,
         }
-        assert!(name * 100 * PAGE < CAPACITY, "it leased more than there is room for");
+        assert!(name * 100 * PAGE < CAPACITY, "leases exceed the capacity");
     };
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
     let held = leases.iter().map(|leased| leased.pages as u64 * PAGE).sum::<u64>();

@@ -99,7 +99,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
             stream.write_all(&framed(STATS).repeat(3)).unwrap();
             (0..3).filter(|_| read_message(&mut stream).len() > 100).count().to_string()
         }
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     };
     std::mem::forget(kept);
     said
@@ -235,7 +235,7 @@ fn silent_connection_delays_no_client() {
     client.finish();
     let started = std::time::Instant::now();
     node.close().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(5), "closing waited for the idle");
+    assert!(started.elapsed() < Duration::from_secs(5), "closing waited for idle connections");
     drop((idle, half));
 }
 
@@ -310,7 +310,10 @@ fn slow_peer_takes_nothing_from_others() {
     drop(client);
     crowd.into_iter().for_each(|rude| drop(rude.kill()));
     node.close().unwrap();
-    assert!(started.elapsed() < Duration::from_secs(20), "closing waited for the rude");
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "closing waited for clients that break the protocol"
+    );
 }
 
 #[test]

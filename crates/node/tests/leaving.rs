@@ -20,7 +20,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "replaced" => node.is_replaced().to_string(),
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     }
 }
 
@@ -198,10 +198,10 @@ fn permissions_are_those_of_the_opened_store() {
         std::fs::rename(&next, &here).unwrap();
     });
     let opened = open_on(Arc::new(Faulty::new(Arc::new(Host), schedule)), &options(&dir));
-    assert!(away.exists(), "nothing was read");
+    assert!(away.exists(), "the hook that replaces the directory did not run");
     assert!(
         !opened.is_ok_and(|node| node.policy().allow_weak_hashes),
-        "another store's permission"
+        "the policy of another store was used"
     );
     assert!(!open(&options(&dir)).unwrap().policy().allow_weak_hashes);
     assert!(open(&options(&away)).unwrap().policy().allow_weak_hashes);
@@ -240,7 +240,7 @@ fn client_of_a_moved_store_opens_more_connections() {
 }
 
 #[test]
-fn moved_store_does_not_claim_to_answer_at_once() {
+fn answers_at_once_is_false_while_a_moved_store_closes() {
     let moved = Moved::new();
     let node = &moved.node;
     assert!(node.answers_at_once());
@@ -251,8 +251,8 @@ fn moved_store_does_not_claim_to_answer_at_once() {
         let other = moved.replace();
         // `answers_at_once` must return false while an attempt to close the store is in progress:
         // if it waited until the attempt failed, it would return true.
-        eventually("the flush is waited for", || {
-            assert!(!flush.is_finished(), "the owner answered while it was waited for");
+        eventually("closing waits for the flush", || {
+            assert!(!flush.is_finished(), "the flush ended before closing waited for it");
             !node.answers_at_once()
         });
         let _ = flush.join().unwrap();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 /// Environment variable that holds a path in the small file system; without it
-/// [`in_a_small_file_system`] does nothing.
+/// [`small_file_system_child`] does nothing.
 const SMALL: &str = "RITORNELLO_TEST_SMALL_TMPFS";
 
 #[test]
@@ -28,7 +28,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
         "io" => node.store().stats().unwrap().catalog.io.mode,
         // Reports how many removed segments this process still maps.
         "kept" => maps(std::process::id()).to_string(),
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     }
 }
 
@@ -166,7 +166,7 @@ fn capacity_beyond_memory_is_refused() {
 /// Runs only in the mount namespace that [`full_tmpfs_stops_growth_only`] makes; passes without
 /// work elsewhere.
 #[test]
-fn in_a_small_file_system() {
+fn small_file_system_child() {
     let Some(dir) = std::env::var_os(SMALL) else { return };
     let home = Path::new(&dir).join("kv");
     let small = Options { capacity: Some(24 * MIB), ..options(&home) };
@@ -184,7 +184,7 @@ fn in_a_small_file_system() {
     }
     let stats = store.stats().unwrap().catalog;
     assert!(stats.segments < stats.segments_max, "{stats:?}");
-    assert_eq!(put(store, 100, 50).unwrap().pages, 50, "it evicts instead of growing");
+    assert_eq!(put(store, 100, 50).unwrap().pages, 50, "the store must evict instead of growing");
     assert_eq!(get(store, 100, 50).unwrap(), 50);
     // The filler takes the last bytes too, so that the index cannot write either.
     filler.leave(Path::new(&dir), 0);
@@ -192,7 +192,7 @@ fn in_a_small_file_system() {
         assert!(put(store, name, 50).is_ok_and(|put| put.pages <= 50) || name > 100);
         assert!(get(store, name, 50).is_ok_and(|pages| pages <= 50));
     }
-    assert_eq!(get(store, 100, 50).unwrap(), 50, "what is there can be had");
+    assert_eq!(get(store, 100, 50).unwrap(), 50, "stored pages must be readable");
 }
 
 /// A file that takes space in the store's file system, and its length.
@@ -218,7 +218,7 @@ fn full_tmpfs_stops_growth_only() {
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script])
         .arg(dir.path())
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "in_a_small_file_system", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "small_file_system_child", "--nocapture", "--test-threads=1"])
         .env(SMALL, dir.path())
         .output();
     match run {

@@ -16,7 +16,7 @@ fn helper() {
 }
 
 fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+    panic!("unknown command: {other}")
 }
 
 fn refused(options: &Options, words: &str) {

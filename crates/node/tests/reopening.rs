@@ -28,7 +28,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command {
         "problem" => node.problem().is_some().to_string(),
         "epoch" => node.store().stats().unwrap().catalog.owner_epoch.to_string(),
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     }
 }
 
@@ -156,8 +156,12 @@ fn owner_reopens_after_failed_sync() {
     eventually("the store is reopened", || reopened(&node));
     let stats = stats(&node);
     assert_eq!((stats.poisoned, stats.owner_epoch, stats.counters["reopenings"]), (None, 2, 1));
-    assert_eq!(get(store, 1, 4).unwrap(), 4, "flushed before the failure");
-    assert_eq!(store.flush().unwrap_err().kind(), ErrorKind::Miss, "puts may be lost");
+    assert_eq!(get(store, 1, 4).unwrap(), 4, "pages flushed before the failure must be present");
+    assert_eq!(
+        store.flush().unwrap_err().kind(),
+        ErrorKind::Miss,
+        "the flush must report that puts may be lost"
+    );
     assert_eq!(put(store, 2, 4).unwrap().pages, 4);
     store.flush().unwrap();
     node.close().unwrap();
@@ -381,7 +385,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
         assert_eq!((probe(store, 1, 4).unwrap(), get(store, 1, 4).unwrap()), (0, 0));
         assert_eq!(put(store, 2, 4).unwrap().reason, "reopening");
     }
-    assert!(schedule.injected() > failed, "the disk was not tried");
+    assert!(schedule.injected() > failed, "the owner did not try the disk again");
     assert!(node.problem().is_some());
     schedule.heal();
     eventually("the client took over", || get(store, 1, 4).unwrap() == 4);
@@ -441,7 +445,7 @@ fn closing_does_not_wait_for_a_broken_disk() {
         assert_eq!(put(node.store(), 2, 4).unwrap().pages, 4);
         assert!(node.store().flush().is_err());
         let before = schedule.injected();
-        eventually("it tried again", || schedule.injected() > before);
+        eventually("the owner tries the disk again", || schedule.injected() > before);
         eventually("the core is closed", || !closed_core || node.core().is_none());
         assert_eq!(node.close().unwrap_err().kind(), ErrorKind::Fatal);
         // This process has released the lock, so another process takes the store over.
@@ -498,7 +502,7 @@ fn reopening_waits_for_own_write() {
         };
         eventually("an attempt began", || refused(put(store, 3, 1)));
         for _ in 0..100 {
-            assert!(refused(put(store, 3, 1)), "reopened under a write");
+            assert!(refused(put(store, 3, 1)), "the store was reopened during a write");
             assert_eq!((get(store, 1, 4).unwrap(), stats(&node).owner_epoch), (4, 1));
         }
         drop(let_go);

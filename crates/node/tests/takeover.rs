@@ -22,7 +22,7 @@ fn helper() {
 fn own_command(node: &Arc<Node>, command: &str) -> String {
     match command.split_once(' ') {
         Some(("churn", first)) => churn(node, first.parse().unwrap()),
-        _ => panic!("what is {command}?"),
+        _ => panic!("unknown command: {command}"),
     }
 }
 
@@ -375,7 +375,10 @@ fn replaced_directory_is_recognised() {
     owner.kill();
     let error = probe_known(&node).unwrap_err().to_string();
     assert!(error.contains("moved or replaced"), "{error}");
-    assert!(!Path::new(&dir).exists(), "nothing was made in its place");
+    assert!(
+        !Path::new(&dir).exists(),
+        "a directory was created in the place of the moved directory"
+    );
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn helper() {
 }
 
 fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+    panic!("unknown command: {other}")
 }
 
 fn frames(mut recorded: &[u8]) -> Vec<&[u8]> {
@@ -99,7 +99,7 @@ fn listen_before_owner(
     hellos
 }
 
-fn hear_owner_again(dir: &Path) {
+fn restore_owner_socket(dir: &Path) {
     std::fs::rename(dir.join("owner.sock.moved"), dir.join("owner.sock")).unwrap();
 }
 
@@ -133,7 +133,7 @@ fn recorded_client_of_version_7_is_served() {
 }
 
 #[test]
-fn client_of_another_format_is_refused_with_both() {
+fn client_of_another_format_is_told_both_formats() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
     let mut stream = connect(&dir.path().join("owner.sock"));
@@ -141,7 +141,7 @@ fn client_of_another_format_is_refused_with_both() {
     let answer = read_message(&mut stream);
     let said = String::from_utf8_lossy(&answer);
     assert!(said.contains("different formats") && said.contains("format=1, yours=0"), "{said}");
-    assert!(read_message(&mut stream).is_empty(), "it hangs up");
+    assert!(read_message(&mut stream).is_empty(), "the owner must close the connection");
     owner.finish();
 }
 
@@ -169,12 +169,12 @@ fn owner_of_version_7_serves_a_client() {
     // for the four threads, with one hello each: they begin with the version agreed on before.
     assert!(hellos.load(Ordering::Relaxed) <= 2 + 3);
     drop(node);
-    hear_owner_again(dir.path());
+    restore_owner_socket(dir.path());
     owner.finish();
 }
 
 #[test]
-fn owner_answers_an_unknown_version_in_its_newest() {
+fn owner_answers_unknown_version_in_its_newest_version() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     for version in [1u8, 99] {
@@ -184,7 +184,7 @@ fn owner_answers_an_unknown_version_in_its_newest() {
         assert_eq!(&answer[..12], b"RTRN\x08\0\0\0\x07\0\0\0");
         let said = String::from_utf8_lossy(&answer[12..]);
         assert!(said.contains(&format!("theirs={version}")), "{said}");
-        assert!(read_message(&mut stream).is_empty(), "it hangs up");
+        assert!(read_message(&mut stream).is_empty(), "the owner must close the connection");
     }
     node.close().unwrap();
 }
@@ -200,7 +200,7 @@ fn client_without_common_version_is_served_later() {
     let said = error.to_string();
     assert!(said.contains("restart this process with that version"), "{said}");
     assert!(said.contains("protocol=7 to 8") && said.contains("theirs=98 to 99"), "{said}");
-    hear_owner_again(dir.path());
+    restore_owner_socket(dir.path());
     let node = open(&options(dir.path())).unwrap();
     assert_eq!((node.role(), put(node.store(), 1, 3).unwrap().pages), (Role::Client, 3));
     drop(node);
@@ -226,8 +226,8 @@ fn client_survives_a_takeover_by_another_version() {
     // The client makes at most one attempt per second, for any number of calls.
     let most = 1 + started.elapsed().as_secs() as usize;
     assert!(hellos.load(Ordering::Relaxed) <= most, "{hellos:?}");
-    hear_owner_again(dir.path());
-    eventually("it is served", || probe(node.store(), 1, 3).is_ok_and(|pages| pages == 3));
+    restore_owner_socket(dir.path());
+    eventually("the client is served", || probe(node.store(), 1, 3).is_ok_and(|pages| pages == 3));
     assert_eq!(node.role(), Role::Client);
     drop(node);
     new.finish();

@@ -122,7 +122,7 @@ fn describe(
     }
     if v.pages_dropped > 0 {
         lines.push(format!(
-            "{} pages dropped: those above, and pages reachable only through them",
+            "{} pages dropped: the listed pages, and the pages that follow them",
             count(v.pages_dropped)
         ));
     }

@@ -358,7 +358,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
     } else {
         let removed = if args.dry_run { "would be removed" } else { "removed" };
         print_stdout(&format!(
-            "{} of {} objects {removed} ({} of {}), {} of which continued no other object",
+            "{} of {} objects {removed} ({} of {}), {} of which followed a missing object",
             count(done.removed_objects),
             count(done.objects),
             bytes(done.removed_bytes),
@@ -370,7 +370,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
         }
         if done.unreadable > 0 {
             print_stdout(&format!(
-                "{} could not be read, and count as unrelated to others",
+                "{} objects could not be read: each counts as the beginning of a prompt",
                 count(done.unreadable)
             ));
         }

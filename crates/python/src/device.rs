@@ -191,7 +191,7 @@ impl DevicePages {
         self.blocks.len()
     }
 
-    /// Starts to copy slots to these blocks: bytes `part` of each page, behind the work that stream
+    /// Starts to copy slots to these blocks: bytes `part` of each page, after the work that stream
     /// `after` has now.
     #[pyo3(signature = (slots, *, part=None, after=None))]
     fn scatter(
@@ -204,7 +204,7 @@ impl DevicePages {
         self.submit(slots, Direction::Scatter, part, after).or_raise(py)
     }
 
-    /// Starts to copy these blocks to slots: bytes `part` of each page, behind the work that stream
+    /// Starts to copy these blocks to slots: bytes `part` of each page, after the work that stream
     /// `after` has now.
     #[pyo3(signature = (slots, *, part=None, after=None))]
     fn gather(
@@ -247,7 +247,7 @@ impl DevicePages {
         layout.check_blocks(&self.blocks, direction)
     }
 
-    /// Starts a get of `keys` from `store` into these blocks, behind the work that stream `after`
+    /// Starts a get of `keys` from `store` into these blocks, after the work that stream `after`
     /// has now.
     pub(crate) fn load(
         &self,
@@ -272,7 +272,7 @@ impl DevicePages {
         })
     }
 
-    /// Starts a put of these blocks, behind the work that stream `after` has now. Pages that are
+    /// Starts a put of these blocks, after the work that stream `after` has now. Pages that are
     /// stored already are not gathered, nor are pages for which no slots are free.
     pub(crate) fn save(
         &self,

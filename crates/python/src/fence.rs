@@ -1,14 +1,14 @@
-//! Fences of puts from a device.
+//! Fences of puts from a device: later writes to a put's blocks wait until the put has read them.
 
 use ritornello_device::SaveFence;
 use ritornello_device::driver::RawStream;
 use ritornello_format::Result;
 use std::time::{Duration, Instant};
 
-/// Time for which [`Fence::order`] waits if the caller gives none.
+/// Default timeout of [`Fence::order`].
 const FENCE_TIME: Duration = Duration::from_secs(30);
 
-/// Orders writes to the blocks of a save.
+/// The fence of one put.
 #[derive(Clone)]
 pub(crate) struct Fence(SaveFence);
 
@@ -17,8 +17,9 @@ impl Fence {
         Self(fence)
     }
 
-    /// Makes later work of `stream`, or without a stream this thread, wait until the blocks were
-    /// read.
+    /// Makes later work of `stream` wait until the put has read its blocks, and returns when the
+    /// reads are queued on the device. Without a stream, returns when the put has read its blocks.
+    /// Returns `false` if `deadline` passes first.
     pub(crate) fn order(&self, stream: Option<u64>, deadline: Option<Instant>) -> Result<bool> {
         let deadline = deadline.unwrap_or_else(|| Instant::now() + FENCE_TIME);
         match stream {

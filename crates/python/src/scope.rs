@@ -34,7 +34,7 @@ impl Scope {
             .try_iter()
             .ok()
             .and_then(|scopes| scopes.map(|scope| scope.ok()?.cast_into().ok()).collect());
-        scopes.ok_or_else(|| invalid(given.py(), "scope is a Scope, or a sequence of them"))
+        scopes.ok_or_else(|| invalid(given.py(), "scope must be a Scope, or a sequence of scopes"))
     }
 
     /// Adds to `fields` the arguments of `new` that make an equal scope, by name.

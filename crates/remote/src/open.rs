@@ -123,7 +123,7 @@ fn open_registered(address: &ParsedAddress) -> Result<Arc<dyn Backend>> {
         // address is unknown or not compiled in.
         Some(opener) if address.authority.is_empty() && !address.path.is_empty() => opener(address),
         _ => Err(Error::invalid(format!(
-            "the remote's scheme is unknown; type one of {}",
+            "the remote's scheme is unknown: use one of {}",
             schemes().join(", ")
         ))
         .with("address", address)),

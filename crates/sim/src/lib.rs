@@ -7,7 +7,8 @@
 //! A [`Trace`] is [`read`] from a file or made by a [generator](generate). [`replay`] runs the
 //! trace against any `dyn Eviction` with the calls that the store makes, [`belady`] against an
 //! optimal policy, which knows the future. [`simulate`] runs either of them and returns a [`Row`];
-//! [`chart`] draws rows. [`pipeline`] is unrelated to traces: a model of prefill beside transfers.
+//! [`chart`] draws rows. [`pipeline`] is unrelated to traces: a model of prefill that overlaps
+//! transfers.
 //!
 //! **Promises.** The same trace, policy and sizes always give the same counts. Writes are counted,
 //! not estimated: the bytes include the padded pages that the store would write, and, except in

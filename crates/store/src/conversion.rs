@@ -123,7 +123,9 @@ pub(crate) fn convert(
         let new = open_index(medium, &index, to, &budget, index_memory, true)?;
         copy_all(old.as_ref(), new.as_ref(), &budget, &mut done, progress)
     })();
-    let refused = |error: io::Error| Error::retry("the new index could not be kept").because(error);
+    let refused = |error: io::Error| {
+        Error::retry("the files of the new index could not be renamed into place").because(error)
+    };
     if let Err(error) = made {
         // If the removal fails, the next owner removes the files.
         let _ = backend(to).remove(medium.as_ref(), &index);

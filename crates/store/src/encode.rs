@@ -172,7 +172,11 @@ mod tests {
         // A layer is 64 KiB: 2 matrices of 16 tokens, 8 heads, and 128 numbers of 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
-        assert_eq!(slices(&scope("page_first", 61, 8, None)), 1, "a prime has no halves");
+        assert_eq!(
+            slices(&scope("page_first", 61, 8, None)),
+            1,
+            "a prime number of layers cannot be split equally"
+        );
         assert_eq!(slices(&scope("page_first", 61, 64, None)), 61);
         assert_eq!(slices(&scope("page_head", 32, 8, None)), 16);
         assert_eq!(slices(&scope("page_first", 2, 1, None)), 1);
@@ -184,7 +188,7 @@ mod tests {
     fn raw_slices_are_whole_units_where_possible() {
         let kib = |n: u64| raw_slices(n << 10);
         assert_eq!([4, 128, 255, 256, 2048].map(kib), [1, 1, 1, 2, 16]);
-        assert_eq!(kib(61 * 72), 9, "of 122 units each");
+        assert_eq!(kib(61 * 72), 9, "each slice has 122 units");
         assert_eq!(raw_slices(300_001), 2);
         assert_eq!(raw_slices(ritornello_format::PAGE_BYTES_MAX), 16);
         let bytes = ritornello_format::PAGE_BYTES_MAX;

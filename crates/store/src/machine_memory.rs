@@ -63,7 +63,8 @@ fn tightest(root: &Path) -> Option<ControlGroup> {
         .or_else(|| group(&root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"))
 }
 
-/// Bytes that can be allocated before the kernel kills a process: the machine's `MemAvailable`.
+/// Returns the bytes that the machine can still allocate (`MemAvailable`), without regard to
+/// control groups; `u64::MAX` if the kernel does not report them.
 #[must_use]
 pub fn memory_left() -> u64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -120,8 +121,7 @@ fn check_sources(sources: &[Source], bytes: u64) -> Result<()> {
     }
     let Source { left, what, advice } = least;
     Err(Error::invalid(format!(
-        "a store in memory must fit into it, and {what} leaves {} MiB: give a capacity of {}MiB or \
-         less, or {advice}",
+        "{what} leaves {} MiB for a store in memory: give a capacity of {}MiB or less, or {advice}",
         left >> 20,
         (left >> 20) / 10 * 9,
     ))
@@ -150,7 +150,7 @@ mod tests {
         assert!(check_memory(&disk, u64::MAX).is_ok());
         let small = Room { kind: TMPFS, available: 64 << 20, total: 64 << 20 };
         assert!(check_memory(&small, 1 << 20).is_ok());
-        assert!(check_memory(&small, 64 << 20).is_err(), "a little of it is kept free");
+        assert!(check_memory(&small, 64 << 20).is_err(), "a part of the file system is kept free");
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl Survivor {
 fn intact<T>(bytes: Option<Vec<u8>>, decode: impl Fn(&[u8]) -> Result<T>) -> Result<Option<T>> {
     match bytes.map(|bytes| decode(&bytes)).transpose() {
         Err(error) if error.kind() != ErrorKind::Invalid => {
-            tracing::warn!(%error, "a copy is not used");
+            tracing::warn!(%error, "a copy of manifest or scopes cannot be read and is not used");
             Ok(None)
         }
         decoded => decoded,

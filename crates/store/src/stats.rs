@@ -102,8 +102,9 @@ pub struct CatalogStats {
     pub counters: BTreeMap<String, u64>,
     /// Duration of opening in milliseconds.
     pub open_ms: f64,
-    /// Items that recovery dropped or repaired, by reason: pages dropped, but segments extended to
-    /// their length for `segments_cut_short`, and 1 for a damaged `scope_registry`.
+    /// Items that recovery dropped or repaired, by reason. `segments_cut_short` counts segments
+    /// that were extended to their length, `scope_registry` is 1 if the registry was damaged, and
+    /// all other reasons count dropped pages.
     pub dropped_at_open: BTreeMap<String, u64>,
 }
 
@@ -227,8 +228,8 @@ impl From<TuningDecision> for IndexDecision {
 pub struct SpaceHealth {
     /// Bytes kept free, so that the allocator can choose among several free extents.
     pub reserve_bytes: u64,
-    /// Bytes of padding between the end of each page and the next multiple of 4 KiB, without pages
-    /// in fewer units than an unencoded page takes: the lengths of encoded pages are only in the
+    /// Bytes of padding between the end of each page and the next multiple of 4 KiB. Excludes
+    /// encoded pages that take fewer units than an unencoded page: their lengths are only in the
     /// run headers on disk.
     pub padding_bytes: u64,
     /// Bytes of run headers.
@@ -394,8 +395,8 @@ counters! {
     /// Pages removed because they failed verification, or could not be read by `fsck`, including
     /// the pages after them in chained scopes.
     damaged_pages,
-    /// Reserved runs that did not become visible: not written, aborted, refused by the index,
-    /// without the page that they follow, or already stored by another put.
+    /// Reserved runs that did not become visible: they were not written, were aborted, were refused
+    /// by the index, followed a page that had been removed, or were already stored by another put.
     runs_abandoned,
     /// Reserved runs, and copies of runs being moved, that were not written because the file system
     /// failed a write.

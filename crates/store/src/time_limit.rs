@@ -43,8 +43,12 @@ mod tests {
         assert_eq!(limit(512 * MIB, None), 32);
         assert_eq!(limit(512 * MIB, Some(1 << 30)), 10);
         assert_eq!(limit(512 * MIB, Some(100 * MIB)), 20);
-        assert_eq!(limit(512 * MIB, Some(MIB)), 60, "no transfer has longer");
+        assert_eq!(limit(512 * MIB, Some(MIB)), 60, "60 s is the maximum");
         assert_eq!(limit(u64::MAX, Some(0)), 60);
-        assert_eq!(time_limit(MIB, 2 * LONGEST, None), 2 * LONGEST, "its caller asks for more");
+        assert_eq!(
+            time_limit(MIB, 2 * LONGEST, None),
+            2 * LONGEST,
+            "a longer limit of the caller is kept"
+        );
     }
 }

@@ -180,7 +180,7 @@ fn live_clients_absent_space_stays_withheld() {
                     && extent.start < other.end()
             };
             let hit = theirs.iter().find(overlaps);
-            assert!(hit.is_none(), "GIVEN TWICE: {extent:?} and the live client's {hit:?}");
+            assert!(hit.is_none(), "extent {extent:?} overlaps the live client's {hit:?}");
         }
     }
 }
@@ -220,7 +220,7 @@ fn space_deleted_while_returning_waits_for_durability() {
     schedule.before(Op::SyncData, "seg-", delete);
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
-    assert_eq!(schedule.hooks(), 0, "nothing was synced");
+    assert_eq!(schedule.hooks(), 0, "the hook of the data sync must have run");
     // Without a flush these puts must not use the space of the deleted pages. The remaining free
     // space suffices, so that no put syncs in search of space.
     for name in 200..207 {

@@ -180,7 +180,7 @@ fn all_codecs_are_read_after_restart() {
         let open = open(dir.path(), 64);
         for (at, codec) in codecs.into_iter().enumerate() {
             set(&open.store, &scope, codec);
-            // Put eight new pages with each codec, behind the pages that are stored already. No
+            // Put eight new pages with each codec, after the pages that are stored already. No
             // codec shortens some of the new pages.
             put_all(&open.store, &scope, &keys[..8 * at + 8], 5);
             expect(&open.store, &scope, &keys[..8 * at + 8], 5);

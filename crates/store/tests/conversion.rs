@@ -54,7 +54,7 @@ fn interrupted_conversion_is_cleaned_up() {
     assert!(!index.join("lsm").exists() && !index.join("lsm.new").exists());
     open.close();
     let same = convert_index(Arc::new(Host), dir.path(), IndexKind::Run, None, &mut |_, _| ());
-    assert_eq!(same.unwrap().runs, 0, "it has that index already");
+    assert_eq!(same.unwrap().runs, 0, "a store that has the index must not be converted");
     let none = tempfile::tempdir().unwrap();
     let none = convert_index(Arc::new(Host), none.path(), IndexKind::Run, None, &mut |_, _| ());
     assert_eq!(none.unwrap_err().kind(), ErrorKind::Invalid);

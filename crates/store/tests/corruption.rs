@@ -153,7 +153,10 @@ fn damage_randomly(volumes: usize, cases: u32) {
                 }
                 put(&open.store, scope, &keys, None);
                 let stored = get(&open.store, scope, &keys).pages;
-                assert!(stored == 6 || is_absent, "stored anew: {stored} pages");
+                assert!(
+                    stored == 6 || is_absent,
+                    "a put after the damage must restore all 6 pages, not {stored}"
+                );
             }
             if found > 0 {
                 whole.set(whole.get() + 1);

@@ -249,7 +249,11 @@ impl Fixture {
             (0..volumes as u8).flat_map(each)
         };
         let (before, stale) = (contents(&disk, all()), contents(&earlier, all()));
-        assert_eq!(before.len(), stale.len(), "the items are in the space of the earlier ones");
+        assert_eq!(
+            before.len(),
+            stale.len(),
+            "the new items must reuse the space of the earlier items"
+        );
         let located: Vec<Located> = items.iter().map(|item| locate(&open, item, &before)).collect();
         let long = located.last().unwrap();
         let on: BTreeSet<u8> = long.pages[0].iter().map(|(id, _)| id.volume()).collect();

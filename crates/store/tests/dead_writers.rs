@@ -108,7 +108,11 @@ fn undrainable_space_stays_withheld() {
     let open = open_on(Arc::new(medium), &store_options()).unwrap();
     let withheld = open.store.stats().unwrap().catalog.reserved_bytes;
     assert!(withheld >= MIB / 2, "{withheld}");
-    assert_eq!(put(&open.store, &chained(65_536), &sequence(1, 4), None).pages, 4, "it grows");
+    assert_eq!(
+        put(&open.store, &chained(65_536), &sequence(1, 4), None).pages,
+        4,
+        "the store must grow"
+    );
     open.store.flush().unwrap();
     disk.land(3);
     assert_eq!(get(&open.store, &chained(65_536), &sequence(1, 4)).pages, 4);

@@ -36,7 +36,7 @@ fn hoard(open: &Open, hoarder: &Store) -> (Vec<(u64, LeaseNumber)>, Error) {
             Err(error) => return (leases, error),
         }
     }
-    panic!("{} sequences are leased, and nothing ended that", leases.len());
+    panic!("{} sequences are leased, and no lease was refused", leases.len());
 }
 
 /// Puts a sequence ten pages at a time.
@@ -59,7 +59,7 @@ fn lease_is_released_by_its_client_only() {
     let leases = || open.store.stats().unwrap().catalog.leases;
     for stranger in [&other, &open.store] {
         stranger.release(lease).unwrap();
-        assert_eq!(leases(), 1, "released by another client");
+        assert_eq!(leases(), 1, "another client must not release the lease");
     }
     assert_eq!(open.store.stats().unwrap().catalog.counters["foreign_releases"], 2);
     holder.release(lease).unwrap();

@@ -146,22 +146,22 @@ fn check_race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {
 }
 
 #[test]
-fn lookup_races_eviction() {
+fn lookup_during_eviction_reads_no_reused_space() {
     check_race(Owner::lease, true);
 }
 
 #[test]
-fn lookup_races_deletion() {
+fn lookup_during_deletion_reads_no_reused_space() {
     check_race(Owner::lease, false);
 }
 
 #[test]
-fn lookup_with_recheck_races_deletion() {
+fn rechecked_lookup_during_deletion_reads_no_reused_space() {
     check_race(Owner::lease_and_look_again, false);
 }
 
 #[test]
-fn two_readers_race_deletion() {
+fn two_lookups_during_deletion_read_no_reused_space() {
     loom::model(|| {
         let owner = Owner::new();
         let reader = {

@@ -163,13 +163,13 @@ fn volumes_are_closed_to_other_users() {
         fs::set_permissions(dir, Permissions::from_mode(0o755)).unwrap();
     }
     let open = open_on(Arc::new(Host), &with_paths(root.path())).unwrap();
-    assert_eq!(mode(&a), 0o700, "when the store is made");
+    assert_eq!(mode(&a), 0o700, "creating the store must revoke access");
     open.store.change_capacity(&CapacityChange::AddVolume(more.to_str().unwrap().into())).unwrap();
-    assert_eq!(mode(&more), 0o700, "when the directory is added");
+    assert_eq!(mode(&more), 0o700, "adding the directory must revoke access");
     open.close();
     fs::set_permissions(&a, Permissions::from_mode(0o755)).unwrap();
     reopened(root.path()).close();
-    assert_eq!(mode(&a), 0o700, "at each opening");
+    assert_eq!(mode(&a), 0o700, "each open must revoke access");
 }
 
 #[test]

@@ -96,7 +96,10 @@ fn shrunk_store_keeps_recent_pages() {
     assert!(files(dir.path()) <= 9 + 12);
     let left = whole(&open, 50);
     assert!(left.len() >= 12, "{left:?}");
-    assert!((0..12).all(|name| left.contains(&name)), "the recent stays: {left:?}");
+    assert!(
+        (0..12).all(|name| left.contains(&name)),
+        "recently used sequences must stay: {left:?}"
+    );
     open.close();
     let open = open_on(Arc::new(Host), &options(dir.path(), 10)).unwrap();
     assert_eq!(whole(&open, 50), left, "moved runs must be found after a restart");
@@ -319,7 +322,7 @@ fn whole_by_probe(open: &Open, count: u64) -> Vec<u64> {
 /// An owner ends before it begins to shrink. The next owner shrinks the store, and empties the
 /// emptiest segments first.
 #[test]
-fn resumed_shrink_closes_emptiest_segments() {
+fn resumed_shrink_removes_emptiest_segments() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 24);
     fill(&open, 0, 40);

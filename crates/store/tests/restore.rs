@@ -262,7 +262,7 @@ fn store_whose_manifests_are_damaged_is_restored_as_the_error_says() {
     }
 }
 
-/// Pages behind a lost page are salvaged too, and are hits once the lost page is put again.
+/// Pages after a lost page are salvaged too, and are hits once the lost page is put again.
 #[test]
 fn pages_behind_a_lost_page_return_with_it() {
     let disk = SimDisk::new(96 * MIB);

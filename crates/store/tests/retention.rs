@@ -90,7 +90,7 @@ fn only_longer_retention_is_journaled() {
     }
     assert_eq!(counter(&open, "runs_retained"), 4);
     put_until(&open.store, &scope, &keys[..4], until(60_000));
-    assert_eq!(counter(&open, "runs_retained"), 6, "these end later now");
+    assert_eq!(counter(&open, "runs_retained"), 6, "a later end counts as a further retention");
     open.close();
 }
 

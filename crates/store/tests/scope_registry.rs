@@ -151,7 +151,7 @@ fn full_registry_drops_least_recently_used_empty_scopes() {
         assert!(file_bytes(&disk) <= FILE_MAX, "{}", file_bytes(&disk));
     }
     assert!(given.keys().is_sorted_by_key(|slot| given[slot]));
-    assert!(known(&open, &used).is_some(), "used lately");
+    assert!(known(&open, &used).is_some(), "a scope used recently must not be dropped");
     assert!(known(&open, &long(0, 4000)).is_none() && known(&open, &long(399, 4000)).is_some());
     assert_eq!(get(&open.store, &full, &keys).pages, 3);
     assert!(counter(&open, "scopes_dropped") > 300);
@@ -197,13 +197,13 @@ fn full_registry_of_used_scopes_refuses_a_put() {
     assert!((10..=16).contains(&scopes.len()), "{}", scopes.len());
     assert_eq!((counter(&open, "refused_scopes"), counter(&open, "scopes_dropped")), (1, 0));
     let resolved = register(&open, &salted(1)).map(drop);
-    assert!(resolved.is_ok(), "a short one has room");
+    assert!(resolved.is_ok(), "a short scope must fit into the registry");
     for scope in &scopes {
         assert_eq!(get(&open.store, scope, &keys).pages, 1);
     }
     assert_eq!(open.store.delete(&scopes[3], &refs(&keys)).unwrap(), 1);
     assert_eq!(put(&open.store, &long(77, 16_000), &keys, None).pages, 1);
-    assert!(known(&open, &scopes[3]).is_none(), "empty and dropped");
+    assert!(known(&open, &scopes[3]).is_none(), "the empty scope must be dropped");
     let error = register(&open, &long(78, 300_000)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Miss);
     assert!(error.to_string().contains("shorten it"), "{error}");

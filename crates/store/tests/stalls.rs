@@ -136,7 +136,7 @@ fn stalled_volume_holds_up_only_puts_to_it() {
         ticket.done() && ticket.wait(Some(LONG)).is_some_and(|outcome| outcome.pages == 1)
     };
     while tickets.iter().filter(stored).count() < STALLED_GETS / 3 {
-        assert!(began.elapsed() < LONG, "the stalled puts hold up the others");
+        assert!(began.elapsed() < LONG, "stalled puts delay puts to other volumes");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(tickets.iter().any(|ticket| !ticket.done()), "the disk holds its operations");

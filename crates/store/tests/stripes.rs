@@ -163,12 +163,16 @@ fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
     let found = get(&open.store, &unchained(PAGE), &keys);
     assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs are present");
     let found = get(&open.store, &chained(PAGE), &keys);
-    assert_eq!(found.pages, 16, "the third run is lost, and the fourth is behind it");
+    assert_eq!(found.pages, 16, "the third run is lost, and the fourth follows it");
     open.close();
     std::fs::rename(dir.path().join("elsewhere"), dir.path().join("disk2")).unwrap();
     let open = open_on(Arc::new(Host), &again).unwrap();
     for scope in [chained(PAGE), unchained(PAGE)] {
-        assert_eq!(get(&open.store, &scope, &keys).pages, 32, "nothing is lost when it returns");
+        assert_eq!(
+            get(&open.store, &scope, &keys).pages,
+            32,
+            "no page is lost once the volume returns"
+        );
     }
     open.close();
 }

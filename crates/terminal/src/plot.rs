@@ -79,8 +79,9 @@ pub struct Panel {
 /// # Errors
 /// If a panel cannot be drawn, or the file cannot be written.
 pub fn write(path: &Path, panels: &[Panel], abreast: usize) -> Result<(), Failure> {
-    let drawn = plot(panels, abreast)
-        .map_err(|error| Failure::failed(format!("the chart: {error}"), "report this"))?;
+    let drawn = plot(panels, abreast).map_err(|error| {
+        Failure::failed(format!("the chart could not be drawn: {error}"), "report this")
+    })?;
     std::fs::write(path, drawn).map_err(|error| {
         Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
     })

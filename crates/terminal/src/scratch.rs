@@ -58,7 +58,13 @@ fn remove(path: &Path) {
     match std::fs::remove_dir_all(path) {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => tracing::warn!(%error, path = %path.display(), "not removed: remove it"),
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                path = %path.display(),
+                "a temporary directory could not be removed: remove it"
+            )
+        }
     }
 }
 

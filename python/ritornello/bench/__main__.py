@@ -209,7 +209,7 @@ def run(given: argparse.Namespace) -> int:
         return 1
     reached = gain(found)
     if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
-        outcome = "no request had a history" if reached is None else f"it is {reached:.2f}"
+        outcome = "no request had a history" if reached is None else f"the gain is {reached:.2f}"
         print(f"TTFT gain is below {given.expected_ttft_gain}: {outcome}", file=sys.stderr)
         return 1
     return 0

@@ -10,11 +10,11 @@ from ritornello.bench.metrics import Metrics
 
 @dataclass(frozen=True)
 class Row:
-    """Requests of one round, with or without a history. `history_tokens`: mean. `ttft_low_s` to
-    `ttft_high_s`: 95 % interval of the mean, over sessions. `gap`: time between chunks of an
-    answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens per second of one request, up to
-    its first token and after it. `hit_rate`: cached tokens as a share of the prompt tokens of the
-    answers that report cached tokens; None if no answer does.
+    """Requests of one round, with or without a history. `history_tokens`: mean tokens of the
+    history. `ttft_low_s` to `ttft_high_s`: 95 % interval of the mean, over sessions. `gap`: time
+    between chunks of an answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens per second of
+    one request, up to its first token and after it. `hit_rate`: cached tokens as a share of the
+    prompt tokens of the answers that report cached tokens; None if no answer does.
     """
 
     round: int

@@ -48,7 +48,9 @@ class ModelIdentity:
         hash_algorithm: str,
         kv_scale: str = "none",
     ) -> "ModelIdentity":
-        """`fingerprint`: of the weights, None if they were not loaded from files."""
+        """Returns the identity of a model. `fingerprint`: digest of the weights; None if they were
+        not loaded from files: the identity then has a random epoch.
+        """
         weights, epoch = (fingerprint, b"") if fingerprint else (b"", new_epoch())
         sorted_options = tuple(sorted(options.items()))
         return cls(name, weights, kv_scale, hash_algorithm, sorted_options, epoch)
@@ -71,7 +73,9 @@ class ModelIdentity:
         part: int = 0,
         options: Mapping[str, str] | None = None,
     ) -> "Scope":
-        """Returns the scope of a kind of pages. `options`: in addition to the common options."""
+        """Returns the scope of a kind of pages. `options`: options of this kind, which are added to
+        the options that all kinds have.
+        """
         from ritornello._core import Scope
 
         return Scope(

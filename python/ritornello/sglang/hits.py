@@ -47,7 +47,7 @@ class Presence:
 @dataclass(frozen=True, slots=True)
 class SidePool:
     """A side pool in a lookup. `scopes`: one for each part of a page; none if the storage does not
-    have the pool. `window`: as in `Presence`.
+    have the pool. `window`: pages required at the end of a prefix, as in `Presence`.
     """
 
     pool: str
@@ -71,7 +71,7 @@ class SidePool:
         return max(length - max(self.window, 1), 0)
 
     def in_all_scopes(self, found: Sequence[Sequence[bool]]) -> list[bool]:
-        """Returns which pages are complete. `found`: by scope, which pages are stored."""
+        """Returns which pages are complete. `found[i][j]`: whether scope `i` has page `j`."""
         return [all(page) for page in zip(*found, strict=True)]
 
     def presence(self, pages: Sequence[bool]) -> Presence:

@@ -48,8 +48,8 @@ HASH_ALGORITHM = "sglang-sha256"
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine of this process. `kv_heads`: of the whole model, 0 if unknown. `tp`, `pp`, `cp`:
-    rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA).
+    """The engine of this process. `kv_heads`: KV heads of the whole model, 0 if unknown. `tp`,
+    `pp`, `cp`: rank and size. `replicated`: every tensor-parallel rank holds the same KV (MLA).
     """
 
     version: str

@@ -40,9 +40,9 @@ WINDOWS_STEP = 16
 
 
 class Piece(NamedTuple):
-    """The pages of a lookup. `scopes`: of the main pool, one for each part of a page; none if the
-    main pool holds no bytes. `before`: as in `SGLangStore`. `sides`: the side pools that hold
-    further parts of the pages.
+    """The pages of a lookup. `scopes`: scopes of the main pool, one for each part of a page; none
+    if the main pool holds no bytes. `before`: the keys before the pages, as in `SGLangStore`.
+    `sides`: the side pools that hold further parts of the pages.
     """
 
     scopes: "Sequence[Scope]"
@@ -101,9 +101,9 @@ def main_requests(piece: Piece, gate: "Gate") -> list[Request]:
 
 
 class PieceLookup:
-    """`held`: the lookups whose leases are not released yet; the caller releases them, also if a
-    method raises. `hit`: the lookup that decided the number of pages of the main pool. `waits`:
-    whether this thread may wait for a remote, until `ended` is set.
+    """Looks up one piece. `held`: the lookups whose leases are not released yet; the caller
+    releases them, also if a method raises. `hit`: the lookup that decided the number of pages of
+    the main pool. `waits`: whether this thread may wait for a remote, until `ended` is set.
     """
 
     def __init__(

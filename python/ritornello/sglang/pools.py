@@ -81,7 +81,7 @@ class PoolRead:
 
     @property
     def is_running(self) -> bool:
-        """Whether all reads could begin."""
+        """Whether the reads of all parts could be started."""
         return bool(self.parts) and all(part.ticket is not None for part in self.parts)
 
     @property
@@ -103,7 +103,7 @@ class Pool:
     """One host pool. `name`: SGLang's name of the pool. `leading` returns how many leading pages
     can be loaded; `prefixes` returns the prefixes that can be loaded into this pool and the side
     pools `sides` together. Puts return how many leading pages are stored, gets how many were filled
-    and verified. `before`: as in `SGLangStore`.
+    and verified. `before`: the keys before the pages of a call, as in `SGLangStore`.
     """
 
     def __init__(

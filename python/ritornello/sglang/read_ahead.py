@@ -43,7 +43,7 @@ class ReadAhead:
         self._transfer = transfer
         self._store = store
         self._paces = paces
-        # By the names of the pools.
+        # Reads in progress, by the name of their pool.
         self._begun: dict[str, tuple[Pool, PoolRead]] = {}
         # When the last read ended. The next read is timed from then, even if it began before.
         self._ended = 0.0

@@ -279,7 +279,7 @@ class RitornelloStorage(HiCacheStorage):
 
         return _leading(self._on_kv("put", action, 0), keys)
 
-    # For pages with parts in several pools.
+    # Calls for pages with parts in several pools.
 
     def batch_exists_v2(
         self,

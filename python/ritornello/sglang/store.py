@@ -27,7 +27,7 @@ PUT_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Read:
-    """A get that has begun. `began`: when. `ticket`: None if it could not begin."""
+    """A get that was started at time `began`. `ticket`: None if the get could not be started."""
 
     scope: "Scope"
     keys: Sequence[bytes]

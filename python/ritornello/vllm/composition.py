@@ -82,11 +82,11 @@ class FactsCollector:
         return not self._over and now - self._since < FACTS_SECONDS
 
     def step_metadata(self) -> StepMetadata:
-        """Returns the metadata of steps until the facts are complete."""
+        """Returns the metadata of steps until all workers have sent their `ShardFacts`."""
         return IDLE if self._over else REQUEST_FACTS
 
     def add(self, facts: Mapping[WorkerRank, ShardFacts]) -> Mapping[WorkerRank, ShardFacts] | None:
-        """Returns the facts of all workers when they become complete, else None."""
+        """Returns the `ShardFacts` of all workers once all have sent them, else None."""
         self._facts.update(facts)
         if self._over or len(self._facts) < self._workers:
             return None

@@ -48,8 +48,8 @@ class StepSaves:
 
 @dataclass(slots=True)
 class StepResult:
-    """`dropped`: cancelled saves. `stale`: blocks that failed to load, and the blocks after them in
-    each request, which were computed on top of them.
+    """Effects of the outcome of a step. `dropped`: cancelled saves. `stale`: blocks that failed to
+    load, and the blocks after them in each request, which were computed on top of them.
     """
 
     dropped: list[Save] = field(default_factory=list)
@@ -68,8 +68,8 @@ class DeferredSaves:
         self._null = -1
 
     def plan(self, step: Step, saves: Sequence[Save], tables: CacheManager) -> StepSaves:
-        """Returns the saves that the workers execute with `step`. `saves`: of the pages that `step`
-        fills.
+        """Returns the saves that the workers execute with `step`. `saves`: saves of the pages that
+        `step` fills.
         """
         ready, self._ready = self._ready, []
         self._null = tables.block_pool.null_block.block_id

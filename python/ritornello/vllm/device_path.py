@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class DevicePath(CpuPath):
-    """As `CpuPath`, for KV memory on a device. All loads run beside other requests, because a
-    failure of a load that a step waits for is known too late where steps overlap.
+    """As `CpuPath`, for KV memory on a device. All loads run concurrently with other requests,
+    because a failure of a load that a step waits for is known too late where steps overlap.
     """
 
     @classmethod

@@ -35,7 +35,7 @@ def refusal(vllm_config: "VllmConfig") -> str:
     speculation = vllm_config.speculative_config
     method = str(speculation.method)
     if method not in WITH_KV or speculation.draft_model_config is None:
-        return f"what speculative decoding by {method} keeps in KV blocks is unknown"
+        return f"the contents of KV blocks with speculative decoding by {method} are unknown"
     acceptance = getattr(speculation, "rejection_sample_method", "standard")
     if acceptance not in EXACT_ACCEPTANCE:
         return (

@@ -41,7 +41,7 @@ class Epoch:
             )
 
     def is_paused(self) -> bool:
-        """Returns whether no page may be promised to vLLM or saved."""
+        """Returns whether hits and saves are stopped."""
         changed = self.guard is not None and self.guard.changed()
         return changed or self._worker_unsupported or self._reset_unclean
 

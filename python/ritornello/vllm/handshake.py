@@ -36,8 +36,8 @@ class ShardFacts:
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a
-    block. `arrangement`: as in `GroupMemory`.
+    """One KV cache group over all workers. `head_bytes`: bytes of one head of one layer in a block.
+    `arrangement`: how attention arranges the bytes of a block, as in `GroupMemory`.
     """
 
     stages: tuple[tuple[str, ...], ...]
@@ -61,7 +61,9 @@ def group_layouts(
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
-        raise ValueError(f"{len(missing)} of {stages * ranks} workers sent no facts")
+        raise ValueError(
+            f"{len(missing)} of {stages * ranks} workers sent no description of their KV memory"
+        )
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 
 

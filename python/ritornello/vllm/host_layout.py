@@ -39,7 +39,7 @@ def machines_refusal(parallel: "ParallelConfig") -> str:
 
 def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     """Returns why pipeline stages may differ in the bytes of a block; "" if they do not.
-    `kv_cache_config`: of this process, so with the layers of one stage.
+    `kv_cache_config`: the configuration of this process, which has the layers of one stage.
     """
     parallel = vllm_config.parallel_config
     if parallel.world_size == 1 or parallel.pipeline_parallel_size == 1:
@@ -61,9 +61,9 @@ def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
 
 
 def stages_are_equal(layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool) -> bool:
-    """Returns whether all stages have equal bytes in a block. `layers`: of each stage. `groups`:
-    the KV cache groups of one stage. A draft's layers are in the last stage only, and several
-    groups may be split unequally even if the layers are not.
+    """Returns whether all stages have equal bytes in a block. `layers`: number of layers of each
+    stage. `groups`: the KV cache groups of one stage. A draft's layers are in the last stage only,
+    and several groups may be split unequally even if the layers are not.
     """
     if has_draft_kv or len(set(layers)) != 1 or len(groups) != 1:
         return False

@@ -79,8 +79,8 @@ def identity_of(
     layout: Callable[[Any], str],
 ) -> Identity:
     """Returns the identity of this engine, which `support.unsupported_reason` accepted.
-    `group_layouts`: from the workers' reports. `layout` names how a group's blocks are laid out.
-    ValueError if the KV heads of a group cannot be derived from the configuration.
+    `group_layouts`: the layouts that the workers reported. `layout` names how a group's blocks are
+    laid out. ValueError if the KV heads of a group cannot be derived from the configuration.
     """
     ranks = vllm_config.parallel_config.tensor_parallel_size
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]

@@ -2,9 +2,9 @@
 device, between which and pinned memory our own kernels or the copy engines move pages.
 
 On a device, work is ordered by streams:
-* A load begins behind the work that the engine has queued, because a step in flight may still write
+* A load begins after the work that the engine has queued, because a step in flight may still write
   to blocks that vLLM has given to another request since. It is reported when its copies are over.
-* A save begins behind the step that fills its pages. vLLM may give its blocks to other requests
+* A save begins after the step that fills its pages. vLLM may give its blocks to other requests
   before they were read: `protect` makes the engine's later work wait.
 """
 
@@ -29,7 +29,7 @@ class KvMemory(Protocol):
     device_type: str
 
     def open(self) -> None:
-        """Makes what takes long, before the first request."""
+        """Prepares slow resources before the first request."""
 
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int

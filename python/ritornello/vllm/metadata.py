@@ -82,11 +82,11 @@ IDLE = StepMetadata()
 class WorkerReport:
     """Result of a step. `unsaved`: (request, group, first page) of pages to be saved again: of
     saves that failed and may be repeated, and of pages that a load did not fill. `failed`: requests
-    whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`:
-    tokens before, tokens computed, seconds. `loads`: tier, bytes, seconds of reads. `load_seconds`:
-    by request, the seconds that its load cost. `step`: the number of the completed step. `facts`:
-    of each worker, if requested. `changes`: from a worker on another machine, its count of weight
-    changes, by its slot in `ChangeCounters`.
+    whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`: a
+    measured prefill, as (tokens before it, tokens computed, seconds). `loads`: measured reads, as
+    (tier, bytes, seconds). `load_seconds`: by request, the seconds that its load cost. `step`: the
+    number of the completed step. `facts`: the `ShardFacts` of each worker, if requested. `changes`:
+    from a worker on another machine, its count of weight changes, by its slot in `ChangeCounters`.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

@@ -185,7 +185,10 @@ def _sized(
         f"{settings.places}"
     )
     if host_bytes < HOST_BYTES_SMALL:
-        summary += f'; this is little: write "host 8GiB" in "tiers", or enlarge {SHM}'
+        summary += (
+            f'; {host_bytes // MIB} MiB of host memory is little: write "host 8GiB" in "tiers", '
+            f"or enlarge {SHM}"
+        )
     config = _configured(
         vllm_config,
         cpu_bytes_to_use=host_bytes,

@@ -112,7 +112,7 @@ class VllmStore(FailSafeStore):
         sections: Sequence[int] = (),
         stream: int | None = None,
     ) -> "Ticket | None":
-        """Starts to fill blocks, behind the work that `stream` has now. `sections`: where sections
+        """Starts to fill blocks, after the work that `stream` has now. `sections`: where sections
         of a page end, in bytes; they arrive in order, and `wait_section` waits for one.
         """
         return self.call(
@@ -139,7 +139,7 @@ class VllmStore(FailSafeStore):
         stream: int | None = None,
     ) -> "Ticket | None":
         """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
-        behind the work that `stream` has now.
+        after the work that `stream` has now.
         """
         keys, options = self._put_options(pages)
         return self.call(
@@ -223,5 +223,5 @@ class VllmStore(FailSafeStore):
 
 
 def _behind(stream: int | None) -> dict[str, Any]:
-    """Returns the argument that orders a transfer behind the work of a stream."""
+    """Returns the argument that orders a transfer after the work of a stream."""
     return {} if stream is None else {"after": stream}

@@ -107,7 +107,7 @@ def requires_async_loads(vllm_config: "VllmConfig", kv_cache_config: "KVCacheCon
 
 
 def startup_warnings(identity: Identity) -> list[str]:
-    """Returns what users should know about which pages will be found again."""
+    """Returns warnings about pages that other engines or later runs will not find."""
     warnings = []
     if identity.model.epoch:
         warnings.append(EPOCH_WARNING % "saved")

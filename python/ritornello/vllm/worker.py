@@ -7,7 +7,7 @@ Invariants:
 * An asynchronous load is reported once, when all its reads are done: until then vLLM does not reuse
   its blocks.
 * In host memory, saves are copied before `save` returns: the engine may overwrite the blocks
-  immediately. On a device they are copied behind the step; before a step in which the engine may
+  immediately. On a device they are copied after the step; before a step in which the engine may
   overwrite blocks that a save has not read, the step is made to wait (`PendingSave.protect`).
 * In a step without a number (`StepMetadata.step` is 0) in which a load failed that the step waited
   for, no page is saved: pages computed from an unfilled block are wrong, and requests share blocks.

@@ -120,7 +120,9 @@ def test_other_dtype_or_shape_is_miss(plugin: AdapterKind, memory: Memory) -> No
     assert load(adapter, keys, memory.objects(2, SHAPE, torch.float16)) == [False] * 2
     assert load(adapter, keys, memory.objects(2, (4, 2, 64, 64))) == [False] * 2
     wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.float16])}
-    assert lookup(adapter, keys, wanted) == [False] * 2, "what could not be loaded is not found"
+    assert lookup(adapter, keys, wanted) == [False] * 2, (
+        "objects of another dtype must not be found"
+    )
     wanted = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.bfloat16])}
     assert lookup(adapter, keys, wanted) == [True] * 2
     put(adapter, memory, keys, dtype=torch.float16)

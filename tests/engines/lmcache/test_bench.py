@@ -11,7 +11,7 @@ PROGRAM = Path(sys.executable).parent / "lmcache"
 
 
 @pytest.mark.parametrize("kib", [256, 100])
-def test_lmcache_bench_l2(adapter_kind: AdapterKind, kib: int) -> None:
+def test_lmcache_bench_l2_serves_every_object(adapter_kind: AdapterKind, kib: int) -> None:
     # The benchmark's hashes have 16 bytes, like weak hashes, which a store refuses by default.
     adapter_kind.path.mkdir(parents=True)
     (adapter_kind.path / "policy.toml").write_text("allow_weak_hashes = true")

@@ -92,7 +92,7 @@ def test_close_ends_pending_lookups(tmp_path: Path, memory: Memory) -> None:
     assert calls[-1] and time.monotonic() - started < 30
 
 
-def test_unasked_results_are_dropped(tmp_path: Path, memory: Memory) -> None:
+def test_results_of_aborted_lookups_are_dropped(tmp_path: Path, memory: Memory) -> None:
     """LMCache does not ask for the results of lookups whose request it aborted."""
     adapter = AdapterKind("plugin", tmp_path / "kv").open(memory)
     aborted = adapter.submit_lookup_and_lock_task(keys_of(1), {})

@@ -150,7 +150,9 @@ def test_lost_segment_costs_hits_only(
     assert found == came < PAGES
     master.kill()
     assert reader.ask("get c") == (0, 0)
-    assert reader.ask("get a") == (PAGES, PAGES), "what is on this machine stays"
+    assert reader.ask("get a") == (PAGES, PAGES), (
+        "pages on this machine must stay readable without the master"
+    )
 
 
 def test_missing_master_is_reported(port: int) -> None:

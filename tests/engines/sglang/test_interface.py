@@ -173,7 +173,7 @@ def test_host_pools_name_their_pages(sources: Sources) -> None:
     )
 
 
-def test_options_exist(sources: Sources) -> None:
+def test_sglang_has_the_documented_options(sources: Sources) -> None:
     options = {name for field in FIELDS.values() for name in sources.fields(*field)}
     assert not {*OPTIONS, "quantization_param_path"} - options
 

@@ -170,7 +170,7 @@ def test_mla_is_written_once_read_by_all(attach: Attach) -> None:
     writer = attach(host, is_mla_model=True, tp_size=2, tp_rank=0)
     other = attach(host, is_mla_model=True, tp_size=2, tp_rank=1)
     assert all(other.batch_set_v1(keys, slots(host, TO)))
-    assert writer.batch_exists(keys) == 0, "the other rank does not write"
+    assert writer.batch_exists(keys) == 0, "only one rank may write"
     assert all(writer.batch_set_v1(keys, slots(host, FROM)))
     assert other.batch_exists(keys) == len(keys)
     assert all(other.batch_get_v1(keys, slots(host, TO)))

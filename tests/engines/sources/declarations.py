@@ -206,7 +206,9 @@ def parameters(function: Function, *, bound: bool = True) -> Parameters:
 
 
 def absolute(module: str, node: ast.ImportFrom, file: Path | None) -> str:
-    """Returns the full name of the module that an import in `module` names. `file`: of `module`."""
+    """Returns the full name of the module that an import in `module` names. `file`: the file of
+    `module`.
+    """
     if not node.level:
         return node.module or ""
     is_package = file is not None and file.name == "__init__.py"

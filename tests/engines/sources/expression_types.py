@@ -98,7 +98,7 @@ class Types:
         return None
 
     def member(self, owner: Type, name: str) -> Declared | None:
-        """Returns what declares an attribute of an object, a class or its bases."""
+        """Returns the declaration of an attribute of an object, a class or its bases."""
         if owner.kind != "super":
             return self.sources.members(owner.module, owner.name).get(name)
         bases = self.sources.class_of(owner.module, owner.name).bases

@@ -27,7 +27,7 @@ def sources_of(engine: str, version: str) -> Path:
 
 
 def uses_of(engine: str, version: str, hints: Hints) -> PackageUses:
-    """Returns what `ritornello.ENGINE` takes from a version of the engine."""
+    """Returns the names and calls that `ritornello.ENGINE` uses of a version of the engine."""
     if (engine, version) not in _uses:
         theirs = sources_of(engine, version)
         uses = PackageUses(ROOT / "python", theirs, f"ritornello.{engine}", engine, hints)

@@ -267,7 +267,9 @@ def test_vllm_classes_fit_our_protocols(sources: Sources, protocol: str, module:
         ),
     ],
 )
-def test_vllm_code_contains(sources: Sources, module: str, texts: list[str]) -> None:
+def test_vllm_sources_contain_the_code_that_is_relied_on(
+    sources: Sources, module: str, texts: list[str]
+) -> None:
     code = sources.text(module)
     assert [text for text in texts if text not in code] == []
 

@@ -139,9 +139,9 @@ def test_preemption_while_saving_keeps_bytes_right(
     before = engine.count("vllm:num_preemptions")
     together = engine.tokens(*asked, answer=150)
     assert engine.count("vllm:num_preemptions") > before, "the test must preempt"
-    # Where loads run beside other requests, a preempted request may find fewer pages than it had,
-    # because they are still being stored. A prefill then computes again what decoding had computed,
-    # and may round it differently.
+    # Where loads run concurrently with other requests, a preempted request may find fewer pages
+    # than it had, because they are still being stored. A prefill then computes again what decoding
+    # had computed, and may round it differently.
     if not engine.scheduler.connector.data_path._loads_apart():
         assert together == alone
     engine.forget()
@@ -185,7 +185,7 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
     assert first > before
     engine.forget()
     engine.ask(known, params={"ritornello.retain": 60})
-    assert grown(first) > first, "what was stored before is kept as well"
+    assert grown(first) > first, "pages stored earlier must be retained as well"
 
 
 def test_reset_hides_earlier_pages(engine: Engine) -> None:

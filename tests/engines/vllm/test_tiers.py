@@ -78,7 +78,7 @@ def test_unreachable_remote_keeps_local_hits(
     assert tokens(answers, "first") == tokens(answers, "stored")
 
 
-def test_closed_gate_computes_everything(ask: Ask, tmp_path: Path) -> None:
+def test_everything_is_computed_if_gate_is_never(ask: Ask, tmp_path: Path) -> None:
     answers = ask(SEEDS, **over(f"host 64MiB {tmp_path}/host", gate="never"))
     assert hits(answers, "stored") == [0, 0]
     assert answers["counts"]["loaded_pages"] == 0

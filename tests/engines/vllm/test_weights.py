@@ -38,11 +38,13 @@ def test_no_page_of_earlier_weights_is_loaded(said: Said, change: str) -> None:
     assert said[change]["tokens"] == said[change]["expected"]
 
 
-def test_weights_changed(said: Said) -> None:
+def test_changed_weights_change_the_answers(said: Said) -> None:
     assert said["after a call"]["tokens"] != said["files 1"]["tokens"]
     assert said["adapter replaced"]["tokens"] != said["reloaded, adapter"]["tokens"]
     assert said["unannounced"]["tokens"] != said["reloaded"]["tokens"]
-    assert said["unannounced data"]["tokens"] == said["reloaded"]["tokens"], "twice"
+    assert said["unannounced data"]["tokens"] == said["reloaded"]["tokens"], (
+        "both runs must use the same weights"
+    )
 
 
 def test_nothing_is_saved_before_reset(said: Said) -> None:

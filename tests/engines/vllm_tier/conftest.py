@@ -40,7 +40,7 @@ class Obedient(Child):
         for line in self.stdout:
             if line.startswith(REPLY):
                 return json.loads(line.removeprefix(REPLY))
-        raise AssertionError("the other engine has ended")
+        raise AssertionError("the engine's process ended without a reply")
 
     def end(self) -> None:
         self.communicate(timeout=120)

@@ -118,8 +118,8 @@ def test_chunks_contain_kv_of_draft_model(
     layers: int,
     engines: int,
 ) -> None:
-    """Runs `engines` engines in turn, each of which asks for the prompt twice. `layers`: of target
-    and draft model together.
+    """Runs `engines` engines in turn, each of which asks for the prompt twice. `layers`: layers of
+    target and draft model together.
     """
     model = shared_model(shape)
     drafts = {"method": method, "model": str(model), "num_speculative_tokens": drafted}
@@ -154,7 +154,7 @@ def test_sizes_follow_settings_and_model(runs: list[dict[str, Any]]) -> None:
         (said,) = [line for line in run["log"] if "vLLM offloads chunks" in line]
         assert f"chunks of {CHUNK} tokens" in said
         assert f"({HOST_CHUNKS} chunks)" in said
-        assert "this is little" in said
+        assert "of host memory is little" in said
         assert "tiering_chunk_hits" in run["counters"]
 
 

@@ -70,7 +70,7 @@ struct Shared {
 impl Shared {
     fn check(&self) -> Result<()> {
         if self.is_broken.load(Ordering::Acquire) {
-            return Err(Error::fatal("the emulated device failed, as the test demanded"));
+            return Err(Error::fatal("the emulated device failed: the test injected the fault"));
         }
         Ok(())
     }

@@ -77,9 +77,9 @@ pub struct ArtOptions {
     /// Whether every change is durable when the call returns. [`crate::PrefixIndex::sync`] then
     /// writes only the recency from [`crate::PrefixIndex::touch`].
     pub durable: bool,
-    /// Whether the open checks the pages and the links of every run, beside its record. If `false`,
-    /// damage of a run's pages is found when they are used, and the run's descendants are not
-    /// removed.
+    /// Whether the open checks the pages and the links of every run, in addition to its record. If
+    /// `false`, damage of a run's pages is found when they are used, and the run's descendants are
+    /// not removed.
     pub verify: bool,
 }
 
@@ -161,16 +161,25 @@ impl ArtIndex {
     /// damage as a miss.
     fn log_damage(&self, run: RunId) {
         if !self.gauges.damage_logged.swap(true, Ordering::Relaxed) {
-            tracing::warn!(dir = %self.dir.display(), run = run.0, "a run in the index is damaged and is a miss; opening it again drops it");
+            tracing::warn!(
+                dir = %self.dir.display(),
+                run = run.0,
+                "a run in the index is damaged: its pages are misses until the next open drops it"
+            );
         }
     }
 
-    /// Returns the value, or `None` for an error, which counts as a miss.
+    /// Returns the value, or `None` after an error, which is logged unless damage or an error has
+    /// been logged. The caller treats an error as a miss.
     fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
         result
             .inspect_err(|error| {
                 if !self.gauges.damage_logged.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(dir = %self.dir.display(), %error, "the index could not be read: a miss");
+                    tracing::warn!(
+                        dir = %self.dir.display(),
+                        %error,
+                        "the index could not be read: the lookup is a miss"
+                    );
                 }
             })
             .ok()

@@ -148,7 +148,10 @@ mod tests {
         let value = record.encode(RunId(1)).unwrap();
         let back = Record::decode(RunId(1), &value).unwrap();
         assert_eq!((back.place, back.parent, back.live), (record.place, record.parent, 8));
-        assert!(Record::decode(RunId(2), &value).is_none(), "another run's");
+        assert!(
+            Record::decode(RunId(2), &value).is_none(),
+            "the record of another run must be refused"
+        );
         for at in 0..value.len() {
             let mut flipped = value.clone();
             flipped[at] ^= 1;

@@ -95,7 +95,7 @@ impl Pair {
     }
 
     fn apply(&mut self, op: &Op) {
-        let Some(art) = &self.art else { panic!("it is open") };
+        let Some(art) = &self.art else { panic!("the index is closed") };
         let memory = &self.memory;
         let same = |a: &[crate::Removed], b: &[crate::Removed]| {
             let (a, b) = (sum(a), sum(b));
@@ -157,7 +157,7 @@ impl Pair {
     }
 
     fn check(&self) {
-        let Some(art) = &self.art else { panic!("it is open") };
+        let Some(art) = &self.art else { panic!("the index is closed") };
         assert_eq!(contents(art), contents(&self.memory));
         assert_eq!(art.clock(), self.memory.clock());
         for (scope, path, from) in [(0, 0, 0), (0, 1, 30), (1, 2, 0), (2, 5, 90)] {
@@ -310,9 +310,14 @@ fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
     for view in views.values() {
-        let then = before.get(&view.place.generation).unwrap_or_else(|| panic!("a phantom"));
+        let then = before
+            .get(&view.place.generation)
+            .unwrap_or_else(|| panic!("found a run that was never inserted"));
         assert_eq!((view.scope, &view.pages, &view.place), (then.scope, &then.pages, &then.place));
-        assert!(view.parent.is_none_or(|(parent, _)| views.contains_key(&parent)), "an orphan");
+        assert!(
+            view.parent.is_none_or(|(parent, _)| views.contains_key(&parent)),
+            "the parent of a run is missing"
+        );
     }
     for content in before.values() {
         for (at, hash) in content.pages.iter().enumerate() {

@@ -32,12 +32,19 @@ impl PersistentIndex {
 pub(super) fn changes_during_data_sync_wait_for_next_sync(persistent: &PersistentIndex) {
     persistent.insert(1);
     let sync_data = || {
-        assert!(persistent.generations().is_empty(), "nothing is durable before its data");
+        assert!(
+            persistent.generations().is_empty(),
+            "records must not be durable before their data"
+        );
         persistent.insert(2);
         Ok(())
     };
     assert!(persistent.index.sync_after(&sync_data).is_ok());
-    assert_eq!(persistent.generations(), [1], "changes during the data sync wait");
+    assert_eq!(
+        persistent.generations(),
+        [1],
+        "changes during the data sync must wait for the next sync"
+    );
     assert!(persistent.index.sync().is_ok());
     assert_eq!(persistent.generations(), [1, 2]);
 }
@@ -46,10 +53,14 @@ pub(super) fn failed_data_sync_withholds_records(persistent: &PersistentIndex) {
     persistent.insert(1);
     let failed = persistent.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));
-    assert!(persistent.generations().is_empty(), "nothing is durable without its data");
+    assert!(persistent.generations().is_empty(), "records must not be durable without their data");
     persistent.insert(2);
     assert!(persistent.index.sync().is_ok(), "a sync may be repeated");
-    assert_eq!(persistent.generations(), [1, 2], "in the order of their insertion");
+    assert_eq!(
+        persistent.generations(),
+        [1, 2],
+        "runs must be durable in the order of their insertion"
+    );
 }
 
 pub(super) fn sync_may_nest_in_data_sync(persistent: &PersistentIndex) {

@@ -56,13 +56,25 @@ fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     put(index, B, Tier::Device, &chain[..1]);
     put(index, B, Tier::Disk, &chain[3..9]);
     let expected = [(B, 9, [1, 3, 5, 0]), (A, 6, [6, 0, 0, 0])];
-    assert_eq!(prefixes(index, &chain), expected, "the longest first, by the fastest tiers");
+    assert_eq!(
+        prefixes(index, &chain),
+        expected,
+        "the longest prefix is first; each page counts for its fastest tier"
+    );
     assert_eq!(prefixes(index, &chain[..2]), [(A, 2, [2, 0, 0, 0]), (B, 2, [1, 1, 0, 0])]);
-    assert_eq!(prefixes(index, &chain[6..]), [(B, 3, [0, 0, 3, 0])], "starting at any page");
-    assert_eq!(prefixes(index, &[]), [], "no pages, no prefixes");
+    assert_eq!(
+        prefixes(index, &chain[6..]),
+        [(B, 3, [0, 0, 3, 0])],
+        "a prefix may start at any page"
+    );
+    assert_eq!(prefixes(index, &[]), [], "an empty list of pages has no prefixes");
     let both = Tiers::from(Tier::Host).with(Tier::Disk.into());
     let expected = [holder(A, Tier::Device), holder(B, both)];
-    assert_eq!(index.holders(SCOPE, chain[3]), expected, "every tier of every worker");
+    assert_eq!(
+        index.holders(SCOPE, chain[3]),
+        expected,
+        "the holders are all tiers of all workers"
+    );
     assert_eq!(index.holders(SCOPE, chain[9]), []);
     let branch = [&chain[..5], &pages(2, 3)[..]].concat();
     assert_eq!(prefixes(index, &branch)[0].1, 5, "another chain ends where it branches off");
@@ -79,9 +91,17 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     assert_eq!(index.holders(SCOPE, chain[3]), [], "the page has no holder");
     assert_eq!(prefixes(index, &chain)[1].1, 3);
     done(index.put(SCOPE, A, Tier::Host, Some(chain[2]), &chain[3..4]));
-    assert_eq!(prefixes(index, &chain), [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])], "closed");
+    assert_eq!(
+        prefixes(index, &chain),
+        [(A, 8, [7, 1, 0, 0]), (B, 3, [3, 0, 0, 0])],
+        "a put fills the hole"
+    );
     index.remove_blocks(SCOPE, A, Tier::Host.into(), &chain);
-    assert_eq!(prefixes(index, &chain)[0].1, 3, "one tier of each");
+    assert_eq!(
+        prefixes(index, &chain)[0].1,
+        3,
+        "a removal from one tier removes the page that only this tier had"
+    );
     assert_eq!(prefixes(index, &chain[4..])[0].1, 4, "other tiers keep their pages");
 }
 
@@ -137,7 +157,11 @@ fn cleared_pages_may_return(index: &dyn Residency) {
         fill();
         index.clear_worker(A);
         assert_eq!(prefixes(index, &chain), [(B, 40, [40, 0, 0, 0])], "round {round}");
-        assert_eq!(index.prefixes(other, &&chain[..]).len(), 1, "in every scope");
+        assert_eq!(
+            index.prefixes(other, &&chain[..]).len(),
+            1,
+            "the worker is removed from every scope"
+        );
         put(index, A, Tier::Remote, &chain[..5]);
         let expected =
             [holder(A, Tier::Remote), holder(B, Tiers::from(Tier::Device).with(Tier::Host.into()))];

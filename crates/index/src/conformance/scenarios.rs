@@ -126,7 +126,11 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
     let jumbled = [loose[3], loose[4], loose[0], loose[8], page(4, 0), loose[1]];
     assert_eq!(bench.prefix(&jumbled), 4);
     let same_end = [loose[2], page(4, 1), loose[4]];
-    assert_eq!(bench.prefix(&same_end), 1, "the last page alone proves nothing");
+    assert_eq!(
+        bench.prefix(&same_end),
+        1,
+        "a page in the middle must not imply the pages before it"
+    );
     let exists = bench.index.exists(A, &jumbled);
     assert_eq!(exists, [true, true, true, true, false, true]);
     assert_eq!(bench.prefix(&[]), 0);
@@ -159,7 +163,11 @@ pub(super) fn run_links_when_parent_is_known(make: Make<'_>) {
     bench.index.link(A, page(7, 7), keys[10]);
     bench.index.link(B, keys[9], keys[10]);
     bench.index.link(A, keys[14], keys[10]);
-    assert_eq!(parent(middle), None, "neither to unknown pages nor to itself");
+    assert_eq!(
+        parent(middle),
+        None,
+        "a run must not follow an unknown page, another scope's page or itself"
+    );
     bench.index.link(A, keys[9], keys[10]);
     assert_eq!(parent(middle), Some((head, 9)));
     bench.index.link(A, keys[3], keys[10]);
@@ -188,7 +196,11 @@ pub(super) fn truncation_removes_descendants(make: Make<'_>) {
     let (freed, gone, whole) = sum(&removed);
     assert_eq!((gone, whole), (4 + 3 + 3, BTreeSet::from([late, later])));
     let own = removed.iter().find(|removed| removed.run == run).map(|r| r.extents.clone());
-    assert_eq!(units(&own.unwrap_or_default()), units(&place.pages(6, 4)), "the tail's own space");
+    assert_eq!(
+        units(&own.unwrap_or_default()),
+        units(&place.pages(6, 4)),
+        "a truncated run frees the space of its removed pages"
+    );
     assert!(units(&place.pages(6, 4)).is_subset(&freed));
     assert!(bench.index.run(early).is_some() && bench.index.run(late).is_none());
     assert_eq!(bench.prefix(&trunk), 6);
@@ -196,7 +208,7 @@ pub(super) fn truncation_removes_descendants(make: Make<'_>) {
     assert_eq!((gone, whole), (9, BTreeSet::from([run, early])));
     assert!(units(&place.header()).is_subset(&freed), "a whole run frees its header");
     assert!(contents(bench.index.as_ref()).is_empty());
-    assert!(bench.index.truncate(run, 0).is_empty(), "unknown runs remove nothing");
+    assert!(bench.index.truncate(run, 0).is_empty(), "truncating an unknown run removes nothing");
 }
 
 pub(super) fn deep_and_wide_chains_are_removed(make: Make<'_>) {
@@ -230,7 +242,10 @@ pub(super) fn ring_of_runs_is_removable(make: Make<'_>) {
         let (_, gone, _) = sum(&bench.index.truncate(ring, keep));
         let expected = if keep < 3 { 12 } else { 1 };
         assert_eq!(gone, expected, "kept {keep}");
-        assert!(contents(bench.index.as_ref()).len() < 4, "and leaves no dangling attachment");
+        assert!(
+            contents(bench.index.as_ref()).len() < 4,
+            "runs after removed pages must be removed"
+        );
         if keep < 3 {
             bench.insert(true, None, &a);
             bench.insert(true, Some(a[3]), &b);
@@ -452,5 +467,5 @@ pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
         Err(ErrorKind::Retry),
         "the error of the data sync is returned"
     );
-    assert!(bench.index.sync().is_ok(), "and does not poison the index");
+    assert!(bench.index.sync().is_ok(), "a failed data sync must not poison the index");
 }

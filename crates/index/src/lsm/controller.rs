@@ -340,7 +340,7 @@ mod tests {
         let mut events = 0;
         let mut steps = 0;
         while controller.applied() != target {
-            assert_eq!(controller.step(events), None, "nothing happened since");
+            assert_eq!(controller.step(events), None, "a step needs further events");
             events += 1;
             let before = controller.applied();
             let after = controller.step(events).unwrap();

@@ -55,7 +55,11 @@ impl Tuner {
         if db.controller.is_due() {
             let decision = db.controller.decide(self.tree_now(db), &db.meter.prices(&db.options));
             if let Some(decision) = decision.filter(|decision| decision.from != decision.to) {
-                tracing::info!(?decision, path = %db.db.path().display(), "the tree's shape");
+                tracing::info!(
+                    ?decision,
+                    path = %db.db.path().display(),
+                    "the shape of the LSM-tree changes"
+                );
             }
         }
         let step = db.controller.step(flushes);

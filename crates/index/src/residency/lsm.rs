@@ -251,7 +251,10 @@ impl LsmResidency {
         self.pending.fetch_add(batch.size_in_bytes() as u64, Ordering::Relaxed);
         self.db.write(batch).map_err(|error| {
             self.failed.store(true, Ordering::Release);
-            tracing::error!(%error, "residency is no longer written");
+            tracing::error!(
+                %error,
+                "the residency index could not be written: changes are no longer stored"
+            );
             Error::fatal("the residency index could not be written: open it again").because(error)
         })
     }

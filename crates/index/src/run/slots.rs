@@ -323,7 +323,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_shard_is_a_set(
+        fn shard_behaves_as_a_set(
             tags in prop::collection::vec((0u64..40, 1u32..9, any::<bool>()), 1..400),
             spread in prop::sample::select(vec![1u64, 1 << 10, (1 << 20) / 40]),
         ) {

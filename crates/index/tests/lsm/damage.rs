@@ -100,7 +100,7 @@ fn damaged_database_is_repaired_or_dropped() {
             index.sync().unwrap();
             drop(index);
             let index = open(dir.path());
-            assert!(!index.recovered().damaged, "once is enough");
+            assert!(!index.recovered().damaged, "one recovery must repair the damage");
             assert_eq!(index.probe(SCOPE, &pages(5009, 15)), 15);
         }
     }
@@ -166,7 +166,7 @@ fn truncated_manifest_is_damage() {
             index.sync().unwrap();
             drop(index);
             let index = open(copy.path());
-            assert!(!index.recovered().damaged, "once is enough");
+            assert!(!index.recovered().damaged, "one recovery must repair the damage");
             assert_eq!(index.probe(SCOPE, &keys), 15);
         }
     }

@@ -186,7 +186,7 @@ fn files_stay_within_their_budget() {
             assert!(bytes <= budget, "{bytes} bytes");
         }
     }
-    assert!(most > 500, "and the budget is used: {most} runs of eight pages");
+    assert!(most > 500, "the budget is not used up: at most {most} runs of eight pages");
     // After removals the files fit a smaller budget.
     index.set_budget(budget / 2);
     for _ in 0..runs.len() * 3 / 4 {

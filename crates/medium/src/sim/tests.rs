@@ -162,13 +162,25 @@ fn failed_sync_drops_readable_bytes() {
         disk.fail_next_sync("/a", seed);
         put(&disk, "/s/v/b", b"again").sync_data().unwrap();
         assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(5));
-        assert_eq!(get(&disk, "/s/v/a").unwrap(), [2; 8192], "the page cache has it");
+        assert_eq!(
+            get(&disk, "/s/v/a").unwrap(),
+            [2; 8192],
+            "reads must return the written bytes after a failed sync"
+        );
         file.write_at(&[3; 512], 8192).unwrap();
         file.sync_data().unwrap();
         assert_eq!(disk.unsynced(), 0);
         let after = get(&disk.crash(seed), "/s/v/a").unwrap();
-        assert_eq!(after, get(&disk.crash(seed + 1), "/s/v/a").unwrap(), "decided when it failed");
-        assert_eq!((after.len(), after[8192]), (8704, 3), "later syncs work");
+        assert_eq!(
+            after,
+            get(&disk.crash(seed + 1), "/s/v/a").unwrap(),
+            "the failed sync, not the crash, decides which bytes are on the disk"
+        );
+        assert_eq!(
+            (after.len(), after[8192]),
+            (8704, 3),
+            "writes after the failed sync must be durable"
+        );
         seen.insert((after[0], after[4096]));
     }
     assert_eq!(seen, [(1, 1), (1, 2), (2, 1), (2, 2)].into());

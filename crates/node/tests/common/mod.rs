@@ -87,7 +87,7 @@ pub fn probe(store: &Store, name: u64, pages: usize) -> Result<usize> {
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(30);
     while !done() {
-        assert!(Instant::now() < until, "never came about: {what}");
+        assert!(Instant::now() < until, "timed out; expected: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -164,7 +164,7 @@ impl Helper {
             let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
             stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
         };
-        eventually("it has stopped", || {
+        eventually("all threads of the process have stopped", || {
             std::fs::read_dir(&tasks).unwrap().flatten().all(is_stopped)
         });
     }

@@ -181,7 +181,11 @@ fn raw(dir: &Path, bytes: u64) -> Option<(Rate, Rate)> {
         limit.write()?;
         Ok((limit.write()?, limit.read()?))
     });
-    measured.inspect_err(|error| tracing::info!(%error, "no raw limit")).ok()
+    measured
+        .inspect_err(
+            |error| tracing::info!(%error, "the disk could not be measured without the store"),
+        )
+        .ok()
 }
 
 fn describe(rates: &Rates) -> Finding {

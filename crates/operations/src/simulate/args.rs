@@ -84,7 +84,7 @@ pub struct SimulateArgs {
 /// Models by name.
 #[derive(Debug, Subcommand)]
 pub enum Model {
-    /// Model prefill behind pages that are loaded: TTFT, bubble, crossover hit rate, cost
+    /// Model prefill after a loaded prefix: TTFT, bubble, crossover hit rate, cost
     Pipeline(Box<PipelineArgs>),
 }
 
@@ -151,9 +151,9 @@ pub enum Workload {
 /// Parts of a trace by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HalfName {
-    /// For tuning
+    /// The first half, for tuning
     First,
-    /// For reporting
+    /// The second half, for reporting
     Second,
     /// The whole trace
     Whole,

@@ -1,4 +1,4 @@
-//! `ritornello simulate pipeline`: a model of prefill behind pages that are loaded.
+//! `ritornello simulate pipeline`: a model of prefill after a loaded prefix.
 
 use super::report::percent;
 use super::shares::share;

@@ -1,9 +1,9 @@
-//! A model of prefill behind a prefix whose pages are loaded: the time to the first token, and how
+//! A model of prefill after a prefix whose pages are loaded: the time to the first token, and how
 //! long computing waits for transfers. Nothing is measured.
 //!
 //! Layer by layer, `T = max(T, read of the layer done) + compute of the layer`. Reads are issued in
 //! the order of the layers, one after another, at a constant rate. The time to compute `n` new
-//! tokens behind `p` is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per layer:
+//! tokens after `p` is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per layer:
 //! `P` parameters, `W` numbers per query, `L` layers, `R` operations per second of long prompts,
 //! and `n0` new tokens at which half of `R` is reached.
 
@@ -182,7 +182,7 @@ impl Prefill {
         (2.0 * self.shape.parameters + attention) * (new + self.half_rate_tokens) / self.flops
     }
 
-    /// Returns the outcome for `new` tokens behind a prefix of `prefix` tokens, which is read.
+    /// Returns the outcome for `new` tokens after a prefix of `prefix` tokens, which is read.
     #[must_use]
     pub fn run(&self, transfer: &Transfer, prefix: f64, new: f64) -> Outcome {
         let layers = self.shape.layers;

@@ -1,4 +1,4 @@
-//! Figures published for a system whose device issues the reads, beside the model's.
+//! Figures published for a system whose device issues the reads, compared with the model's.
 //!
 //! The system is Tutti (arXiv 2605.03375): Llama-3-8B, two drives, GDS as the path with copies that
 //! the CPU issues.

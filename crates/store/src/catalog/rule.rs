@@ -61,7 +61,7 @@ pub enum Reservation {
 /// Whether a response acknowledges changes that are not durable yet, or makes them durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Acknowledges nothing.
+    /// Acknowledges no change that a flush must cover.
     Nothing,
     /// May acknowledge a put or delete that no flush has covered.
     Acknowledges,

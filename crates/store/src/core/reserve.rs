@@ -437,11 +437,11 @@ mod tests {
     #[test]
     fn pages_of_similar_length_share_a_run() {
         assert_eq!(alike(&[75, 74, 76, 75], 1000), 4);
-        assert_eq!(alike(&[75, 74, 76, 75], 230), 3, "a run is no longer than it may be");
-        assert_eq!(alike(&[75, 10, 10], 1000), 1, "padding is dear");
+        assert_eq!(alike(&[75, 74, 76, 75], 230), 3, "a run has at most the maximum length");
+        assert_eq!(alike(&[75, 10, 10], 1000), 1, "padding costs more than another run");
         assert_eq!(alike(&[10, 75], 1000), 1);
-        assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "but another run is dearer");
-        assert_eq!(alike(&[5], 1), 1, "a page is never left out");
+        assert_eq!(alike(&[2, 1, 2, 1, 2, 1], 1000), 6, "another run costs more than padding");
+        assert_eq!(alike(&[5], 1), 1, "a run has at least one page");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use ritornello_index::{PrefixIndex, Removed, RunId};
 /// Invariant: `eviction` orders every run that `usage` counts, and no other run. `retention` holds
 /// some of these runs.
 pub(crate) struct Residents {
-    /// Numbers the uses of pages in their order.
+    /// Gives each use of pages the next number: the recency by which eviction orders runs.
     pub(super) clock: RecencyClock,
     eviction: Box<dyn Eviction>,
     pub(super) usage: Usage,

@@ -1,4 +1,4 @@
-//! Compares LRU with a plain list, and checks the promises of every policy.
+//! Compares LRU with a plain list, and checks invariants that every policy keeps.
 
 use super::adaptive::Adaptive;
 use super::arc::AdaptiveReplacement;
@@ -227,14 +227,15 @@ impl Index {
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)
     }
 
-    /// Touches the pages, the last page first.
+    /// Makes the first `pages` pages of `run` the most recently used, page 0 last.
     fn touch(&mut self, run: u64, pages: u32) {
         let pages = pages.min(self.runs[&run].1);
         self.policy.retain(|(other, page)| *other != run || *page >= pages);
         self.policy.extend((0..pages).rev().map(|page| (run, page)));
     }
 
-    /// Truncates as the index does, and reports it to the policy.
+    /// Removes the pages of `run` from page `keep`, and all runs that follow them. Reports the
+    /// removals to the policy.
     fn truncate(&mut self, run: u64, keep: u32, policy: &mut dyn Eviction) {
         let Some((_, pages)) = self.runs.get_mut(&run) else { return };
         let removed = pages.saturating_sub(keep);
@@ -283,7 +284,10 @@ impl Index {
         if freed < units {
             let cuttable =
                 |run: &u64| !protected.contains(run) && self.held(*run) < self.runs[run].1;
-            assert!(!self.runs.keys().any(cuttable), "a run could still have been cut");
+            assert!(
+                !self.runs.keys().any(cuttable),
+                "an unprotected run still had a page that could be evicted"
+            );
         }
     }
 }
@@ -346,7 +350,7 @@ fn run(actions: &[Action], policy: &mut dyn Eviction, exact: bool) {
     index.evict(u64::MAX, policy, exact);
     assert!(
         policy.is_empty() && index.runs.is_empty(),
-        "all runs must be evictable without protected runs"
+        "if no run is protected, all runs must be evicted"
     );
 }
 

@@ -38,7 +38,11 @@ fn last_lease_frees_deferred_extents() {
     let (a, b) = (RunId(1), RunId(2));
     let first = table.grant(&[a, b], SECOND, ME).unwrap();
     let second = table.grant(&[a], SECOND, ClientId(2)).unwrap();
-    assert_eq!(table.defer(RunId(3), vec![extent(9)]), [extent(9)], "no lease is on it");
+    assert_eq!(
+        table.defer(RunId(3), vec![extent(9)]),
+        [extent(9)],
+        "extents of a run without a lease are returned"
+    );
     assert!(table.defer(a, vec![extent(0)]).is_empty());
     assert!(table.defer(b, vec![extent(2)]).is_empty());
     assert!(table.defer(a, vec![extent(4)]).is_empty());
@@ -108,7 +112,7 @@ fn counted_leases_are_within_the_share() {
     let mut grant =
         |runs: &[RunId], client| table.grant_leading(runs, |_| 10, capacity, SECOND, client);
     let (all, taken) = grant(&runs, ME).unwrap();
-    assert_eq!(taken, 5, "half of the store");
+    assert_eq!(taken, 5, "a client may lease half of the store");
     let refused = grant(&runs[5..], ME).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
     assert!(refused.to_string().contains("release unneeded leases"), "{refused}");
@@ -123,10 +127,14 @@ fn counted_leases_are_within_the_share() {
         "runs that another client has leased do not reduce the share"
     );
     assert!(grant(&runs[5..], other).is_err(), "shared runs count in full for each client");
-    assert_eq!(grant(&runs[5..], ClientId(9)).unwrap().1, 2, "half of the rest");
+    assert_eq!(
+        grant(&runs[5..], ClientId(9)).unwrap().1,
+        2,
+        "a client may lease half of the space that is not leased"
+    );
     assert_eq!(table.leased_units(), 70);
     table.release(all);
-    assert_eq!(table.leased_units(), 70, "another lease is on them");
+    assert_eq!(table.leased_units(), 70, "runs with another lease stay leased");
     table.drop_client(ME);
     table.drop_client(other);
     assert_eq!(table.leased_units(), 20);

@@ -1,5 +1,5 @@
-//! The disk as one process sees it. At random moments it records the disk's state after a power
-//! loss.
+//! A medium through which one process uses the simulated disk. At random moments the medium records
+//! the state of the disk after a power loss.
 
 use crate::rng::Rng;
 use parking_lot::Mutex;

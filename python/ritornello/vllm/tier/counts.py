@@ -12,7 +12,7 @@ COUNTERS = {
         False,
     ),
     "errors": ("Calls to the store that failed, by call.", True),
-    # With several tiers.
+    # Counters that exist only with several tiers.
     "gate_decisions": ("Gate decisions (all, some, none), by group and prompt.", True),
     "gate_load_seconds": ("Time of loads that the gate had estimated, in seconds.", False),
     "gate_regret_seconds": (

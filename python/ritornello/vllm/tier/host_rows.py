@@ -15,8 +15,8 @@ from ritornello.staging_choice import wants_staging
 
 
 class HostRows:
-    """`view`: of shape (rows, row_bytes), C-contiguous. `staged`: loads from a store in `folders`
-    go through its staging memory.
+    """The host tier as rows. `view`: its memory, of shape (rows, row_bytes), C-contiguous.
+    `staged`: loads from a store in `folders` go through its staging memory.
     """
 
     def __init__(self, view: memoryview, row_bytes: int, folders: Iterable[str]) -> None:

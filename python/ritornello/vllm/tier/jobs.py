@@ -58,8 +58,8 @@ class Job:
 @dataclass(slots=True)
 class FinishedJob:
     """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of pages that
-    failed, by the reason of the first page of their ticket that failed. `gone`: the keys that a
-    load did not find, by this reason. `seconds`: of the slowest ticket. `bytes`: moved.
+    failed, by the reason of the first page of their ticket that failed. `gone`: keys that a load
+    did not find. `seconds`: duration of the slowest ticket. `bytes`: bytes moved.
     """
 
     job: Job

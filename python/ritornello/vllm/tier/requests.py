@@ -37,7 +37,7 @@ class PromptLookup:
     the last step in which the answer was pending; in this step it is pending for all chunks. `end`:
     the request may load the chunks before this number; None until the first decision; 0 for a
     window whose last chunk is absent. `incomplete`: a lookup of the window found that it lacks
-    chunks. `decision`: of the last lookup, until a load takes it.
+    chunks. `decision`: the decision of the last lookup, until a load takes it.
     """
 
     keys: Sequence[bytes]
@@ -72,10 +72,10 @@ class WindowSearch:
 @dataclass(slots=True)
 class RequestState:
     """State of a request. `answers` is valid for one step. The lookup thread may append to `leases`
-    at any time. `prompts`: with several tiers, the lookups of the request: of the leading chunks of
-    a chained group by the group's number, of a window by its last key, of any other chunk by its
-    key. `searches`: for windows, by group. `prefix_pending_in`: the step in which the answer of a
-    chained group is pending.
+    at any time. `prompts`: with several tiers, the lookups of the request. The name of a lookup is
+    the number of a chained group for its leading chunks, the last key of a window, and the key of
+    any other chunk. `searches`: searches for windows, by group. `prefix_pending_in`: the step in
+    which the answer of a chained group is pending.
     """
 
     options: RequestOptions

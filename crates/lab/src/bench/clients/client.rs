@@ -90,7 +90,12 @@ pub fn run(part: &ClientPart) -> Result<Status, Failure> {
                 answer(&[Transferred::from(put), Transferred::from(get)]);
             }
             "busy" => work(store, &data(part.page_bytes, part.page_bytes * 64), set)?,
-            _ => return Err(Failure::unusable(format!("what is {line}?"), "")),
+            _ => {
+                return Err(Failure::unusable(
+                    format!("unknown command of the benchmark: {line}"),
+                    "",
+                ));
+            }
         }
     }
     node.close()?;

@@ -106,7 +106,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
             None => sets.push(DataSet { name: name.to_owned(), layers: vec![layer] }),
         }
     }
-    if sets.is_empty() { Err(unusable("it holds no keys")) } else { Ok(sets) }
+    if sets.is_empty() { Err(unusable("the file holds no keys")) } else { Ok(sets) }
 }
 
 impl DataSet {

@@ -126,7 +126,8 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
 pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure> {
     use std::io::Write;
     let name = command.get_program().to_string_lossy().into_owned();
-    let failed = |why: String| Failure::failed(format!("a part of the measurement: {why}"), "");
+    let failed =
+        |why: String| Failure::failed(format!("a part of the measurement failed: {why}"), "");
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;

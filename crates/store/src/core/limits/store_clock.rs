@@ -61,7 +61,7 @@ mod tests {
         set(2000);
         assert!(near(clock.now(), 2000));
         set(500);
-        assert!(near(clock.now(), 2000), "set back");
+        assert!(near(clock.now(), 2000), "the clock must not go back with the system clock");
         assert!(is_near(clock.end(1100), 2600), "an end keeps its distance from now");
         // The machine restarts with a system clock at zero.
         set(0);

@@ -64,7 +64,10 @@ pub(crate) fn find_segments(
                 }
             }
             if let Err(error) = space.add_segment(id) {
-                tracing::warn!(%error, "a segment file outside the budget is left alone");
+                tracing::warn!(
+                    %error,
+                    "a segment file outside the budget is not used and not removed"
+                );
             }
             usable.push(id);
         }

@@ -76,8 +76,8 @@ impl Draining {
         self.units == 0
     }
 
-    /// Whether any extent of `segment` is withheld. Misses extents that a sync round has taken
-    /// ([`Draining::take_undurable`]) and not put back.
+    /// Whether any extent of `segment` is withheld. Does not count extents that a sync round
+    /// has taken ([`Draining::take_undurable`]) and not put back.
     pub(super) fn holds(&self, segment: SegmentId) -> bool {
         self.waiting.contains_key(&segment) || self.undurable.iter().any(|e| e.segment == segment)
     }
@@ -144,7 +144,10 @@ impl StoreCore {
                 .spawn(move || core.drain_volume(volume, &segments));
             if let Err(error) = started {
                 // The periodic thread starts the drain again.
-                tracing::warn!(%error, "no thread to wait for writes of a dead process");
+                tracing::warn!(
+                    %error,
+                    "cannot start a thread that waits for writes of a dead process: retrying later"
+                );
                 drain.running.lock().remove(&volume);
             }
         }

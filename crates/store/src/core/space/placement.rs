@@ -191,7 +191,11 @@ impl StoreCore {
         let refused = refused
             .or_else(|| space.allocator.add_segment(segment).err().map(|error| error.to_string()));
         if let Some(reason) = refused {
-            tracing::warn!(%reason, segment = segment.number(), "growth stops temporarily");
+            tracing::warn!(
+                %reason,
+                segment = segment.number(),
+                "a segment cannot be created: the volume does not grow for a time"
+            );
             space.growth.pause(&mut space.allocator, segment.volume());
         }
         Ok(())

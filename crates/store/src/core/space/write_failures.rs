@@ -191,10 +191,10 @@ mod tests {
         assert_eq!((space.quarantined_units(), space.avoided_volumes().count()), (8, 0));
         assert_eq!(place_many(&mut space, 60, start), 4);
         assert_eq!(space.avoided_volumes().collect::<Vec<_>>(), [0]);
-        assert_eq!(space.quarantined_units(), 0, "the disk fails, and not these places");
+        assert_eq!(space.quarantined_units(), 0, "the quarantine ends if the whole disk fails");
         assert_eq!(space.allocator.free_units(), 2048);
         let later = start + 2 * TRIAL_INTERVAL;
-        assert_eq!(place_many(&mut space, 60, later), 1, "one run is a test");
+        assert_eq!(place_many(&mut space, 60, later), 1, "one run tests the volume");
         let later = later + TRIAL_INTERVAL;
         let trial = std::iter::repeat_with(|| place(&mut space, later))
             .find(|extents| extents[0].segment.volume() == 0)
@@ -228,13 +228,13 @@ mod tests {
         space.avoid_stalled(&[0]);
         assert_eq!(used(&mut space), [1].into());
         space.avoid_stalled(&[0, 1]);
-        assert_eq!(used(&mut space), [1].into(), "the last usable volume");
+        assert_eq!(used(&mut space), [1].into(), "the last usable volume must not be avoided");
         space.avoid_stalled(&[]);
         assert_eq!(used(&mut space), [0, 1].into());
         place_many(&mut space, 60, now);
         space.avoid_stalled(&[0]);
         space.avoid_stalled(&[]);
-        assert_eq!(used(&mut space), [1].into(), "writes to it fail");
+        assert_eq!(used(&mut space), [1].into(), "a volume with failed writes must stay avoided");
     }
 
     #[test]
