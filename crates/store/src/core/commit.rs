@@ -106,9 +106,9 @@ impl StoreCore {
         }
         state.release_lease(lease.0);
         drop(state);
-        // The end is logged before the space is freed. If the order were reversed, a crash after
-        // the freeing could leave a log that still withholds this space after another put has
-        // received it.
+        // Log the end of the reservation before its space is freed. If the order were reversed, a
+        // crash after the freeing could leave a log that still withholds this space after another
+        // put has received it.
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }
@@ -195,7 +195,7 @@ impl StoreCore {
         Ok(self.link_waiting_children(state, scope.slot, run_id, pages))
     }
 
-    /// Returns whether a sync may make room in the index, because many records wait for it.
+    /// Returns whether a sync may make room in the index, because many of its records are unsynced.
     fn has_many_unsynced_records(&self) -> bool {
         let index = self.index.stats();
         let share = self.shape.budget().index_bytes / JOURNAL_SHARE;

@@ -2,7 +2,7 @@
 //! directory, in the background.
 //!
 //! Each copy is written by a separate thread, so a volume that stalls delays no copy but its own. A
-//! copy that fails, or is out of date, costs nothing until the store's directory is lost.
+//! copy that failed, or is out of date, matters only if the store's directory is lost.
 
 use super::StoreCore;
 use parking_lot::{Condvar, Mutex};
@@ -68,13 +68,14 @@ impl PartialEq for Version {
 impl StoreCore {
     /// Starts to write the copies that are out of date. Without background threads, writes them.
     pub(super) fn refresh_copies(&self) {
-        // Without background threads, as in deterministic tests, time decides nothing.
+        // Without background threads, as in deterministic tests, the result must not depend on
+        // time, so pauses are ignored.
         let now = self.options.background_threads.then(Instant::now);
         self.start_copies(&self.shape.manifest(), now);
     }
 
-    /// Writes the copies that are out of date when the store is closed, except of volumes that take
-    /// too long.
+    /// At close, writes the copies that are out of date. Stops waiting after [`CLOSE_TIMEOUT`], so
+    /// the copy in a slow volume may stay out of date.
     pub(super) fn finish_copies(&self, manifest: &Arc<Manifest>) {
         let deadline = Instant::now() + CLOSE_TIMEOUT;
         self.copies.progress.wait(deadline);
@@ -99,7 +100,8 @@ impl StoreCore {
         if volumes.is_empty() {
             return;
         }
-        // The registry is locked while a change of it is written to the disk. Do not wait for that.
+        // The registry is locked while a change of it is written to the disk. Do not wait for the
+        // lock: a later pass writes the copies.
         let Some(scopes) = self.scopes.table() else { return };
         let files: Arc<[Vec<u8>; 2]> = Arc::new([manifest.encode(), scopes.encode()]);
         for (number, volume) in volumes {
@@ -166,7 +168,8 @@ impl Progress {
         {
             tracing::warn!(
                 %error, dir = %dir.display(),
-                "the copies of manifest and scopes in this directory are out of date"
+                "the copies of the manifest and of the scope registry in this directory could not \
+                 be written"
             );
         }
         self.ended.notify_all();

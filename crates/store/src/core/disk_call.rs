@@ -1,8 +1,8 @@
 //! Calls that wait for a disk, each on a separate thread, so that the caller can give up.
 //!
 //! A process cannot cancel an operation that the kernel holds. The background threads of a store
-//! serve all its volumes, and closing joins them, so none of them waits for a single disk: the
-//! thread of the call waits, and ends when the disk answers.
+//! serve all its volumes, and closing joins these threads, so no background thread may wait for a
+//! single disk: the thread of the call waits, and ends when the disk answers.
 
 use super::StoreCore;
 use parking_lot::Mutex;
@@ -49,9 +49,10 @@ impl DiskCalls {
 }
 
 impl StoreCore {
-    /// Runs `work` on the core on a separate thread, and waits until `give_up`. Returns `None` if
-    /// the caller gave up: the work continues. Without background threads, as in deterministic
-    /// tests, the work runs on the calling thread.
+    /// Runs `work` on the core on a separate thread, and waits until the work ends or `give_up`
+    /// returns true. Returns `None` if the caller gave up, in which case the work continues, or if
+    /// the work panicked. Without background threads, as in deterministic tests, the work runs on
+    /// the calling thread.
     pub(super) fn beside<T: Send + 'static>(
         &self,
         name: &str,
@@ -167,8 +168,9 @@ impl StoreCore {
     }
 }
 
-/// Runs `work` on a separate thread, and waits until `give_up`. Returns `None` if the caller gave
-/// up, or if the work panicked. Runs it on the calling thread if no thread can be started.
+/// Runs `work` on a separate thread, and waits until the work ends or `give_up` returns true.
+/// Returns `None` if the caller gave up, or if the work panicked. Runs the work on the calling
+/// thread if no thread can be started.
 fn call<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -211,7 +213,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
-    fn call_that_is_given_up_continues() {
+    fn given_up_call_continues_and_panic_gives_no_result() {
         assert_eq!(call("test", || 7, || false), Some(7));
         let (release, released) = channel::<()>();
         let ended = Arc::new(AtomicBool::new(false));

@@ -1,4 +1,4 @@
-//! Durability: the sync rounds, which write the data before the index that names it.
+//! Durability: the sync rounds, which write the data of runs before the index records of the runs.
 
 use super::StoreCore;
 use super::step::STEP_RUNS;
@@ -43,7 +43,7 @@ impl StoreCore {
         self.lifecycle.rounds().join(deadline, || self.sync_all())
     }
 
-    /// Like [`StoreCore::make_durable_by`], and returns at `deadline` also if the round that this
+    /// Like [`StoreCore::make_durable_by`], but returns at `deadline` even if the round that this
     /// call began has not ended: the round continues on a separate thread.
     ///
     /// # Errors
@@ -75,7 +75,7 @@ impl StoreCore {
         self.options.durability == Durability::Durable
     }
 
-    /// In `durable` mode, waits until a put is durable. With `flushed_later` it does not wait,
+    /// In `durable` mode, waits until a put is durable. Does not wait if `flushed_later` is set,
     /// because the caller flushes after the last part of the put.
     pub(super) fn await_durable_put(&self, flushed_later: bool) -> Result<()> {
         if self.durable_puts() && !flushed_later { self.make_durable() } else { Ok(()) }
@@ -134,7 +134,7 @@ impl StoreCore {
     }
 }
 
-/// Error for a sync that a disk holds.
+/// Error for a sync, a close or a change of the manifest that has not ended in time.
 pub(super) fn busy() -> Error {
     Error::retry("the disk is still busy with an earlier sync: check the disks")
 }

@@ -17,9 +17,10 @@ impl StoreCore {
     /// neither in sealed segments nor on avoided volumes. Lets waiting threads take the lock
     /// between steps. Returns the number of usable units freed; `None` if no page was evicted.
     ///
-    /// Spares the runs on avoided volumes, although they become the oldest, because no put gets
-    /// their space. If no other page can be evicted, because a run on an avoided volume follows
-    /// each of the other runs, evicts at most [`WASTE_FACTOR`] times `units` on avoided volumes.
+    /// Spares the runs on avoided volumes, because no put gets their space, although these runs
+    /// become the oldest. If no other page can be evicted, because a run on an avoided volume
+    /// follows each of the other runs, evicts at most [`WASTE_FACTOR`] times `units` on avoided
+    /// volumes.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);
@@ -96,7 +97,7 @@ impl StoreCore {
         pages > 0
     }
 
-    /// Wakes the periodic thread, whose sync makes the limbo reusable.
+    /// Wakes the periodic thread if the limbo is large: a sync makes the limbo reusable.
     pub(super) fn wake_if_limbo_is_large(&self, state: &State) {
         if state.space.is_limbo_large() {
             self.maintenance.wake_periodic();

@@ -108,15 +108,16 @@ impl StoreCore {
     /// The log is rewritten because the next owner reads it, and the page cache may hold a copy
     /// whose write failed.
     ///
-    /// If some volumes fail, the check still passes if a volume that takes puts does not: the next
-    /// core tests each volume when it opens, and leaves out the volumes that fail.
+    /// If some volumes fail, the check passes as long as at least one volume that takes puts
+    /// accepts writes: the next core tests each volume when it opens, and leaves out the volumes
+    /// that fail.
     ///
     /// # Errors
     /// File-system errors; `Retry` while the capacity or the directories change.
     pub fn check_disks_writable(&self) -> Result<()> {
         let change = self.shape.change_by(Instant::now());
-        let _change =
-            change.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let _change = change
+            .ok_or_else(|| Error::retry("the store's directories are being changed: try again"))?;
         let (manifest, directory) = (self.shape.manifest(), self.shape.directory());
         directory.write_manifest(&manifest)?;
         let absent = self.state.lock().absence.volumes();
@@ -147,9 +148,9 @@ impl StoreCore {
     /// after at most a minute.
     ///
     /// # Errors
-    /// `Fatal` if the last sync failed; `Retry` if a disk does not answer: the store refuses calls,
-    /// and [`StoreCore::is_writing`] says whether it still writes; close again. File-system errors
-    /// of the manifest.
+    /// `Fatal` if the last sync failed. `Retry` if a disk does not answer: the store then refuses
+    /// calls, [`StoreCore::is_writing`] returns whether it may still write, and the caller closes
+    /// it again. File-system errors of the manifest.
     pub fn close(&self) -> Result<()> {
         self.close_within(CLOSE_TIMEOUT)
     }
@@ -171,9 +172,9 @@ impl StoreCore {
         closed.map_err(|error| self.with_stalled(error))
     }
 
-    /// Whether a background thread, or a call that it gave up, may change the store's files. After a
-    /// close this is so while a disk does not answer, and no other process may own the store before
-    /// it ends.
+    /// Whether a background thread, or a call that a thread gave up, may change the store's files.
+    /// After a close this is true while a disk does not answer. No other process may own the store
+    /// while this is true.
     #[must_use]
     pub fn is_writing(&self) -> bool {
         !self.maintenance.has_ended() || self.disk_calls.are_writing()

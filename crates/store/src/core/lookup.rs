@@ -45,7 +45,8 @@ impl StoreCore {
         Ok(present)
     }
 
-    /// Leases the leading pages present in all of `scopes`, as far as they fit the client's share.
+    /// Leases the leading pages present in all of `scopes`, as far as they fit the client's share
+    /// of the space that leases may keep from eviction.
     pub(super) fn lease(
         &self,
         client: ClientId,

@@ -78,7 +78,8 @@ impl StoreCore {
         let Some((run, page, place)) = self.placed(scope, hash, generation) else {
             return Ok(());
         };
-        // The reporter may have lacked memory, files or time, so the owner reads the page itself.
+        // The reporting reader may have lacked memory, file descriptors or time, so the owner reads
+        // the page itself.
         if !self.is_damaged(&place, page) {
             return Ok(());
         }

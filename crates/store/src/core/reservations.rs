@@ -124,7 +124,8 @@ impl Reservations {
     pub(super) fn take(&mut self, client: ClientId, id: u64) -> Result<Reservation> {
         self.check_client(client, id)?;
         self.open.remove(&id).ok_or_else(|| {
-            Error::retry("this reservation is not known here: put again").with("reservation", id)
+            Error::retry("the owner does not know this reservation: put the pages again")
+                .with("reservation", id)
         })
     }
 
@@ -209,8 +210,8 @@ impl Reservations {
 }
 
 impl StoreCore {
-    /// Records that writes of a put failed on `volumes`, until its commit. Ignores unknown
-    /// reservations.
+    /// Records that writes of a put failed on `volumes`. The commit of the put uses this record.
+    /// Ignores unknown reservations.
     pub(super) fn report_failed_writes(&self, client: ClientId, id: u64, volumes: &[u8]) {
         self.state.lock().reservations.note_failed(client, id, volumes);
     }
@@ -383,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn client_reserves_at_most_half() {
+    fn client_reserves_at_most_half_of_the_unreserved_space() {
         let mut all = Reservations::new(HashMap::new());
         let (one, two) = (ClientId(1), ClientId(2));
         assert!(all.allow(one, 50, 100) && !all.allow(one, 51, 100));
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn reservation_of_a_lost_client_is_aborted_by_its_name() {
+    fn client_of_the_same_name_may_abort_a_withheld_reservation() {
         let mut all = Reservations::new(HashMap::new());
         let (gone, other, back) = (ClientId(1), ClientId(2), ClientId(3));
         all.connect(gone, "a");

@@ -34,7 +34,7 @@ const PADDING_SHARE: u64 = 32;
 /// I/O operation in each read.
 const PADDING_UNITS: u64 = 8;
 
-/// A put that asks for space.
+/// A put that requests space.
 struct PutBatch<'a> {
     client: ClientId,
     scope: ScopeRef,
@@ -311,8 +311,10 @@ impl<'a> PutBatch<'a> {
     ) -> Result<Self> {
         check_keys(keys)?;
         if keys.len() > PUT_PAGES_MAX {
-            return Err(Error::invalid(format!("a put takes at most {PUT_PAGES_MAX} pages"))
-                .with("pages", keys.len()));
+            return Err(Error::invalid(format!(
+                "a put takes at most {PUT_PAGES_MAX} pages: split it"
+            ))
+            .with("pages", keys.len()));
         }
         let hashes: Vec<PageHash> = keys.iter().map(|key| PageHash::of(&scope.id, key)).collect();
         let mut sorted = hashes.clone();
@@ -373,10 +375,13 @@ fn check_lengths(scope: ScopeRef, pages: usize, request: &ReserveRequest) -> Res
             return Ok(());
         }
     }
-    Err(Error::invalid("a put's pages are at least a unit and no longer encoded than as they came")
-        .with("pages", pages)
-        .with("lengths", lengths.len())
-        .with("slices", request.slices_per_page))
+    Err(Error::invalid(
+        "the page lengths or slices of this put are impossible: pass one length for each page, \
+         from 1 unit to the unencoded length, and no more slices than a run header holds",
+    )
+    .with("pages", pages)
+    .with("lengths", lengths.len())
+    .with("slices", request.slices_per_page))
 }
 
 /// Maximum payload of a run of a put of `bytes` to a store on `volumes` volumes.

@@ -51,7 +51,7 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Reports pages that were read or put to the eviction policy, each by the low half of its
+    /// Reports to the eviction policy the pages that were read or put, each by the low half of its
     /// hash. The policy `adaptive` simulates its candidates on these pages; other policies ignore
     /// them.
     pub(super) fn demanded(

@@ -15,8 +15,8 @@ use std::time::Instant;
 /// manifest.
 ///
 /// If a put cannot take the next upper half before its deadline, it fails only if fewer than
-/// `MARGIN / 2` numbers are left. These are for concurrent puts, which take numbers after their
-/// check.
+/// `MARGIN / 2` numbers are left. The remaining numbers are for concurrent puts, which take numbers
+/// after they have checked that enough are left.
 const MARGIN: u64 = 1 << 26;
 
 /// The manifest and the budget in use.
@@ -27,7 +27,7 @@ pub(crate) struct Shape {
     manifest: RwLock<Arc<Manifest>>,
     budget: RwLock<Budget>,
     /// Locked while the capacity, the directories or the manifest change. In the lock order only
-    /// the checkpoints of the index come before it.
+    /// the lock of the index's checkpoints comes before this lock.
     changing: Mutex<()>,
     /// Locked while a segment file is created.
     growing: Mutex<()>,
@@ -157,7 +157,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn numbers_never_reach_the_next_owners() {
+    fn numbers_stay_below_the_numbers_of_the_next_owner() {
         let disk = SimDisk::new(64 << 20);
         let open = |capacity| {
             let options = Options {

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn children_of_missing_pages_leave_room_for_others() {
+    fn full_table_is_cleared_before_the_next_insert() {
         let mut waiting = WaitingChildren::default();
         for number in 0..2 * WAITING_MAX {
             waiting.insert(SCOPE, page(1), page(2 + number));

@@ -33,7 +33,8 @@ impl Hidden {
         if !absent.is_empty() {
             let mut seen: HashSet<RunId> = HashSet::new();
             for &run in parents.keys() {
-                // Collect `run` and its ancestors, up to the first whose visibility is known.
+                // Collect `run` and its ancestors, up to the first that is known to be hidden or
+                // was visited before.
                 let mut way = Vec::new();
                 let mut at = Some(run);
                 while let Some(run) = at.filter(|run| !runs.contains_key(run) && seen.insert(*run))

@@ -129,12 +129,12 @@ impl Absence {
         }
     }
 
-    /// Replaces an absent volume, which has returned, by its segments. Each segment stays absent
-    /// until it is restored.
+    /// Records that the absent volume `number` has returned: marks the volume as present, and each
+    /// of its `segments` as absent until the segment is restored.
     fn list(&mut self, number: u8, segments: &[SegmentId]) {
         self.volumes.remove(&number);
         self.known.remove(&number);
-        let listed = segments.iter().map(|id| (*id, "it is being restored".to_owned()));
+        let listed = segments.iter().map(|id| (*id, "the segment is being restored".to_owned()));
         self.segments.extend(listed);
     }
 }

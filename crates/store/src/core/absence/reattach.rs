@@ -11,8 +11,8 @@ use ritornello_volume::segments::Segments;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Maximum time that reattaching waits for a change of the capacity or directories, and for a
-/// segment that is being created.
+/// Maximum time that reattaching waits for the end of another change of the capacity or
+/// directories, and of the creation of a segment.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl StoreCore {
@@ -112,8 +112,9 @@ impl StoreCore {
         self.make_durable_in_background()
     }
 
-    /// Ends the search of volumes that a restore left out, except those in `failed`: puts use them,
-    /// and segments beyond their shares are emptied.
+    /// Ends the search of the volumes that a restore left out, except those in `failed`: puts may
+    /// then use the searched volumes, and segments beyond a volume's share of the capacity are
+    /// emptied.
     ///
     /// # Errors
     /// `Retry` if another change of the directories does not end; file-system errors of the
@@ -152,8 +153,8 @@ impl StoreCore {
         let absent = self.state.lock().absence.volumes();
         let mut here = Vec::new();
         for number in absent {
-            // Look at this volume only, on a separate thread: the disk of another volume may not
-            // answer.
+            // Examine only this volume, because the disk of another volume may not answer, and on a
+            // separate thread, because the disk of this volume may not answer either.
             let (manifest, directory) = (self.shape.manifest(), self.shape.directory().clone());
             let attach = move |segments: &Segments| {
                 attach(segments, &directory, &manifest, number, searching)
@@ -267,8 +268,8 @@ impl StoreCore {
     pub(crate) fn retire_absent_volume(&self, number: u8, deadline: Instant) -> Result<()> {
         // Exclude `reattach_absent`, because both functions replace the hidden runs.
         let change = self.shape.change_by(deadline);
-        let change =
-            change.ok_or_else(|| Error::retry("the store's directories are being changed"))?;
+        let change = change
+            .ok_or_else(|| Error::retry("the store's directories are being changed: try again"))?;
         let is_in_volume =
             |view: &RunView| view.live_extents().iter().any(|e| e.segment.volume() == number);
         let mut lost = Vec::new();
@@ -314,7 +315,7 @@ fn attach(
     }
     let candidate = segments.examine(&found.dir())?;
     if !candidate.is_trusted() {
-        return Err(Error::invalid("its file system may not keep one owner's writes in order"));
+        return Err(Error::invalid("the file system may not keep one owner's writes in order"));
     }
     segments.attach(number, candidate)?;
     segments.check_syncs(number).inspect_err(|_| segments.detach(number))?;
@@ -322,13 +323,13 @@ fn attach(
     // Check the marker after listing and syncing the directory, because an empty mount point lists
     // no files.
     if !directory.is_volume_present(manifest, number) {
-        return Err(Error::retry("it became absent again"));
+        return Err(Error::retry("the volume became absent again"));
     }
     Ok(listed)
 }
 
 /// Opens an absent segment, and restores its length. Returns `false` if its volume is present and
-/// does not have it.
+/// lacks the segment.
 fn segment_exists(
     segments: &Segments,
     directory: &Directory,

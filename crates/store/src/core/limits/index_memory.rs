@@ -6,7 +6,7 @@ use parking_lot::MutexGuard;
 use ritornello_format::PageHash;
 use std::time::{Duration, Instant};
 
-/// Shortest interval between log lines.
+/// Minimum interval between log lines about the memory ceiling.
 const LOG_INTERVAL: Duration = Duration::from_secs(3600);
 /// A pass evicts 1/`EVICTED_SHARE` of the index.
 const EVICTED_SHARE: u64 = 16;

@@ -84,7 +84,7 @@ impl Retention {
         self.runs.get(&run).map(|held| held.end)
     }
 
-    /// Retains a run, or changes its end.
+    /// Retains a run until `end`, also if it was retained until another time.
     pub(super) fn retain(&mut self, run: RunId, slot: ScopeSlot, units: u64, end: u64) {
         self.release(run);
         self.order += 1;
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_works_in_steps() {
+    fn one_call_releases_at_most_step_runs() {
         let mut retention = Retention::new(StoreClock::starting_at(0, || 0));
         let many = 3 * STEP_RUNS as u64;
         (0..many).for_each(|run| retention.retain(RunId(run), ScopeSlot(1), 1, 50));

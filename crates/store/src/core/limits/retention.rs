@@ -1,4 +1,4 @@
-//! Retention: eviction skips a run until the time that its put named, unless the retention is
+//! Retention: eviction skips a run until the time that its put requested, unless the retention is
 //! released earlier because a limit is exceeded.
 //!
 //! The ancestors of a retained run are retained with it, and count towards the limits. A run's

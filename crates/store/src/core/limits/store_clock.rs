@@ -62,7 +62,7 @@ mod tests {
         assert!(near(clock.now(), 2000));
         set(500);
         assert!(near(clock.now(), 2000), "the clock must not go back with the system clock");
-        assert!(is_near(clock.end(1100), 2600), "an end keeps its distance from now");
+        assert!(is_near(clock.end(1100), 2600), "a retention of 600 s must end in 600 s");
         // The machine restarts with a system clock at zero.
         set(0);
         let mut clock = StoreClock::starting_at(2000, || WALL.load(Ordering::Relaxed));

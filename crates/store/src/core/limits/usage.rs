@@ -38,7 +38,7 @@ impl Holding {
 }
 
 impl Usage {
-    /// Creates the table with an empty entry for each scope in `limited`: the scopes with a quota.
+    /// Creates the table with an empty policy for each scope in `limited`: the scopes with a quota.
     pub(crate) fn new(limited: Vec<ScopeSlot>) -> Self {
         let eviction = || Some(PolicyKind::Lru.build());
         let empty = |slot| (slot, Holding { eviction: eviction(), ..Holding::default() });

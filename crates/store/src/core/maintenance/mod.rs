@@ -15,7 +15,7 @@ use space_thread::SpaceThread;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Interval of checks whether a thread has ended, which no event says.
+/// Interval of checks whether a thread has ended: a join has no timeout.
 const END_CHECK: Duration = Duration::from_millis(1);
 
 /// The background threads of a core.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two passes of the thread.
 const PERIODIC_INTERVAL: Duration = Duration::from_millis(500);
-/// Interval of syncs while only uses of pages wait for a sync.
+/// Interval of syncs while uses of pages are the only unsynced changes.
 const RECENCY_INTERVAL: Duration = Duration::from_secs(60);
 
 impl StoreCore {
@@ -21,7 +21,11 @@ impl StoreCore {
             .name("ritornello-periodic".to_owned())
             .spawn(move || run_periodically(&core))
             .map_err(|e| {
-                Error::retry("no thread for the store's periodic maintenance").because(e)
+                Error::retry(
+                    "the thread for the store's periodic maintenance could not be started: check \
+                     the limit of threads",
+                )
+                .because(e)
             })?;
         self.maintenance.periodic.set(thread);
         Ok(())

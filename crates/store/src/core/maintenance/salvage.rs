@@ -126,9 +126,9 @@ impl StoreCore {
         }
     }
 
-    /// Chooses the leading pages of a run in a chained scope that verify, are not stored, and are in
-    /// no chosen run. If a chosen run has the first page, this run replaces it if it has all its pages
-    /// and more, and is not chosen otherwise.
+    /// Chooses, of a run in a chained scope, the leading pages that verify, are not stored, and are
+    /// in no chosen run. If a chosen run has the first of these pages, this run replaces the chosen
+    /// run if it has all pages of the chosen run and more; otherwise this run is not chosen.
     fn choose_leading(
         &self,
         scope: ScopeRef,
@@ -175,8 +175,8 @@ impl StoreCore {
         chosen.add(ChosenRun { scope, place, pages, extents, parent });
     }
 
-    /// Chooses the pages of a run in a scope that is not chained that verify, are not stored, and are
-    /// in no chosen run. The space of the other pages may be of another run.
+    /// Chooses, of a run in a scope that is not chained, the pages that verify, are not stored, and
+    /// are in no chosen run. Does not mark the space of the other pages: another run may use it.
     fn choose_each(
         &self,
         scope: ScopeRef,
@@ -234,8 +234,8 @@ impl StoreCore {
     fn insert_salvaged(&self, run: &ChosenRun, report: &mut Verification) -> u64 {
         let (slot, pages) = (run.scope.slot, run.count());
         let units = run.extents.iter().map(|extent| u64::from(extent.units)).sum();
-        // The index takes no run with holes: holes are inserted under a name of no page, and removed
-        // again. Their space is not the run's.
+        // The index accepts no run with holes, so each hole is inserted under a hash that no page
+        // has, and then removed. The space of holes is not marked, so it is not freed either.
         let hole = |at: usize| {
             let name = [&run.place.generation.to_le_bytes()[..], &at.to_le_bytes()[..]].concat();
             PageHash::of(&run.scope.id, &[&b"salvaged hole"[..], &name[..]].concat())

@@ -77,9 +77,9 @@ impl StoreCore {
     fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
         for _ in 0..2 {
             while let Some((_, run)) = scrub.left.pop() {
-                let there = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
-                let seen = !self.hidden.is_absent(run);
-                if let Some(view) = self.index.run(run).filter(there).filter(|_| seen) {
+                let is_placed = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
+                let is_present = !self.hidden.is_absent(run);
+                if let Some(view) = self.index.run(run).filter(is_placed).filter(|_| is_present) {
                     return Some((run, view));
                 }
             }

@@ -73,7 +73,13 @@ impl StoreCore {
         let thread = std::thread::Builder::new()
             .name("ritornello-maintenance".to_owned())
             .spawn(move || run(&core, &thread))
-            .map_err(|e| Error::retry("no thread to maintain the store's space").because(e))?;
+            .map_err(|e| {
+                Error::retry(
+                    "the thread that maintains the store's space could not be started: check the \
+                     limit of threads",
+                )
+                .because(e)
+            })?;
         self.maintenance.space.thread.set(thread);
         Ok(())
     }

@@ -62,10 +62,10 @@ impl StoreCore {
     ///
     /// # Errors
     /// `Invalid` if the options do not fit the store, the directory holds other files, or the file
-    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged; `Retry` if the
-    /// file system refuses, or if adding a listed directory poisoned the store. Other damage
-    /// is not an error: runs that fail validation are dropped and counted. Absent volumes and
-    /// segments are not an error either: their pages are misses until they return.
+    /// system cannot be trusted; `Fatal` if both copies of the manifest are damaged; `Retry` if a
+    /// file-system operation fails, or if adding a listed directory poisoned the store. Other
+    /// damage is not an error: runs that fail validation are dropped and counted. Absent volumes
+    /// and segments are not an error either: their pages are misses until they return.
     pub fn open(
         medium: Arc<dyn Medium>,
         options: &Options,
@@ -76,8 +76,8 @@ impl StoreCore {
         Self::open_as(&directory, manifest, options, alive)
     }
 
-    /// Like [`StoreCore::open`], with a manifest that was read or made. A manifest that is being
-    /// restored stays so.
+    /// Like [`StoreCore::open`], with a manifest that was read or made. The manifest of a store
+    /// that is being restored keeps the owner epoch 0.
     ///
     /// # Errors
     /// Errors of [`StoreCore::open`].
@@ -193,7 +193,10 @@ impl StoreCore {
         }
         let log = ReservationLog::restart(directory.clone(), withheld.clone())?;
         for (reason, count) in &dropped {
-            tracing::warn!(reason, count, dir = %options.dir.display(), "dropped at open");
+            tracing::warn!(
+                reason, count, dir = %options.dir.display(),
+                "items were dropped or repaired at open"
+            );
         }
         let core = Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -342,7 +345,7 @@ fn leave_out_unsyncable(segments: &Segments, manifest: &Manifest, absence: &mut 
     }
     for (number, error) in failed.into_iter().filter(|_| takes_puts) {
         let dir = &manifest.volumes[usize::from(number)].dir;
-        tracing::warn!(%error, dir, "a volume cannot be used");
+        tracing::warn!(%error, dir, "a volume cannot be synced: its pages are misses");
         segments.detach(number);
         absence.add_volume(number, error.to_string());
     }
@@ -372,8 +375,8 @@ fn resolve_index(
     if !absence.is_empty() {
         tracing::warn!(
             dir = %options.dir.display(),
-            "the index cannot be converted while a volume is absent, and stays: mount it, or give \
-             it up with `ritornello paths forget`"
+            "the index cannot be converted while a volume is absent, so the store keeps its index: \
+             mount the volume, or give it up with `ritornello paths forget`"
         );
         return Ok(stored);
     }
@@ -384,7 +387,7 @@ fn resolve_index(
         "the index named at open differs from the store's index: the store is converted"
     );
     if stored == IndexKind::Memory {
-        tracing::warn!("the index `memory` keeps nothing: the store starts without any page");
+        tracing::warn!("the index `memory` keeps no pages: the converted store is empty");
     }
     convert(medium, directory, manifest, chosen, options.index_memory, &mut |_, _| ())?;
     Ok(chosen)
@@ -440,7 +443,10 @@ fn mark_empty_volumes(
                 absence.remove_volume(number);
             }
             Err(error) => {
-                tracing::warn!(%error, dir = volume.dir, "the marker of a volume could not be written")
+                tracing::warn!(
+                    %error, dir = volume.dir,
+                    "an empty volume could not be marked and attached"
+                )
             }
         }
     }

@@ -41,7 +41,9 @@ pub(crate) fn find_segments(
         let listed = match listed {
             // Check the marker after listing and syncing the directory, because an empty mount
             // point lists no files.
-            Ok(_) if !is_present(number) => Err("it became absent during the opening".to_owned()),
+            Ok(_) if !is_present(number) => {
+                Err("the volume became absent during the opening".to_owned())
+            }
             listed => listed,
         };
         let listed = match listed {

@@ -190,7 +190,7 @@ impl Scopes {
         Ok((reference, dropped))
     }
 
-    /// Gives `slot` and the slots before it to no new scope, durably.
+    /// Records durably that no new scope gets `slot` or a slot before it.
     pub(crate) fn never_reuse(&self, slot: ScopeSlot) -> Result<()> {
         let mut registry = self.registry.lock();
         let Registry { table, file, .. } = &mut *registry;
@@ -357,7 +357,8 @@ impl Live {
 }
 
 fn gone(scope: ScopeRef) -> Error {
-    Error::retry("the scope was dropped or configured: resolve it again").with("scope", scope.id)
+    Error::retry("the scope was dropped, or its codec was changed: resolve it again")
+        .with("scope", scope.id)
 }
 
 /// Returns the codec of a scope without a codec setting: the store's default, or raw if the default
@@ -370,7 +371,7 @@ fn check_settings(scope: &Scope, settings: &ScopeSettings) -> Result<()> {
     if let Some(number) = settings.codec {
         let Some(codec) = Codec::from_number(number) else {
             return Err(Error::invalid(
-                "a codec that this version does not know: upgrade the owner",
+                "the owner's version does not know this codec: upgrade the owner",
             )
             .with("codec", number));
         };

@@ -56,7 +56,10 @@ impl StoreCore {
                 if error.kind() == ErrorKind::Miss {
                     let refused = &self.counters.refused_scopes;
                     if refused.get() == 0 {
-                        tracing::warn!(%error, "a new scope was refused; more are only counted");
+                        tracing::warn!(
+                            %error,
+                            "a new scope was refused; later refusals are only counted"
+                        );
                     }
                     refused.add(1);
                 }

@@ -25,7 +25,7 @@ const CHECKPOINT_PAUSE: Duration = Duration::from_millis(200);
 /// A change to the space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CapacityChange {
-    /// Sets the budget, in bytes.
+    /// Sets the capacity, in bytes.
     Capacity(u64),
     /// Adds a directory for segments. If it is a directory of the store that is absent because its
     /// file `VOLUME` was lost, writes this file again.
@@ -55,13 +55,16 @@ impl StoreCore {
         let (mut forgotten, mut marked, mut drained) = (None, None, None);
         {
             let Some(shape) = self.shape.change_by(deadline) else {
-                let error = Error::retry("the store's space is being changed already");
+                let error = Error::retry(
+                    "another change of the capacity or the directories has not ended: try again",
+                );
                 return Err(self.with_stalled(error));
             };
             // Wait for a segment that is being created: if the maximum segments of its volume
             // shrank now, the allocator could refuse the segment, and its file would be orphaned.
             let Some(_growing) = self.shape.pause_growth(deadline) else {
-                return Err(self.with_stalled(Error::retry("a segment is being made")));
+                let error = Error::retry("a segment file is being created: try again");
+                return Err(self.with_stalled(error));
             };
             let mut manifest = Manifest::clone(&self.shape.manifest());
             let mut candidate = None;
@@ -212,8 +215,8 @@ impl StoreCore {
             return Ok(());
         }
         Err(Error::invalid(
-            "the capacity is below the bytes that may not be evicted: give more, or wait until \
-             leases and retentions end",
+            "the capacity is below the bytes that may not be evicted: give a larger capacity, or \
+             wait until leases and retentions end",
         )
         .with("capacity", budget.capacity)
         .with("retained", retained * UNIT)

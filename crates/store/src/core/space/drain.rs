@@ -153,7 +153,8 @@ impl StoreCore {
         }
     }
 
-    /// Drains segments of one volume, and frees the number of withheld extents given for each.
+    /// Drains `segments` of one volume. Each comes with the number of its withheld extents, which
+    /// are freed after the drain.
     fn drain_volume(&self, volume: u8, segments: &[(SegmentId, usize)]) {
         segments.iter().for_each(|(id, count)| self.drain_one(*id, *count));
         // Notify under the lock: otherwise a thread between its check and its wait would miss the
@@ -192,7 +193,8 @@ impl StoreCore {
                 if first {
                     tracing::warn!(
                         %error,
-                        "no way to wait for the writes of a dead process: its space is not reused"
+                        "a segment could not be drained: space to which a dead process may write \
+                         is not reused until a later drain succeeds"
                     );
                 }
             }

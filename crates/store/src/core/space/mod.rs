@@ -101,7 +101,10 @@ impl StoreSpace {
     pub(crate) fn free(&mut self, extents: &[Extent]) {
         for extent in extents {
             if let Err(error) = self.allocator.free(std::slice::from_ref(extent)) {
-                tracing::error!(%error, "freed twice: the extent is left out of use until reopened");
+                tracing::error!(
+                    %error,
+                    "an extent was freed twice: it is not used until the next opening"
+                );
             }
         }
     }
@@ -135,7 +138,8 @@ impl StoreSpace {
         self.allocator.restore_segment(id).is_ok()
     }
 
-    /// Keeps the segments of a volume from being reused or sealed, or permits it again.
+    /// If `held`, keeps puts from a volume and its segments from being sealed, until the volume's
+    /// segments are searched; otherwise permits both again.
     pub(crate) fn hold_unsearched(&mut self, volume: u8, held: bool) {
         if held {
             self.unsearched.insert(volume);

@@ -66,7 +66,7 @@ impl GrowthPauses {
 }
 
 impl StoreCore {
-    /// Finds extents for a header and pages.
+    /// Finds extents for a run: its header, and `pages` pages of `page_units` units each.
     pub(crate) fn find_space(
         &self,
         header_units: u32,
@@ -222,7 +222,7 @@ mod tests {
     /// Between the attempt to place a long page and the growth that it requested, short puts change
     /// which volume `next_segment` names.
     #[test]
-    fn growth_serves_the_put_that_asked() {
+    fn growth_adds_the_segment_that_the_put_requested() {
         let options = Options {
             capacity: Some(64 << 20),
             segment_bytes: Some(1 << 20),

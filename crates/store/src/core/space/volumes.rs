@@ -54,7 +54,7 @@ impl StoreCore {
         if let Some(found) = names.iter().find(is_foreign_file).filter(|_| named.is_empty()) {
             let found = found.to_string_lossy();
             return refused(&format!(
-                "it holds {found}: mount the volume's disk, or remove that file"
+                "the directory holds {found}: mount the volume's disk, or remove that file"
             ));
         }
         directory.write_marker(&dir, marker)?;

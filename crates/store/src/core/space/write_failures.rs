@@ -6,9 +6,9 @@ use ritornello_format::Extent;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// Consecutive runs that could not be written to a volume, without a written one in between, after
-/// which puts avoid the volume. The runs are at different places, because the place of a failed
-/// run is quarantined: a few bad sectors cost their places only.
+/// Number of consecutive runs that could not be written to a volume after which puts avoid the
+/// volume. The runs are at different places, because the place of a failed run is quarantined. With
+/// fewer bad places in succession, only these places are lost.
 const FAILED_RUNS_MAX: u32 = 8;
 /// Interval at which one run is placed on an avoided volume as a test.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(30);
@@ -28,7 +28,8 @@ struct FailingVolume {
 }
 
 impl StoreSpace {
-    /// Records that a run was written to `extents`. Puts no longer avoid its volumes.
+    /// Records that a run was written to `extents`. If puts avoided a volume of these extents
+    /// because writes failed, they use it again.
     pub(crate) fn note_written(&mut self, extents: &[Extent]) {
         if self.failures.0.is_empty() {
             return;
@@ -72,8 +73,8 @@ impl StoreSpace {
         reusable
     }
 
-    /// Makes puts avoid the `stalled` volumes, if another volume is usable, and no longer those that
-    /// complete operations again.
+    /// Makes puts avoid the `stalled` volumes, if another volume is usable, and lets puts use the
+    /// volumes that have stalled before and complete operations again.
     pub(super) fn avoid_stalled(&mut self, stalled: &[u8]) {
         if stalled.is_empty() && self.stalled.is_empty() {
             return;
@@ -92,7 +93,8 @@ impl StoreSpace {
         }
     }
 
-    /// Makes puts avoid a volume if there is a reason.
+    /// Makes puts avoid a volume if it has stalled, is to be searched, or fails writes; otherwise
+    /// lets puts use it.
     pub(super) fn update_avoided(&mut self, volume: u8) {
         let avoided =
             self.is_held_off(volume) || self.avoided_volumes().any(|failing| failing == volume);
@@ -187,7 +189,7 @@ mod tests {
     #[test]
     fn failing_volume_is_avoided_and_tested() {
         let (mut space, start) = (space(2), Instant::now());
-        assert_eq!(place_many(&mut space, 7, start), 4, "volumes take turns");
+        assert_eq!(place_many(&mut space, 7, start), 4, "volumes get runs in turn");
         assert_eq!((space.quarantined_units(), space.avoided_volumes().count()), (8, 0));
         assert_eq!(place_many(&mut space, 60, start), 4);
         assert_eq!(space.avoided_volumes().collect::<Vec<_>>(), [0]);
@@ -206,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn written_run_ends_the_count_and_keeps_the_bad_place() {
+    fn written_run_resets_the_count_and_keeps_the_quarantine() {
         let mut space = space(2);
         for _ in 0..5 {
             assert!(place_many(&mut space, 4, Instant::now()) > 0);
