@@ -92,8 +92,8 @@ impl Directory {
             decoded.map_err(|error| error.with("file", name))
         };
         let bytes = self.read_in(&self.path, MANIFEST);
-        // Fail if file handles or memory ran out: the manifest may be intact, and the copy may hold
-        // a change that never took effect.
+        // Fail if file descriptors or memory ran out: the manifest may be intact, and the copy may
+        // hold a change that never took effect.
         let is_of_the_disk = |error: &io::Error| error.raw_os_error().is_some_and(is_damage);
         if bytes.as_ref().is_err_and(|error| !is_of_the_disk(error)) {
             return decode(MANIFEST, bytes);
@@ -114,7 +114,7 @@ impl Directory {
                 }
                 (Ok(_), Ok(None)) => {}
                 // The copy may be intact, if it is of another format, or could not be read for lack
-                // of file handles.
+                // of file descriptors.
                 (_, Err(error)) if error.kind() != ErrorKind::Fatal && !is_unreadable(&error) => {
                     return Err(error.with("dir", self.display()));
                 }
@@ -230,15 +230,16 @@ impl Directory {
         let mut differences = self.lasting_differences(options, stored)?;
         if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
             differences.push(format!(
-                "this process was given another capacity ({given}) than the store has ({}), which \
-                 stays: the owner decides; `ritornello resize` changes it",
+                "this process was given another capacity ({given}) than the store has ({}), and \
+                 the store keeps its capacity, which `ritornello resize` changes",
                 stored.capacity
             ));
         }
         if let Some(given) = options.index.filter(|given| given.word() != stored.index) {
             differences.push(format!(
-                "this process was given another index ({}) than the store has ({}), which stays: \
-                 leave it out, or close the store and run `ritornello convert-index DIR --to {0}`",
+                "this process was given another index ({}) than the store has ({}), and the store \
+                 keeps its index: give no index, or close the store and run `ritornello \
+                 convert-index DIR --to {0}`",
                 given.word(),
                 stored.index
             ));
@@ -253,7 +254,8 @@ impl Directory {
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
             differences.push(format!(
                 "this process was given another segment size ({given}) than the store was made \
-                 with ({}), which stays: leave it out, or make a new store",
+                 with ({}), and the store keeps its segment size: give no segment size, or make a \
+                 new store",
                 stored.segment_bytes
             ));
         }
@@ -261,9 +263,9 @@ impl Directory {
             let there: Vec<&str> =
                 stored.volumes.iter().map(|volume| volume.dir.as_str()).collect();
             differences.push(format!(
-                "this process was given another set of paths ({:?}) than the store has ({}), which \
-                 stays: leave it out, or change it with `ritornello paths add` and `ritornello \
-                 paths drain`",
+                "this process was given another set of paths ({:?}) than the store has ({}), and \
+                 the store keeps its paths: give no paths, or change those of the store with \
+                 `ritornello paths add` and `ritornello paths drain`",
                 options.paths,
                 there.join(":")
             ));
@@ -330,7 +332,7 @@ impl Directory {
             return names.map(|name| name.map(VolumeRecord::new)).collect();
         }
         if options.paths.len() > VOLUMES_MAX {
-            return Err(Error::invalid("a store spreads over at most 256 paths"));
+            return Err(Error::invalid("a store spreads over at most 256 paths: name fewer"));
         }
         let names: BTreeSet<String> =
             options.paths.iter().map(|path| self.volume_name(path)).collect::<Result<_>>()?;
@@ -422,9 +424,10 @@ impl Directory {
         if path == self.path.join(SEGMENTS) {
             return Ok(SEGMENTS.to_owned());
         }
-        path.to_str()
-            .map(str::to_owned)
-            .ok_or_else(|| Error::invalid("paths must be UTF-8").with("path", path.display()))
+        path.to_str().map(str::to_owned).ok_or_else(|| {
+            Error::invalid("a path of the store is not UTF-8: name another")
+                .with("path", path.display())
+        })
     }
 
     /// Whether the paths in `options` are the store's paths. The options may name or omit a path
@@ -447,8 +450,8 @@ impl Directory {
         let bytes = manifest.encode();
         self.replace(MANIFEST_COPY, &bytes)?;
         let Err(error) = self.replace(MANIFEST, &bytes) else { return Ok(()) };
-        // If the change failed for lack of space or file handles, restore the copy, because it must
-        // not stay newer than MANIFEST.
+        // If the change failed for lack of space or file descriptors, restore the copy, because it
+        // must not stay newer than MANIFEST.
         let restored = error.kind() != ErrorKind::Fatal
             && self
                 .read(MANIFEST)
@@ -585,7 +588,7 @@ impl Directory {
                 "this is a file, not a directory: name a directory"
             }
             _ => {
-                return Error::retry("the store's directory failed")
+                return Error::retry("a file operation in the store's directory failed")
                     .with("dir", self.display())
                     .because(error);
             }

@@ -258,8 +258,8 @@ impl Put<'_> {
 /// this process no longer writes to it.
 struct PreparedPart<'a> {
     store: &'a Store,
-    /// The reservation. The reservation has no runs if no page was missing, or if the owner refused
-    /// every missing page.
+    /// The reservation, which has no runs if no page was missing, or if the owner refused every
+    /// missing page.
     reserved: Reserved,
     /// For each reserved run the checksum of its header; `None` if it was not written.
     sums: Vec<Option<u64>>,

@@ -108,9 +108,9 @@ impl Store {
     /// Changes capacity or directories of a store in use. Returns when the change is complete.
     ///
     /// # Errors
-    /// `Retry` if the change takes longer than some minutes, and then continues in the background,
-    /// and while the store is poisoned; `Invalid` if the change is impossible, or the policy denies
-    /// it to clients; `Closed`; connection errors.
+    /// `Retry` if the change takes longer than about four minutes: it then continues in the
+    /// background. `Retry` while the store is poisoned; `Invalid` if the change is impossible, or
+    /// the policy denies it to clients; `Closed`; connection errors.
     pub fn change_capacity(&self, change: &CapacityChange) -> Result<()> {
         self.check_process()?;
         self.catalog.change_capacity(change)
@@ -142,7 +142,7 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` for malformed keys; `Closed` if the store is closed, or was opened before a fork;
-    /// connection errors; `Retry` if each attempt ends with it.
+    /// connection errors; `Retry` if each attempt fails with `Retry`.
     pub fn probe(&self, scope: &Scope, keys: &[&[u8]]) -> Result<usize> {
         check_keys(keys)?;
         let answer = self.with_scope(scope, 0, |scope| self.catalog.probe(scope, keys));
@@ -299,7 +299,7 @@ impl Store {
         if keys.len() == pages {
             return Ok(());
         }
-        Err(Error::invalid("there must be one page per key")
+        Err(Error::invalid("there must be one page per key: pass as many pages as keys")
             .with("keys", keys.len())
             .with("pages", pages))
     }
@@ -372,7 +372,7 @@ impl Store {
     }
 
     pub(crate) fn registered(&self, scope: &Scope) -> Result<ScopeRef> {
-        let dropped = || Error::retry("the scope was dropped during the call");
+        let dropped = || Error::retry("the scope was dropped during the call: try again");
         self.resolve(scope, true)?.ok_or_else(dropped)
     }
 

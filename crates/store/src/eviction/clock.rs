@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct RecencyClock(AtomicU64);
 
 impl RecencyClock {
-    /// Creates a clock whose first tick is later than `last`, the latest in the index.
+    /// Creates a clock whose first tick is later than `last`, the latest tick in the index.
     #[must_use]
     pub fn starting_after(last: Option<u64>) -> Self {
         Self(AtomicU64::new(last.unwrap_or(0)))

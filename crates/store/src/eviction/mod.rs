@@ -70,7 +70,7 @@ pub enum Demand {
 /// The state of runs that a policy may query while it chooses victims.
 pub trait EvictionContext {
     /// Whether a run must stay complete: it is leased (by a reader, or by a put whose pages follow
-    /// it), retained or absent.
+    /// it), retained or absent, or no put would get its space.
     fn is_protected(&self, run: RunId) -> bool;
     /// The key of page `page` of a run: see [`Resident::key`]. Zero if the run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;
@@ -119,13 +119,13 @@ pub struct Victim {
 
 /// An eviction policy.
 ///
-/// The store reports all events of runs, and the policy chooses victims. The store calls it under
-/// the lock of the core's state, so every method is fast: no I/O, and no work proportional to the
-/// number of runs.
+/// The store reports all events of runs, and the policy chooses victims. The store calls the policy
+/// under the lock of the core's state, so every method is fast: no I/O, and no work proportional to
+/// the number of runs.
 ///
 /// **Protocol.** Runs are admitted when they are committed, and at open, least recently used first.
 /// Whenever the index reports removed pages, for any reason, the store calls [`Eviction::shrink`]
-/// or [`Eviction::remove`]; that includes the victims of [`Eviction::victims`].
+/// or [`Eviction::remove`], also for the victims that [`Eviction::victims`] returned.
 pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
@@ -152,7 +152,8 @@ pub trait Eviction: Send + Debug {
         let _ = (demand, after, pages);
     }
 
-    /// The simulated hits of the policy's candidates; only the policy's name if it has none.
+    /// The simulated hits of the policy's candidates; only the policy's name if the policy has no
+    /// candidates.
     fn measured(&self) -> EvictionStats {
         EvictionStats { policy: self.name().to_owned(), ..EvictionStats::default() }
     }

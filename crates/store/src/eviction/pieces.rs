@@ -7,7 +7,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The run of a removed piece.
 const NO_RUN: RunId = RunId(u64::MAX);
 
-/// Consecutive pages of a run, which a policy orders as one. The pieces that follow a piece, its
+/// Consecutive pages of a run, which a policy orders as a unit. The pieces that follow a piece, its
 /// children, all follow its last page.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
@@ -69,7 +69,7 @@ impl Piece {
         }
     }
 
-    /// Length on disk.
+    /// Length on disk, in units.
     pub(super) fn units(&self) -> u64 {
         let header = if self.start == 0 { self.header_units } else { 0 };
         u64::from(self.pages) * u64::from(self.page_units) + u64::from(header)

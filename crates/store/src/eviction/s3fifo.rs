@@ -7,8 +7,8 @@ use super::pieces::{List, Piece, Pieces};
 /// New pages enter a small queue, which has a tenth of the space. A page that reaches the end of
 /// the small queue moves to the main queue if it was used in the small queue. Pages that are put
 /// again soon after their eviction from the small queue enter the main queue. A page that reaches
-/// the end of the main queue returns to its start if the page's count of uses is not zero: each use
-/// adds one to the count, up to three, and each return takes one.
+/// the end of the main queue returns to the queue's start if the page's count of uses is not zero:
+/// each use adds one to the count, up to three, and each return subtracts one.
 ///
 /// Yang et al., "FIFO Queues Are All You Need for Cache Eviction", SOSP '23. Unlike in the paper,
 /// one use suffices to move a page to the main queue. A lease and a read are separate uses, also if
@@ -25,8 +25,8 @@ pub(super) struct S3Fifo {
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 /// Maximum `stamp` of a piece. In the main queue the stamp is the number of times that the piece
-/// may still pass through the queue: each use adds one, each pass takes one. In the small queue any
-/// stamp above zero moves the piece to the main queue.
+/// may still pass through the queue: each use adds one, each pass subtracts one. In the small queue
+/// any stamp above zero moves the piece to the main queue.
 const USES_MAX: u32 = 3;
 
 impl S3Fifo {

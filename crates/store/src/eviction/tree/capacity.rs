@@ -2,9 +2,9 @@
 
 /// Estimates the contents of a full store by their recent maximum.
 ///
-/// Most evictions are requested because the store is full, except for space that was evicted for a
-/// put and is not filled yet. This space must not count as empty: policies would underestimate the
-/// capacity by the length of a put.
+/// At most evictions the store is full, except for space that was evicted for a put and is not
+/// filled yet. This space must not count as empty: policies would underestimate the capacity by the
+/// length of a put.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
     /// Maximum of the current and of the previous period.

@@ -45,7 +45,7 @@ fn runs_split_at_children_and_rarely_at_uses() {
 }
 
 #[test]
-fn late_parent_precedes_its_child() {
+fn child_admitted_before_its_parent_is_evicted_first() {
     let mut tree = Tree::new(Box::new(Lru::new()), 1);
     let resident = |run, parent| Resident {
         run: RunId(run),
