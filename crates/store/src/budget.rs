@@ -48,8 +48,10 @@ impl Budget {
         if !segment_bytes.is_power_of_two()
             || !(SEGMENT_BYTES_MIN..=crate::options::SEGMENT_BYTES).contains(&segment_bytes)
         {
-            return Err(Error::invalid("segment_bytes is a power of two from 1 MiB to 256 MiB")
-                .with("segment_bytes", segment_bytes));
+            return Err(Error::invalid(
+                "segment_bytes must be a power of two from 1 MiB to 256 MiB",
+            )
+            .with("segment_bytes", segment_bytes));
         }
         let index_share = (capacity / INDEX_SHARE).max(INDEX_MIN);
         let segments = capacity.saturating_sub(index_share + FIXED_METADATA) / segment_bytes;

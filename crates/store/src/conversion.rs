@@ -83,8 +83,8 @@ pub(crate) fn convert(
     let from = IndexKind::stored(&manifest.index)?;
     if to == IndexKind::Memory && from != to {
         return Err(Error::invalid(
-            "an index without files is for new stores: keep the current index, or make another \
-             store",
+            "a store cannot be converted to the index `memory`, which has no files: keep the \
+             current index, or make another store",
         )
         .with("stored", from.word()));
     }
@@ -107,8 +107,8 @@ pub(crate) fn convert(
     let found = directory.volume_states(manifest);
     if let Some(why) = found.iter().find_map(VolumeState::absence) {
         return Err(Error::invalid(
-            "the index cannot be converted while a volume is absent: mount it, or give it up with \
-             `ritornello paths forget`",
+            "the index cannot be converted while a volume is absent: mount the volume, or give it \
+             up with `ritornello paths forget`",
         )
         .with("why", why));
     }
@@ -165,18 +165,20 @@ fn copy_all(
     let copied = copy(old, new, &|| Ok(()), &mut |runs| progress(runs, before.runs));
     let Copied { runs, pages, dropped } = copied.map_err(|error| match error.kind() {
         ErrorKind::Retry if new.stats().memory_percent > 0 => Error::invalid(
-            "the index does not fit the memory ceiling of `run`: raise it (`--to run:8GiB`, or \
-             index=\"run:8GiB\")",
+            "the index does not fit the memory ceiling of `run`: raise the ceiling (`--to \
+             run:8GiB`, or index=\"run:8GiB\")",
         )
         .because(error),
         _ => error,
     })?;
     let after = new.stats();
     if (after.runs, after.pages) != (runs, pages) || before.runs != runs + dropped {
-        return Err(Error::fatal("the new index differs from the old index")
-            .with("runs", before.runs)
-            .with("copied", after.runs)
-            .with("dropped", dropped));
+        return Err(Error::fatal(
+            "the new index differs from the old index, which the store keeps: report this",
+        )
+        .with("runs", before.runs)
+        .with("copied", after.runs)
+        .with("dropped", dropped));
     }
     new.set_budget(budget.index_bytes);
     new.maintain()?;

@@ -86,7 +86,7 @@ impl Encoder {
 pub(crate) fn unsuited(codec: Codec, scope: &Scope) -> Error {
     Error::invalid(
         "a lossy codec must know which numbers are keys and which values: the scope needs the dtype \
-         bfloat16 or float16 and a known layout; use split, zstd or raw where it has not",
+         bfloat16 or float16 and a known layout; use split, zstd or raw for other scopes",
     )
     .with("codec", codec.word())
     .with("dtype", format!("{:?}", scope.dtype))
@@ -217,6 +217,9 @@ mod tests {
                 assert!(!suits(codec, scope));
             }
         }
-        assert!(Encoder::of(&layout, 200, 4096).unwrap().is_none(), "a codec of the future");
+        assert!(
+            Encoder::of(&layout, 200, 4096).unwrap().is_none(),
+            "an unknown codec is stored raw"
+        );
     }
 }

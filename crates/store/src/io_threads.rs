@@ -138,7 +138,8 @@ impl IoThreads {
             return Err(Error::new(ErrorKind::Closed, "the store is closed: open it again"));
         }
         if queues.waiting() >= QUEUE_MAX {
-            return Err(Error::retry("too many tickets are waiting").with("tickets", QUEUE_MAX));
+            return Err(Error::retry("too many tickets are waiting: submit again later")
+                .with("tickets", QUEUE_MAX));
         }
         while queues.threads < THREADS {
             match self.shared.start(&mut queues, work) {
@@ -189,7 +190,10 @@ impl Shared {
         let handle = thread::Builder::new()
             .name("ritornello-io".to_owned())
             .spawn(move || work(&shared))
-            .map_err(|error| Error::retry("no thread for tickets").because(error))?;
+            .map_err(|error| {
+                Error::retry("no thread could be started for tickets: check the limit of threads")
+                    .because(error)
+            })?;
         let mut handles = self.handles.lock();
         handles.retain(|handle| !handle.is_finished());
         handles.push(handle);

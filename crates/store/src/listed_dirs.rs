@@ -34,7 +34,7 @@ impl Directory {
             ));
         }
         if further.len() >= VOLUMES_MAX {
-            return Err(Error::invalid("a store spreads over at most 256 directories"));
+            return Err(Error::invalid("a store spreads over at most 256 directories: list fewer"));
         }
         let mut seen = vec![(self.path().to_owned(), self.real(""))];
         for path in further {
@@ -75,8 +75,8 @@ impl Directory {
         below_mount_points(&dirs, device).next().map_or(Ok(()), |dir| {
             Err(Error::retry(
                 "a listed directory is on the root file system and another is not, as if a disk \
-                 were not mounted: mount it, or create the store in the first directory alone and \
-                 add the others with `ritornello paths add`",
+                 were not mounted: mount the disk, or create the store in the first directory \
+                 alone and add the others with `ritornello paths add`",
             )
             .with("dir", dir.display()))
         })
@@ -160,8 +160,8 @@ impl Directory {
         dirs.extend(listed.map(|name| self.real(&name)));
         if below_mount_points(&dirs, device).any(|dir| *dir == new) {
             return Err(Error::retry(
-                "it is on the root file system and another listed directory is not, as if its \
-                 disk were not mounted: mount it",
+                "the directory is on the root file system and another listed directory is not, as \
+                 if its disk were not mounted: mount the disk",
             ));
         }
         self.check_outside_stores(&new)

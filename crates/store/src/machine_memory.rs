@@ -86,7 +86,7 @@ fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
         what: "the memory limit of this control group",
-        advice: "raise it (docker run --memory, resources.limits.memory)",
+        advice: "raise this limit (docker run --memory, resources.limits.memory)",
     });
     let machine = Source {
         left: memory_left(),
@@ -96,7 +96,8 @@ fn sources(room: &Room) -> Vec<Source> {
     let file_system = Source {
         left: room.available.saturating_sub(Budget::floor(room.total)),
         what: "the file system in memory",
-        advice: "make it larger (as root: mount -o remount,size=64G on it; docker run --shm-size)",
+        advice: "make the file system larger (as root: mount -o remount,size=64G on its mount \
+                 point; docker run --shm-size)",
     };
     group.into_iter().chain([machine, file_system]).collect()
 }

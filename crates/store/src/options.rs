@@ -113,8 +113,9 @@ impl IndexKind {
     pub(crate) fn stored(word: &str) -> Result<Self> {
         Self::parse(word).map_err(|error| {
             Error::invalid(format!(
-                "this store has the index `{word}`: open it with a build that has it, or convert it \
-                 there (`ritornello convert-index DIR --to run`)"
+                "this store has the index `{word}`: open the store with a build that has this \
+                 index, or convert the store with that build (`ritornello convert-index DIR --to \
+                 run`)"
             ))
             .because(error)
         })
@@ -150,7 +151,7 @@ pub struct Options {
     /// them. Opening an existing store adds the listed directories that the store lacks, and keeps
     /// its directories that are not listed.
     pub further_dirs: Option<Vec<PathBuf>>,
-    /// Budget in bytes. Required for a new store; the owner resizes an existing store to this
+    /// Capacity in bytes. Required for a new store; the owner resizes an existing store to this
     /// capacity.
     pub capacity: Option<u64>,
     /// Directories of all segments of a new store, instead of a directory in `dir` and

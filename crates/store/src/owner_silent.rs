@@ -27,7 +27,7 @@ pub struct OwnerSilent;
 
 impl fmt::Display for OwnerSilent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("it answers no handshake")
+        f.write_str("the owner answers no handshake")
     }
 }
 
@@ -58,7 +58,7 @@ pub struct StoreReopening;
 
 impl fmt::Display for StoreReopening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a write or sync of its disk failed")
+        f.write_str("a write or sync of the store's disk failed")
     }
 }
 

@@ -125,7 +125,9 @@ impl Directory {
             return Ok(StorePolicy { file, ..StorePolicy::default() });
         };
         let policy = std::str::from_utf8(&bytes)
-            .map_err(|_| Error::invalid("the store's policy file is not UTF-8: write it anew"))
+            .map_err(|_| {
+                Error::invalid("the store's policy file is not UTF-8: rewrite it in UTF-8")
+            })
             .and_then(StorePolicy::parse)
             .map_err(|error| error.with("file", file.display()))?;
         Ok(StorePolicy { file, ..policy })

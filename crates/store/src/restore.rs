@@ -1,9 +1,9 @@
 //! Restores a store whose own directory is lost, with the pages in its other directories, from the
 //! copies that these keep of the manifest and the scope registry.
 //!
-//! A restored store begins as a manifest with owner epoch 0, which nothing but a restore opens. The
-//! last step gives it an owner epoch. Until then a restore that was interrupted is begun again, and
-//! the copies are not changed.
+//! A restored store begins as a manifest with owner epoch 0, which only a restore opens. The last
+//! step of the restore writes a manifest with an owner epoch above 0. Until then a restore that was
+//! interrupted is begun again, and the copies are not changed.
 
 use crate::core::{StoreCore, Verification};
 use crate::directory::{COPY_OF_MANIFEST, Directory, SEGMENTS, VOLUMES_MAX};
@@ -20,8 +20,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A restored store skips this number of owner epochs and upper halves of generations: owners that
-/// the newest copy does not know, and runs in directories that are absent, may have used some.
+/// A restored store skips this number of owner epochs and of upper halves of generations: owners
+/// that the newest copy does not know, and runs in absent directories, may have used some of them.
 const OWNERS_SKIPPED: u32 = 1 << 16;
 
 /// A restore whose directories were checked.
@@ -118,9 +118,9 @@ impl Restore {
         let verification = core.verify(true, progress)?;
         let stats = core.stats()?;
         core.close()?;
-        let mut manifest = directory
-            .manifest()?
-            .ok_or_else(|| Error::fatal("the manifest disappeared during the restore"))?;
+        let mut manifest = directory.manifest()?.ok_or_else(|| {
+            Error::fatal("the manifest disappeared during the restore: restore again")
+        })?;
         let found = (verification.generation_max >> 32) as u32;
         manifest.generations = manifest.generations.max(found).saturating_add(OWNERS_SKIPPED);
         manifest.owner_epoch = owner_epoch;
@@ -287,7 +287,7 @@ impl Directory {
             if dir.is_absolute()
                 && let Err(error) = self.write_copies(dir, marker, owner, &files[0], &files[1])
             {
-                tracing::debug!(%error, dir = volume.dir, "a copy was not written");
+                tracing::debug!(%error, dir = volume.dir, "the copies could not be written");
             }
         }
     }
@@ -315,7 +315,7 @@ impl Directory {
         for index in [Backend::Run, Backend::Lsm] {
             index.remove(self.medium.as_ref(), &self.index())?;
         }
-        // The volume may have another number now.
+        // Remove the marker, because the volume may have another number in this restore.
         let segments = self.path().join(SEGMENTS);
         match self.medium.list(&segments) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -92,7 +92,7 @@ impl Rounds {
         if error.kind() != ErrorKind::Retry && self.poison.set(error.to_string()).is_ok() {
             match self.on_poison.get() {
                 Some(callback) => callback(),
-                None => tracing::error!(%error, "the store is poisoned"),
+                None => tracing::error!(%error, "the store is poisoned and refuses writes"),
             }
         }
     }
@@ -121,6 +121,8 @@ impl Rounds {
         self.poison.get().map(String::as_str)
     }
 
+    /// Checks that the store is not poisoned.
+    ///
     /// # Errors
     /// `Fatal` if the store is poisoned.
     pub fn check(&self) -> Result<()> {

@@ -20,7 +20,7 @@ pub struct CatalogStats {
     pub durability: String,
     /// Backend of the index.
     pub index: String,
-    /// Budget in bytes: segments and metadata.
+    /// Capacity in bytes: the maximum of segments and metadata together.
     pub capacity_bytes: u64,
     /// Bytes allocated to the segment files and the index's files.
     pub allocated_bytes: u64,

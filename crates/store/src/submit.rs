@@ -178,7 +178,7 @@ impl Store {
         })
     }
 
-    /// Runs `work` in the queue of `kind`; its outcome tells the duration of the work.
+    /// Runs `work` in the queue of `kind`, and adds the duration of the work to its outcome.
     fn submit_timed(
         self: &Arc<Self>,
         kind: JobKind,

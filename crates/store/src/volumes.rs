@@ -67,8 +67,8 @@ impl Directory {
         let unsearched = manifest.volumes.get(usize::from(number)).is_some_and(|v| v.unsearched);
         if unsearched && at.absence().is_none() {
             return VolumeState::Absent(
-                "a restore of the store left it out: `ritornello fsck --salvage`, with the store's \
-                 directory, finds its pages and uses it again"
+                "a restore of the store left this directory out: `ritornello fsck --salvage`, with \
+                 the store's directory, finds the pages in this directory and uses it again"
                     .to_owned(),
             );
         }
@@ -149,16 +149,16 @@ impl Directory {
         let at = match found {
             Some(Ok(found)) if found == expected => VolumeState::Present(dir),
             Some(Ok(found)) if found.store == expected.store => {
-                VolumeState::Foreign(format!("its directory holds volume {}", found.volume))
+                VolumeState::Foreign(format!("the directory holds volume {}", found.volume))
             }
             Some(Ok(_)) => {
-                VolumeState::Foreign("its directory holds another store's volume".to_owned())
+                VolumeState::Foreign("the directory holds another store's volume".to_owned())
             }
             Some(Err(error)) if error.kind() == ErrorKind::Invalid => {
                 VolumeState::Foreign(error.to_string())
             }
             None if needs_marker => VolumeState::Absent(
-                "its directory has no marker: mount its file system, or, if the marker was lost, \
+                "the directory has no marker: mount its file system, or, if the marker was lost, \
                  name the directory to `ritornello paths add`"
                     .to_owned(),
             ),
@@ -167,10 +167,10 @@ impl Directory {
             _ => match self.store_of_segments(&dir) {
                 Ok(Some(store)) if store == expected.store => VolumeState::Unmarked(dir),
                 Ok(Some(_)) => {
-                    VolumeState::Foreign("its directory holds another store's segments".to_owned())
+                    VolumeState::Foreign("the directory holds another store's segments".to_owned())
                 }
                 Ok(None) => VolumeState::Absent(
-                    "its directory has no marker: is its file system mounted?".to_owned(),
+                    "the directory has no marker: mount its file system".to_owned(),
                 ),
                 Err(error) => VolumeState::Absent(error.to_string()),
             },
@@ -179,7 +179,9 @@ impl Directory {
             VolumeState::Present(dir) | VolumeState::Unmarked(dir) => {
                 self.close_to_others(dir).map_or_else(
                     |error| {
-                        VolumeState::Absent(format!("cannot be closed to other users: {error}"))
+                        VolumeState::Absent(format!(
+                            "the directory cannot be closed to other users: {error}"
+                        ))
                     },
                     |()| at.clone(),
                 )
@@ -299,8 +301,8 @@ impl Directory {
         }
         let dirs: Vec<&str> = manifest.volumes.iter().map(|volume| volume.dir.as_str()).collect();
         Err(Error::invalid(
-            "no directory of this store holds the volume that it should, and some hold other \
-             volumes: mount them where they were, or name the directory that they were made with",
+            "no directory of this store holds its volume, and some hold other volumes: mount each \
+             disk where it was, or name the main directory of the volumes that are mounted",
         )
         .with("dir", self.path().display())
         .with("volumes", dirs.join(", ")))

@@ -30,7 +30,7 @@ fn memory_index_is_converted_from_but_not_to() {
     open.close();
     let refused = open_on(Arc::new(Host), &with(dir.path(), IndexKind::Memory)).err().unwrap();
     assert_eq!(refused.kind(), ErrorKind::Invalid);
-    assert!(refused.to_string().contains("new stores"), "{refused}");
+    assert!(refused.to_string().contains("cannot be converted"), "{refused}");
     let open =
         open_on(Arc::new(Host), &Options { index: None, ..options(dir.path(), 16) }).unwrap();
     assert_eq!(open.store.stats().unwrap().catalog.index, "run");

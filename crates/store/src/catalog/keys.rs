@@ -41,7 +41,7 @@ impl<'a> Keys<'a> {
 
 impl<'a> PackedKeys<'a> {
     fn split(&self) -> Result<Vec<&'a [u8]>> {
-        let disagree = || Error::invalid("the lengths of keys do not add up");
+        let disagree = || Error::invalid("the lengths of packed keys do not match their bytes");
         if self.width > 0 {
             let keys = self.bytes.chunks_exact(usize::from(self.width));
             return if keys.remainder().is_empty() { Ok(keys.collect()) } else { Err(disagree()) };
