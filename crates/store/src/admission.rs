@@ -244,7 +244,7 @@ impl Admission {
         decision
     }
 
-    /// Refunds bytes of admitted pages that were not written, or were shorter than announced.
+    /// Refunds `bytes` that were charged for admitted pages and were not written.
     pub fn give_back(&mut self, bytes: u64) {
         if let Some(bucket) = &mut self.bucket {
             bucket.level = (bucket.level + bytes as f64).min(bucket.size());

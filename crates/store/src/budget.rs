@@ -1,4 +1,4 @@
-//! Division of the capacity between whole segments and the worst case of the metadata.
+//! Divides the capacity of a store between whole segments and the largest possible metadata.
 
 use crate::options::SEGMENT_BYTES_MIN;
 use ritornello_format::{Error, Result};
@@ -91,8 +91,8 @@ impl Budget {
             return shares;
         }
         // Each step raises the smallest shares to the next larger share, or, if their sum must
-        // shrink, lowers the largest to the next smaller, so there are hardly more steps than
-        // directories.
+        // shrink, lowers the largest shares to the next smaller share, so the steps are about as
+        // many as the directories.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

@@ -383,7 +383,7 @@ impl Directory {
     }
 
     /// Returns the command that restores the store with the pages in the listed directories; `None`
-    /// if none has a copy of the manifest.
+    /// if no listed directory has a copy of the manifest.
     fn restoring_command(&self, options: &Options) -> Option<String> {
         let has_copy = |dir: &&PathBuf| {
             let found = self.read_in(dir, COPY_OF_MANIFEST).ok().flatten();
@@ -399,8 +399,9 @@ impl Directory {
         (!others.is_empty()).then_some(command)
     }
 
-    /// Returns the directory of a volume's name. Resolves `..`, and symbolic links in the part of
-    /// the path that exists, so that two names of one directory give equal paths.
+    /// Returns the path of the directory that a volume's name in the manifest denotes. Resolves
+    /// `..`, and symbolic links in the part of the path that exists, so that two names of one
+    /// directory give equal paths.
     pub(crate) fn real(&self, name: &str) -> PathBuf {
         let path = self.path.join(name);
         let there =

@@ -1,9 +1,9 @@
 //! Leases: keep the bytes of a prefix in place until a reader has read them.
 //!
 //! A lease pins runs. The index may remove a pinned run at any time, for example by a deletion; its
-//! extents are then deferred in the lease table, and freed with the last lease on the run. The lock
-//! of the owner's core state covers the lookup of runs, their pins and the free extents, so that no
-//! leased extent is allocated (`tests/loom_lease.rs` checks every interleaving).
+//! extents are then deferred in the lease table, and freed when the last lease on the run ends. The
+//! lock of the owner's core state covers the lookup of runs, their pins and the free extents, so
+//! that no leased extent is allocated (`tests/loom_lease.rs` checks every interleaving).
 //!
 //! A reader whose lease has expired may read the bytes of another run. The checksums detect this,
 //! so leases are needed for hits, not for correctness.
@@ -216,8 +216,10 @@ impl LeaseTable {
         .with("capacity_bytes", capacity * UNIT)
     }
 
+    /// Checks that the client may hold another lease, on `runs` runs.
+    ///
     /// # Errors
-    /// `Retry` if another lease, on `runs` runs, would exceed the client's share.
+    /// `Retry` if the client would hold more leases or pins than are left for other clients.
     fn check_numbers(&self, runs: usize, client: ClientId) -> Result<()> {
         let own = self.clients.get(&client).map_or((0, 0), |own| (own.leases.len(), own.pins));
         let left = (LEASES_MAX - self.leases.len(), PINS_MAX - self.pinned);

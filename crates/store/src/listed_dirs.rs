@@ -39,7 +39,9 @@ impl Directory {
         let mut seen = vec![(self.path().to_owned(), self.real(""))];
         for path in further {
             if path.as_os_str().is_empty() {
-                return Err(Error::invalid("a listed directory has no name: name one per disk"));
+                return Err(Error::invalid(
+                    "the path of a listed directory is empty: list one directory per disk",
+                ));
             }
             let real = self.real(&self.volume_name(path)?);
             for (other, other_real) in &seen {
@@ -85,7 +87,8 @@ impl Directory {
     /// Adds the listed directories that the store lacks, each with a call of `add`. A directory
     /// that cannot be added is logged, and the store is used without it. Several processes may add
     /// the same directory concurrently, so an error of `add` is ignored if the store has the
-    /// directory afterwards. Logs the directories of the store that are not listed, which stay.
+    /// directory afterwards. Logs the directories of the store that are not listed: the store keeps
+    /// them.
     pub fn add_listed(&self, options: &Options, add: impl Fn(String) -> Result<()>) {
         let Some(further) = &options.further_dirs else { return };
         let Ok(Some(stored)) = self.manifest() else { return };

@@ -9,11 +9,11 @@ use ritornello_volume::transfer::{Control, PackedPages, Packing};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Maximum payload of the missing pages in the first part, or one longer page. The first part is
-/// shorter than later parts, because nothing is written while it is encoded.
+/// Maximum payload of the missing pages in the first part, unless one page is longer. The first
+/// part is shorter than later parts, because nothing is written while it is encoded.
 const FIRST_BYTES: u64 = 8 << 20;
-/// Maximum payload of the missing pages in a later part, or one longer page. No run contains pages
-/// of two parts.
+/// Maximum payload of the missing pages in a later part, unless one page is longer. No run contains
+/// pages of two parts.
 const PART_BYTES: u64 = 16 << 20;
 /// Maximum time of one wait of a put for staging memory. After a timeout the put waits no more.
 const STAGING_WAIT_MAX: Duration = Duration::from_millis(100);

@@ -38,7 +38,7 @@ struct Progress {
 /// Prevents sync rounds while held.
 #[derive(Debug)]
 pub struct RoundsPaused<'a>(
-    #[expect(dead_code, reason = "held, not looked at")] MutexGuard<'a, Progress>,
+    #[expect(dead_code, reason = "held to exclude rounds")] MutexGuard<'a, Progress>,
 );
 
 impl Rounds {

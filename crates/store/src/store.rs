@@ -21,7 +21,7 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a call that fails with `Retry`.
 const ATTEMPTS: u32 = 3;
-/// Maximum time from the first failure to a failure after which another attempt is made.
+/// A failure later than this after the first failure is not retried.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// Options of a put.
@@ -125,8 +125,8 @@ impl Store {
     }
 
     /// Changes the settings of a scope, durably. Registers the scope if it is new. Fields not given
-    /// in `settings` return to the default. Stored pages keep their encoding; a quota below the
-    /// scope's size evicts immediately.
+    /// in `settings` return to the default. Stored pages keep their encoding. If the quota is below
+    /// the scope's size, pages are evicted immediately.
     ///
     /// # Errors
     /// `Invalid` if the codec cannot encode the scope's dtype or layout, if `retained_bytes`

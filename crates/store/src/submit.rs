@@ -1,4 +1,4 @@
-//! Puts and gets that run on worker threads, each with a ticket.
+//! Puts and gets that run on the I/O threads, each with a ticket.
 
 use crate::io_threads::{Closing, Job, JobKind};
 use crate::outcome::Outcome;
@@ -59,8 +59,8 @@ impl Store {
         })
     }
 
-    /// Starts a put of bytes that are copied into staging before this returns. If staging is full,
-    /// the first page without memory and all later pages are skipped. Leading pages that are
+    /// Starts a put of bytes that are copied into staging before the call returns. If staging is
+    /// full, the first page without memory and all later pages are skipped. Leading pages that are
     /// already stored are not copied. If the owner still has these pages when the put runs, the
     /// ticket acknowledges them. If some of them were evicted, the outcome counts the pages before
     /// the first evicted page, with reason `not_found`; only in an unchained scope are later pages
@@ -235,7 +235,7 @@ fn attempt(pages: usize, work: impl FnOnce() -> Result<Outcome>) -> Outcome {
         Ok(Err(error)) => {
             // A closed store is not a failure to log; the outcome has the reason.
             if error.kind() != ErrorKind::Closed {
-                tracing::warn!(%error, "a ticket failed");
+                tracing::warn!(%error, "the put or get of a ticket failed");
             }
             Outcome::none(pages, error.kind().word())
         }

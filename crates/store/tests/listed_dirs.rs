@@ -155,7 +155,7 @@ fn invalid_lists_are_refused() {
         (&[at("home/segments")], "inside another"),
         (&[at("a/b"), link.clone()], "inside another"),
         (&[dir.path().to_owned()], "inside another"),
-        (&[PathBuf::new()], "no name"),
+        (&[PathBuf::new()], "is empty"),
     ];
     // In the second round the store exists.
     for _ in 0..2 {

@@ -110,7 +110,8 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The keys that the request is about.
+    /// The keys of the pages that the request concerns; `None` for a request without a list of
+    /// keys.
     #[must_use]
     pub fn keys(&self) -> Option<Keys<'a>> {
         match self {

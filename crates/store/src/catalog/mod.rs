@@ -52,7 +52,7 @@ pub trait Catalog: Send + Sync {
     /// Every error of the method with the request's name.
     fn call(&self, request: &Request<'_>) -> Result<Response>;
 
-    /// Returns the scope's reference, or `None` if it is unknown and `create` is false.
+    /// Returns the scope's reference, or `None` if the scope is unknown and `create` is false.
     ///
     /// # Errors
     /// `Fatal` if another scope with the same digest is stored; `Miss` if the scope is new, and the
@@ -63,8 +63,9 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&request), Response::Scope(scope) => scope)
     }
 
-    /// Changes the settings of a scope, durably; fields that are not given return to the default. A
-    /// quota below the scope's size evicts immediately. References go stale if the codec changes.
+    /// Changes the settings of a scope, durably; fields that are not given return to the default.
+    /// If the quota is below the scope's size, pages are evicted immediately. References to the
+    /// scope go stale if its codec changes.
     ///
     /// # Errors
     /// `Invalid` if the owner does not know the codec, if the codec cannot encode the scope's dtype
@@ -81,7 +82,7 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Like `probe`, with a lease for `ttl` on the pages. The call counts as a use of the pages.
-    /// With several scopes, it leases the leading pages that are present in all of them. In a
+    /// With several scopes, the call leases the leading pages that are present in all of them. In a
     /// single unchained scope the lease covers every page present. If the client's leases would
     /// exceed its share of the store, the lease covers only the leading runs that fit the share.
     ///

@@ -36,7 +36,7 @@ impl DiskCalls {
         Arc::strong_count(&self.writing) > 1
     }
 
-    /// Waits until no call changes the store's files. Returns false at `until`.
+    /// Waits until no call changes the store's files. Returns false if one still does at `until`.
     pub(super) fn end_writing(&self, until: Instant) -> bool {
         while self.are_writing() {
             if Instant::now() >= until {

@@ -34,7 +34,7 @@ impl StoreCore {
         self.make_durable_by(Instant::now() + SYNC_TIMEOUT)
     }
 
-    /// Like [`StoreCore::make_durable`], if earlier rounds end by `deadline`.
+    /// Like [`StoreCore::make_durable`], but waits for earlier rounds only until `deadline`.
     ///
     /// # Errors
     /// `Fatal`: the store is poisoned. `Retry` if earlier rounds have not ended by `deadline`.

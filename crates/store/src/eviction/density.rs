@@ -62,8 +62,8 @@ const PRIORS: [f32; KINDS] = [0.05, 0.2, 0.8, 0.8, 0.8];
 /// Weight of the prior, as a fraction of the capacity. The weight is high because all pages of a
 /// sequence are used together, so that the uses of a sequence's pages are one observation.
 const EXPECTED: f32 = 0.4;
-/// Units of evicted pages whose keys are remembered, as a multiple of the capacity; and number of
-/// these keys, as a multiple of [`Density::keys`].
+/// Maximum units of evicted pages whose keys are remembered, as a multiple of the capacity; and
+/// maximum number of these keys, as a multiple of [`Density::keys`].
 const REMEMBERED: u64 = 2;
 
 #[derive(Debug)]
@@ -203,7 +203,7 @@ impl Density {
     }
 
     /// Called before a piece of this kind and age is listed: the piece's list becomes the next to
-    /// evict from, if no list is worth less.
+    /// evict from, unless its worth is above the worth of the list that is next now.
     fn listing(&mut self, kind: usize, age: u32) {
         let age = (age as usize).min(AGES - 1);
         let worth = self.kinds[kind].worth[age];

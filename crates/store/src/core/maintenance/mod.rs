@@ -47,9 +47,9 @@ impl Maintenance {
         self.space.has_ended() && self.periodic.has_ended()
     }
 
-    /// Stops the threads and joins them. Returns false if one has not ended by `deadline`, because
-    /// a disk does not answer. Does not wait for a running drain, which ends when the device has
-    /// completed earlier writes.
+    /// Stops the threads and joins them. Returns false if a thread has not ended by `deadline`,
+    /// because a disk does not answer. Does not wait for a running drain, which ends when the
+    /// device has completed earlier writes.
     pub(super) fn stop(&self, deadline: Instant) -> bool {
         let space = self.space.stop(deadline);
         self.periodic.stop(deadline) && space

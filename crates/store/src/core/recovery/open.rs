@@ -57,7 +57,7 @@ const RESERVE_PERCENT: u8 = 5;
 
 impl StoreCore {
     /// Opens the store in `options.dir`; creates a store if the directory holds neither a store nor
-    /// files that are not a store's. The caller holds the directory's lock. `alive` returns whether
+    /// other files. The caller holds the directory's lock. `alive` returns whether
     /// the client process with the given name may still be writing.
     ///
     /// # Errors
@@ -171,7 +171,7 @@ impl StoreCore {
         let hidden = Hidden::new(&absent, &parents.collect());
         if scopes.len() > EMPTY_SCOPES_MAX && !being_restored {
             let used: HashSet<ScopeSlot> = kept.iter().map(|kept| kept.scope).collect();
-            // Keep an empty scope with settings: they must apply when its pages return.
+            // Keep an empty scope with settings: they must apply when the scope gets pages again.
             let set = |slot| scopes.settings(slot) != ScopeSettings::default();
             scopes.drop_selected(|slot| !used.contains(&slot) && !set(slot))?;
         }

@@ -380,11 +380,11 @@ fn check_settings(scope: &Scope, settings: &ScopeSettings) -> Result<()> {
         }
     }
     match (settings.quota_bytes, settings.retained_bytes) {
-        (Some(quota), Some(retained)) if retained > quota => {
-            Err(Error::invalid("the retention limit exceeds the quota: retain less")
-                .with("retained_bytes", retained)
-                .with("quota_bytes", quota))
-        }
+        (Some(quota), Some(retained)) if retained > quota => Err(Error::invalid(
+            "the retention limit exceeds the quota: lower the limit, or raise the quota",
+        )
+        .with("retained_bytes", retained)
+        .with("quota_bytes", quota)),
         _ => Ok(()),
     }
 }

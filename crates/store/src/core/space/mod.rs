@@ -1,4 +1,4 @@
-//! The space of a store: which extents are free, and which become free when.
+//! The space of a store: which extents are free, and when other extents become free.
 //!
 //! Space freed by an eviction is not reused before the journal record that frees it is durable.
 //! Otherwise a crash could revive entries whose place holds another run: the checksums would detect

@@ -201,8 +201,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Creates the file. If the creation fails, its number is not used again before the next
-    /// opening, because a file may be left.
+    /// Creates the file of a segment. If the creation fails, the segment's number is not used again
+    /// before the next opening, because a file may be left.
     fn create(&self, segment: SegmentId) -> Result<()> {
         self.segments.create(segment).inspect_err(|_| {
             let mut state = self.state.lock();

@@ -2,7 +2,7 @@
 
 /// Estimates the contents of a full store by their recent maximum.
 ///
-/// At most evictions the store is full, except for space that was evicted for a put and is not
+/// During most evictions the store is full, except for space that was evicted for a put and is not
 /// filled yet. This space must not count as empty: policies would underestimate the capacity by the
 /// length of a put.
 #[derive(Debug, Default)]
