@@ -84,7 +84,8 @@ impl Directory {
     ///
     /// # Errors
     /// `Invalid` if the format version differs, or the directory holds other files; `Fatal` if one
-    /// copy is damaged or unreadable, and the other is damaged, unreadable or missing; file-system errors, with advice.
+    /// of the two files is damaged or unreadable, and the other file is damaged, unreadable or
+    /// missing; file-system errors, with advice.
     pub fn manifest(&self) -> Result<Option<Manifest>> {
         let decode = |name, bytes: io::Result<Option<Vec<u8>>>| -> Result<Option<Manifest>> {
             let bytes = bytes.map_err(|error| self.refused(error).with("file", name))?;

@@ -52,7 +52,7 @@ impl RegistryFile {
     /// # Errors
     /// File-system errors, with advice: the next owner may find the registration nevertheless,
     /// which is harmless, because the store has no page of the new scope. `Fatal` if the file was
-    /// replaced, and the next opening may read the old file or the new one.
+    /// replaced, and the next opening may read either file.
     pub(crate) fn register(&mut self, record: &[u8], changed: &ScopeRegistry) -> Result<()> {
         let added = record.len() as u64;
         let Some(file) = self.appendable(added, self.live + added) else {

@@ -1,5 +1,5 @@
-//! A cache of recently resolved scopes, so that a call on them need not ask the catalog for their
-//! references first.
+//! A cache of the references of recently resolved scopes, so that a call on them does not resolve
+//! them through the catalog first.
 
 use crate::catalog::ScopeRef;
 use parking_lot::RwLock;

@@ -248,8 +248,8 @@ fn begun(newest: &Manifest, survivors: &[Survivor], dir: &Path) -> Result<Manife
 }
 
 impl Directory {
-    /// Refuses the former directory of a store that was restored in another one, which uses its
-    /// `volumes` now. Two owners would overwrite each other's pages.
+    /// Refuses the former directory of a store that was restored in another directory, which uses
+    /// its `volumes` now. Two owners would overwrite each other's pages.
     ///
     /// # Errors
     /// `Invalid` if a volume has a copy of a manifest of the restored store.
@@ -292,8 +292,8 @@ impl Directory {
         }
     }
 
-    /// Refuses a directory in which a store cannot be restored: it has files, other than those of
-    /// an interrupted restore of `store`.
+    /// Refuses a directory in which a store cannot be restored: it has files that an
+    /// interrupted restore of `store` did not make.
     fn check_restorable(&self, store: [u8; 16]) -> Result<()> {
         let names = match self.medium.list(self.path()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

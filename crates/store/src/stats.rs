@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct CatalogStats {
     /// Identity of the store, as hexadecimal digits.
     pub uuid: String,
-    /// How often the store was opened by an owner, including the current opening.
+    /// Number of times that an owner opened the store, including the current opening.
     pub owner_epoch: u32,
     /// Process id of the owner.
     pub owner_pid: u32,
@@ -48,7 +48,7 @@ pub struct CatalogStats {
     pub reserved_bytes: u64,
     /// Bytes in quarantine, because their contents failed verification or could not be written.
     pub quarantined_bytes: u64,
-    /// Number of free extents, without those of sealed segments, by size class. The key is the
+    /// Number of free extents outside sealed segments, by size class. The key is the
     /// minimum length of the class in bytes.
     pub free_extents: BTreeMap<u64, u64>,
     /// Mean extents of runs placed since open.

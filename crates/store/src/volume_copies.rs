@@ -21,7 +21,8 @@ pub fn is_volume_copy(name: &str) -> bool {
 
 impl Directory {
     /// Replaces the copies in `dir`, durably: the scopes before the manifest, which is therefore
-    /// never newer than the scopes beside it. The copies are those of owner `owner_epoch`.
+    /// never newer than the scopes beside it. The copies are made by the owner of epoch
+    /// `owner_epoch`.
     ///
     /// # Errors
     /// File-system errors; an error if `dir` lacks `marker`, because another file system may be
@@ -48,8 +49,8 @@ impl Directory {
             file.set_len(0)?;
             file.write_at(bytes, 0)?;
             file.sync_data()?;
-            // The disk may have held up this thread for any time. Meanwhile a later owner may have
-            // written its copies, or another store may have got the directory.
+            // The disk may have held up this thread for any time. In this time a later owner may
+            // have written its copies, or another store may have got the directory.
             self.check_copies(dir, marker, owner_epoch)?;
             self.medium.rename(&new, &dir.join(name))?;
             self.medium.sync_dir(dir)?;

@@ -1,8 +1,8 @@
 //! Salvages runs that the index has lost, which were found by their headers.
 //!
 //! Segments also hold runs that the index did not have: evicted runs, intact or partly overwritten,
-//! and runs that were refused because another put had stored one of their pages. Of two runs with
-//! the same pages the later is usually the one that the index had, so runs are chosen by descending
+//! and runs that were refused because another put had stored one of their pages. If two runs
+//! have the same pages, the index usually had the later run, so runs are chosen by descending
 //! generation; an earlier run that has all pages of a later run and more takes its place. A parent
 //! usually has a lower generation than its children, so runs are inserted by ascending generation,
 //! and a run is linked to its parent.

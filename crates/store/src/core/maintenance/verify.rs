@@ -52,7 +52,7 @@ pub struct Verification {
     pub pages_dropped: u64,
     /// Pages salvaged.
     pub pages_salvaged: u64,
-    /// Of the salvaged pages, those that follow a page that the store lacks: they are hits again
+    /// Salvaged pages that follow a page which the store lacks: they are hits again
     /// after that page is put.
     pub pages_behind_lost: u64,
     /// Pages of runs that were found and not salvaged, by reason: `scope` if the store has no such

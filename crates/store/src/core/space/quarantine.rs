@@ -35,7 +35,7 @@ impl Quarantine {
         gone
     }
 
-    /// Removes those of `extents` that are quarantined. Returns them.
+    /// Removes from quarantine the quarantined extents among `extents`. Returns them.
     pub(super) fn take(&mut self, extents: &[Extent]) -> Vec<Extent> {
         let (gone, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.extents).into_iter().partition(|e| extents.contains(e));

@@ -199,7 +199,7 @@ impl StoreCore {
     }
 
     /// Frees the place of a copy that failed with `error`. If the disk failed a write there, treats
-    /// the place like that of a failed put, so that the next attempt does not get it again.
+    /// the place like the place of a failed put, so that the next attempt does not get it again.
     fn free_failed_copy(&self, extents: Vec<Extent>, error: &Error) {
         let space = &mut self.state.lock().space;
         let reusable = match failed_volume(error) {
