@@ -68,7 +68,7 @@ pub(crate) fn find_segments(
             if let Err(error) = space.add_segment(id) {
                 tracing::warn!(
                     %error,
-                    "a segment file outside the budget is not used and not removed"
+                    "a segment file could not be added to the space: it is not used"
                 );
             }
             usable.push(id);
