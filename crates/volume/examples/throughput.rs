@@ -1,6 +1,9 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB
 //! [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
+//! MIB is the total length of the pages. SKEW is the number of unused bytes after each page in
+//! memory. The environment variable `IO` selects the I/O mode: `pool` or `buffered`.
+//!
 //! Prints the rates of writing and reading runs, and their ratios to the rates of plain operations
 //! on one file of the same disk (`baseline`), measured in the same process.
 #![allow(clippy::unwrap_used)]
@@ -17,7 +20,8 @@ const RUN_PAGES: usize = 32;
 /// Huge-page memory in the role of a caller's memory.
 struct Caller(Vec<StagingBuffer>, usize);
 
-// SAFETY: the buffers live as long as this value, and `main` reads into each page once at a time.
+// SAFETY: the buffers live as long as this value, and no two reads that `main` makes at the same
+// time fill the same page.
 unsafe impl PageTarget for Caller {
     fn len(&self) -> usize {
         self.0.len()
@@ -106,7 +110,7 @@ fn main() {
 
     let mut limit = Limit::prepare(Arc::new(Host), dir.path(), bytes).unwrap();
     println!("raw fresh      {:.2} GiB/s", limit.write_fresh().unwrap().gib_s());
-    println!("best shapes    {:?}", limit.sweep().unwrap());
+    println!("best shapes of writes and of reads {:?}", limit.sweep().unwrap());
     let show = |what: &str, rate: Rate, raw: f64| {
         println!(
             "{what:14} {:6.2} GiB/s  cpu {:.3} s/GiB  ratio {:.2}",

@@ -1,7 +1,7 @@
 //! Measures the speed of this machine's disk and memory: the reference for a store's own figures.
 //!
-//! Measurements use only the engines and the huge-page memory of the store, with one file and
-//! operations of equal length: no checksums, no headers, no index. A figure covers one pass over
+//! Measurements use only the I/O engines and the huge-page memory of the store, with one file and
+//! operations of equal length: no checksums, no headers, no index. A measurement is one pass over
 //! the file, so that a benchmark can alternate these passes with passes through the store.
 
 use crate::io_engine::{IoEngine, IoVec, Op, Pool, Uring, Work};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 /// Length in bytes of the buffer that all operations in flight share.
 const BUFFER_BYTES: usize = 32 << 20;
-/// Maximum bytes of one pass of the sweep.
+/// Maximum bytes of one pass of [`Limit::sweep`].
 const SWEEP_BYTES: u64 = 256 << 20;
 /// Operation lengths and depths that [`Limit::sweep`] compares.
 const SHAPES: [IoShape; 6] = [
@@ -117,12 +117,13 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Preallocates a file in `dir`, without writing to it: of `bytes`, rounded up to a multiple of
-    /// the longest operation (8 MiB).
+    /// Preallocates a file of `bytes` in `dir`, rounded up to a multiple of the longest operation
+    /// (8 MiB). Does not write to the file.
     ///
     /// # Errors
-    /// `Invalid` if the file cannot be opened for direct I/O: without it the page cache would be
-    /// measured. `Retry` if the disk or the memory has no room.
+    /// `Invalid` if the file cannot be opened for direct I/O: without direct I/O the page cache
+    /// would be measured. `Retry` if the disk has no room for the file, or no memory is free for
+    /// the buffer.
     pub fn prepare(medium: Arc<dyn Medium>, dir: &Path, bytes: u64) -> Result<Self> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let largest = SHAPES.iter().map(|shape| shape.op_bytes as u64).max().unwrap_or(UNIT);
@@ -134,7 +135,7 @@ impl Limit {
         let backing = staging.stats().backing;
         let mut buffer = staging
             .try_take(BUFFER_BYTES)
-            .ok_or_else(|| Error::retry("no memory to measure with"))?;
+            .ok_or_else(|| Error::retry("no memory for the buffer of a measurement"))?;
         for (at, unit) in buffer.bytes_mut().chunks_mut(8).enumerate() {
             unit.copy_from_slice(&(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }
@@ -206,8 +207,8 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies one half of the buffer to the other repeatedly, on one thread: in total about the
-    /// length of the file.
+    /// Copies one half of the buffer to the other half on one thread, repeatedly, until about as
+    /// many bytes are copied as the file has.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);
@@ -220,7 +221,7 @@ impl Limit {
         Rate { bytes: rounds * half as u64, seconds, cpu_seconds: cpu_seconds() - cpu }
     }
 
-    /// The engine's name as one word.
+    /// The I/O engine's name as one lower-case word.
     #[must_use]
     pub fn engine(&self) -> &'static str {
         self.engine.name()
@@ -263,21 +264,21 @@ impl Drop for Limit {
 fn preallocate(medium: &dyn Medium, path: &Path, bytes: u64) -> Result<Arc<dyn MediumFile>> {
     let access = Access { write: true, create: true, direct: true };
     let file = medium.open(path, access).map_err(|error| {
-        Error::invalid("this directory does not support direct I/O, which the measurement needs")
+        Error::invalid("the file of a measurement cannot be opened for direct I/O here")
             .with("path", path.display())
             .because(error)
     })?;
     if let Err(error) = file.allocate(bytes) {
         // Remove the file that is only partly allocated.
         let _ = medium.remove(path);
-        return Err(Error::retry("no room to measure in: free some space")
+        return Err(Error::retry("no room for the file of a measurement: free some space")
             .with("bytes", bytes)
             .because(error));
     }
     Ok(file)
 }
 
-/// One pass over the file.
+/// One pass over the file of a [`Limit`]: a read or a write of its first `bytes`.
 struct Pass<'a> {
     limit: &'a Limit,
     write: bool,

@@ -7,10 +7,11 @@
 //! extents. `baseline` measures the speed of disk and memory. `ThreadPool` runs jobs on threads,
 //! for this crate and the crates above it.
 //!
-//! **Promises.** A page that is reported as verified holds the page that was written under its key
-//! in its generation: byte for byte, unless a lossy codec encoded it. Any other outcome is a miss
-//! with a reason, never a panic. When a call returns, its I/O has completed. Memory is bounded by
-//! the bytes that each call keeps in flight, and by the length of staging.
+//! **Promises.** If a read reports a page as verified, the caller's memory holds the page that was
+//! written under its key in its generation: byte for byte, unless a lossy codec encoded the page.
+//! Any other outcome is a miss with a reason, never a panic. When a call returns, its I/O has
+//! completed. Memory is bounded by the bytes that each call keeps in flight, and by the length of
+//! staging.
 //!
 //! **Must not know** which pages exist, which client requests them, or which may be overwritten: the
 //! caller supplies the places of runs.

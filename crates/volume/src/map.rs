@@ -2,7 +2,7 @@
 //!
 //! **Concurrent writers.** Every process that has the store open maps the same bytes and may write
 //! to them during a copy. For example, a reader whose lease has expired may read space that now
-//! belongs to a different run. The code therefore makes no reference to mapped bytes. The code
+//! belongs to a different run. The code therefore creates no Rust reference to mapped bytes: it
 //! copies mapped bytes through raw pointers, and trusts a copy only after verifying its checksum.
 //!
 //! **No `SIGBUS`.** The kernel raises this signal for an access past the end of the file, and for a

@@ -13,8 +13,8 @@ pub const OTHER_FILES: u64 = 1024;
 /// the files open now. Never lowers the limit.
 ///
 /// # Errors
-/// `Invalid`, with the required number: if the hard limit is lower, and the soft limit is then
-/// raised to the hard limit; or if the limit cannot be changed.
+/// `Invalid`, with the required number, if the hard limit is lower than this number (the soft limit
+/// is then raised to the hard limit), or if the limit cannot be changed.
 pub(crate) fn reserve(segments: u64) -> Result<()> {
     /// Serialises read and write of the limit: a concurrent raise could otherwise be overwritten by
     /// a lower value.
@@ -36,9 +36,9 @@ pub(crate) fn reserve(segments: u64) -> Result<()> {
 
 fn shortage(needed: u64, limit: u64) -> String {
     format!(
-        "this process may open {limit} files, and the store may need {needed}: segments beyond the limit \
-         are misses; raise the hard limit to {needed} (`ulimit -Hn`, LimitNOFILE= of a unit, \
-         --ulimit nofile= of a container)"
+        "this process may open {limit} files, and may need {needed} with this store: pages in \
+         segments beyond the limit miss; raise the hard limit to {needed} (`ulimit -Hn`, \
+         LimitNOFILE= of a systemd unit, --ulimit nofile= of a container)"
     )
 }
 

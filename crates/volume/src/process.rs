@@ -22,8 +22,8 @@ pub fn process_id() -> u32 {
     }
 }
 
-/// A page for one number that the kernel zeroes in a forked child; `None` if the kernel cannot
-/// (before 4.14).
+/// Maps a page of memory that the kernel zeroes in a forked child, and returns the number at its
+/// start; `None` if the kernel does not support this (before 4.14).
 fn wiped_on_fork() -> Option<&'static AtomicU32> {
     let (access, bytes) = (ProtFlags::READ | ProtFlags::WRITE, 4096);
     // SAFETY: a new anonymous mapping overlaps no other.

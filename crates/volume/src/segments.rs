@@ -173,9 +173,8 @@ impl Segments {
         let existing = self.medium.open(&path, Access::default());
         match existing {
             Ok(_) => {
-                return Err(
-                    Error::fatal("a new segment already exists").with("path", path.display())
-                );
+                return Err(Error::fatal("a new segment's file already exists")
+                    .with("path", path.display()));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Error::from(error).with("path", path.display())),
@@ -313,8 +312,8 @@ impl Segments {
         synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
-    /// Checks that a volume takes syncs: syncs its newest segment, if it has any. The self-test's own
-    /// file may be synced although segments cannot.
+    /// Checks that files of a volume can be synced: syncs its newest segment, if it has any. A sync
+    /// of the self-test's file may succeed although syncs of segments fail.
     ///
     /// # Errors
     /// `Fatal` if the sync fails. A directory that cannot be listed, or a file that cannot be opened,
@@ -353,15 +352,16 @@ impl Segments {
     }
 
     /// The measured speed of each volume in KiB/s, by volume number; zero for a volume that this
-    /// process has not measured. The speeds are of reads, or of writes if a volume has a
-    /// measurement of writes only. `None` if nothing was measured since the last call.
+    /// process has not measured. The speeds are of reads, unless a volume has a measurement of
+    /// writes only: then all speeds are of writes. `None` if nothing was measured since the last
+    /// call.
     #[must_use]
     pub fn new_speeds(&self) -> Option<Vec<u32>> {
         self.speeds.take_new()
     }
 
-    /// The speed of reads, or with `written` of writes, of the slowest volume that was measured, in
-    /// bytes per second.
+    /// The speed of the slowest measured volume in bytes per second, for writes if `written`, else
+    /// for reads.
     #[must_use]
     pub fn slowest(&self, written: bool) -> Option<u64> {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })

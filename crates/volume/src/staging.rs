@@ -37,7 +37,7 @@ pub struct Staging {
 struct State {
     /// Free spans: offset to length, both multiples of 4 KiB. Adjacent spans are always joined.
     free: BTreeMap<usize, usize>,
-    /// Number of calls that wait.
+    /// Number of calls that wait for memory.
     waiting: usize,
     in_use: usize,
     peak: usize,
@@ -123,8 +123,8 @@ impl Staging {
         }
     }
 
-    /// Takes the first free span that is long enough. A search is short because buffers are few,
-    /// and consecutive allocations get adjacent spans, which keeps lists of `iovec`s short.
+    /// Takes the first free span that is long enough: the search is short because buffers are few,
+    /// and consecutive calls get adjacent spans, which keeps lists of `iovec`s short.
     fn carve(self: &Arc<Self>, state: &mut State, bytes: usize) -> Option<StagingBuffer> {
         let want = bytes.max(1).checked_next_multiple_of(UNIT as usize)?;
         let (&offset, &length) = state.free.iter().find(|(_, length)| **length >= want)?;

@@ -173,7 +173,7 @@ impl<J> fmt::Debug for ThreadPool<J> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::panic, reason = "a job may")]
+    #![allow(clippy::panic, reason = "a job of a test panics")]
     use super::*;
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;

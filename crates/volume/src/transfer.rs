@@ -139,8 +139,8 @@ impl PageOutcome {
 pub enum MissReason {
     /// The place is inconsistent, or outside the volumes.
     Place,
-    /// The place holds no run header, or a header that differs from the index's or does not fit
-    /// the read.
+    /// The place holds no run header, or a header that differs from the header that the index names
+    /// or does not fit the read.
     Header,
     /// The header names a different scope.
     Scope,

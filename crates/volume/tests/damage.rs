@@ -15,7 +15,8 @@ fn verified(outcomes: &[PageOutcome]) -> Vec<bool> {
     outcomes.iter().map(|outcome| outcome.is_verified()).collect()
 }
 
-/// Numbers of volumes. With several volumes, consecutive pages of a run are on different volumes.
+/// Numbers of volumes with which tests run. With several volumes, consecutive pages of a run are on
+/// different volumes.
 const VOLUMES: [u8; 3] = [1, 2, 4];
 
 /// Segments for every I/O mode, with the number of volumes.
@@ -220,7 +221,7 @@ fn truncated_or_zeroed_segment_misses() {
         let open = |id| std::fs::OpenOptions::new().write(true).open(file_of(&rig, id)).unwrap();
         let file = open(piece.segment);
         file.set_len(piece.offset() + 100).unwrap();
-        // On one volume page 2 is in the same segment, behind page 1.
+        // On one volume page 2 is in the same segment, after page 1.
         let found = verified(&run.check(&rig.segments));
         assert_eq!(found[1..], [false, volumes > 1], "{volumes} volumes: {found:?}");
         assert!(found[0] || volumes == 1, "{found:?}");

@@ -298,7 +298,7 @@ fn unknown_codec_is_not_damage_but_invalid_frame_is() {
 /// A page whose codec the reader does not know misses. The bytes of the missed page then no longer
 /// count towards the limit of unverified bytes in memory, so the pages of the next run are read.
 #[test]
-fn unknown_codec_does_not_end_the_reads_behind_it() {
+fn unknown_codec_does_not_stop_later_reads() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let config = SegmentsConfig {
         dirs: vec![dir.path().into()],

@@ -101,7 +101,7 @@ fn fragments_of_any_length_and_alignment_round_trip() {
 }
 
 #[test]
-fn only_unaligned_memory_uses_and_frees_staging() {
+fn aligned_memory_uses_no_staging() {
     for rig in rigs() {
         let mut run = Run::new(1, 4, 196_608, &[]);
         let memory: Vec<Memory> = run.pages.iter().map(|page| Memory::filled(page, 0)).collect();

@@ -159,7 +159,7 @@ fn panicking_source_or_target_leaves_no_io_in_flight() {
 }
 
 #[test]
-fn deadline_is_kept_while_waiting_for_staging() {
+fn wait_for_staging_ends_at_deadline_or_cancellation() {
     let staging = Staging::new(1).unwrap();
     let _all = staging.try_take(2 << 20).unwrap();
     let control = Control {

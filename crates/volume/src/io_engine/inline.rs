@@ -1,10 +1,11 @@
-//! The engine of simulated files: one operation at a time, on the calling thread.
+//! The engine without concurrency: one operation at a time, on the calling thread. This engine is
+//! used for simulated files, where segments are mapped, for self-tests, and for a call that cannot
+//! make an `io_uring`.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use std::io;
 use std::time::Duration;
 
-/// The engine without concurrency.
 #[derive(Debug)]
 pub(crate) struct Inline;
 

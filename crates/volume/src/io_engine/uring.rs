@@ -177,7 +177,7 @@ impl RingQueue {
             // A broken ring is never entered again, so the kernel will not consume these entries.
             while let Some(slot) = self.unsent.pop_front() {
                 if let Some(op) = self.release(slot) {
-                    self.failed.push((op.tag, Err(io::Error::other("the ring is broken"))));
+                    self.failed.push((op.tag, Err(io::Error::other("io_uring refused an entry"))));
                 }
             }
         }

@@ -45,8 +45,8 @@ pub(super) fn choose(
     let mut warnings = Vec::new();
     let mut distrust = String::new();
     let descriptors = tests.iter().all(|test| test.descriptors);
-    // Do not map if no directory was tested because all volumes are absent: their file systems are
-    // unknown.
+    // If all volumes are absent, no directory was tested and the file systems are unknown: do not
+    // map.
     let mapped = chosen == IoChoice::Auto
         && descriptors
         && !tests.is_empty()

@@ -46,8 +46,8 @@ impl IoMode {
     }
 }
 
-/// The I/O mode chosen when the segments were opened, and the test results that it was chosen by.
-/// Logged as one line.
+/// The I/O mode chosen when the segments were opened, and the results of the self-test from which
+/// it was chosen. Logged as one line.
 #[derive(Clone, Debug)]
 pub struct IoReport {
     /// The I/O mode in use.

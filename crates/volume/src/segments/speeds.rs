@@ -16,8 +16,8 @@ const MEASURED_BYTES_MIN: u64 = 128 << 20;
 /// Percentage of a transfer's time for which each lane computes, on average: above this value,
 /// later transfers use one more lane for each volume.
 const BUSY: u64 = 90;
-/// Percentage of a transfer's time for which each lane would compute if there were one lane less:
-/// below this value, later transfers use one lane less for each volume.
+/// Percentage of a transfer's time for which each lane of a volume would compute if the volume had
+/// one lane less: below this value, later transfers use one lane less for each volume.
 const IDLE: u64 = 70;
 
 /// The direction of a transfer.
@@ -86,9 +86,10 @@ impl Speeds {
         self.is_new.store(true, Ordering::Release);
     }
 
-    /// Records that the lanes of the busiest volume computed for `busiest` in all, in a transfer of
-    /// `elapsed`. If the lanes of a volume cannot keep up with it, later transfers use one more
-    /// lane for each volume, up to [`copy_threads_max`]; if fewer lanes suffice, they use one less.
+    /// Records that the lanes of the busiest volume together computed for `busiest`, in a transfer
+    /// that took `elapsed`. If the lanes cannot keep up with this volume, later transfers use one
+    /// more lane for each volume, up to [`copy_threads_max`]; if fewer lanes suffice, later
+    /// transfers use one less.
     pub(crate) fn computed(&self, moved: Moved, elapsed: Duration, busiest: Duration) {
         if elapsed.is_zero() {
             return;
@@ -112,8 +113,8 @@ impl Speeds {
     }
 
     /// The speeds of the volumes in KiB/s, by volume number; zero for a volume without a
-    /// measurement. The speeds are of reads, or of writes if a volume has a measurement of writes
-    /// only.
+    /// measurement. The speeds are of reads, unless a volume has a measurement of writes only: then
+    /// all speeds are of writes.
     fn get(&self) -> Vec<u32> {
         let of = |direction: &Mutex<Direction>| {
             let volumes = &direction.lock().volumes;
@@ -152,7 +153,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn long_measurements_count() {
+    fn measurement_needs_enough_bytes() {
         let speeds = Speeds::default();
         speeds.moved(Moved::Written, 1, 128 << 20, SECOND);
         assert_eq!(speeds.take_new().unwrap(), [0, 128 << 10]);
@@ -166,7 +167,7 @@ mod tests {
         speeds.moved(Moved::Read, 2, 256 << 20, SECOND);
         assert_eq!(speeds.get(), [0, 128 << 10], "no read of volume 1 is measured");
         speeds.moved(Moved::Read, 1, 128 << 20, SECOND);
-        assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "reads come first");
+        assert_eq!(speeds.get(), [32 << 10, 128 << 10, 256 << 10], "reads of all volumes");
         assert_eq!(speeds.slowest(Moved::Read), Some(32 << 20));
         assert_eq!(Speeds::default().slowest(Moved::Read), None);
         for _ in 0..50 {

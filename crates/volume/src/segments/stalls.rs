@@ -10,8 +10,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time without a completion after which a volume has stalled. Longer than a busy disk or a busy
-/// machine usually takes for one operation, and shorter than a request can wait.
+/// Time without a completion after which a volume has stalled: longer than a busy disk or a busy
+/// machine usually takes for one operation, and shorter than the time that a request can wait.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
 /// Interval between the operations that are begun on a stalled volume.
 const PROBE_AFTER: Duration = Duration::from_secs(30);

@@ -167,8 +167,8 @@ impl Segments {
     pub fn check_drivable(&self, candidate: &Candidate) -> Result<()> {
         let refused = match self.report.read().mode {
             IoMode::Mapped if !candidate.is_in_memory() => {
-                "this store is in memory, and a disk would slow it down to its own speed: name a \
-                 directory in memory, or make a store on the disk"
+                "this store is in memory, and a disk would slow it down to the disk's speed: name \
+                 a directory in memory, or make a store on the disk"
             }
             IoMode::Uring if !candidate.drains() => {
                 "this file system is not known to wait for a killed process's io_uring writes: \

@@ -95,7 +95,11 @@ impl fmt::Display for SpaceError {
             Self::FreeAlready(extent) => ("is free already", extent),
             Self::Segment(id) => {
                 let (volume, number) = (id.volume(), id.number());
-                return write!(f, "segment {volume}/{number} exists already, or exceeds the share");
+                return write!(
+                    f,
+                    "segment {volume}/{number} cannot be added or removed: it exists already, its \
+                     volume is unknown or has no share left, or it is not sealed and empty"
+                );
             }
         };
         let (id, start, units) = (extent.segment, extent.start, extent.units);
@@ -194,9 +198,11 @@ impl Space {
                 .with("segment_units", segment_units));
         }
         if volumes.is_empty() || volumes.len() > 256 || reserve_percent > 50 {
-            return Err(Error::invalid("1 to 256 volumes, and a reserve of at most 50 %")
-                .with("volumes", volumes.len())
-                .with("reserve_percent", reserve_percent));
+            return Err(Error::invalid(
+                "a store has 1 to 256 volumes, and a reserve of at most 50 %",
+            )
+            .with("volumes", volumes.len())
+            .with("reserve_percent", reserve_percent));
         }
         let volume = |max: u32| Volume { max: max.min(1 << 24), ..Volume::default() };
         Ok(Self {
@@ -331,8 +337,8 @@ impl Space {
         }
     }
 
-    /// Allocates nothing on `volume`, and creates no segment there, or permits it again. The volume's
-    /// free space counts as free all the same.
+    /// Makes later allocations and [`Space::next_segment`] skip `volume` if `avoided`, or consider
+    /// it again if not. The free space of an avoided volume still counts as free.
     pub fn avoid(&mut self, volume: u8, avoided: bool) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.avoided = avoided;

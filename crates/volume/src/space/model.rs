@@ -86,7 +86,7 @@ fn check_rules(header: u32, page: u32, pages: u32, extents: &[Extent]) {
     if page <= LONG_PAGE_UNITS {
         assert!(extents[0].units >= header + page, "header and page 0 are contiguous");
     } else {
-        assert!(extents[0].units >= header + PIECE_UNITS, "so are the header and a piece");
+        assert!(extents[0].units >= header + PIECE_UNITS, "header and 256 KiB are contiguous");
     }
     let place = ritornello_format::Place {
         header_units: header,
@@ -173,7 +173,7 @@ fn run(volumes: usize, actions: Vec<Action>) {
         space.free(run).unwrap();
     }
     assert_eq!(space.free_units(), space.total_units());
-    assert_eq!(space.stats().holes, model.segments.len() as u64, "everything coalesced");
+    assert_eq!(space.stats().holes, model.segments.len() as u64, "one hole for each segment");
 }
 
 proptest! {

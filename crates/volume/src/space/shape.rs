@@ -91,13 +91,13 @@ mod tests {
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
         assert_eq!(run.usable(0, 390), 201 + 136, "64 units are left for the other side");
-        assert_eq!(run.usable(265, 63), 0, "two cuts in one page");
+        assert_eq!(run.usable(265, 63), 0, "a second piece of 63 units would be too short");
         assert_eq!(run.usable(265, 100), 72);
         assert_eq!(run.usable(265, 136), 136);
     }
 
     #[test]
-    fn long_pages_are_cut_behind_the_first_piece() {
+    fn long_first_page_is_cut_after_256_kib() {
         let page = LONG_PAGE_UNITS + 1;
         let run = RunShape { header_units: 1, page_units: page, pages: 1, segment_units: 1 << 16 };
         assert_eq!(run.usable(0, 64), 0, "the header is contiguous with a piece");

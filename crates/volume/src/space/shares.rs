@@ -168,9 +168,9 @@ mod tests {
         space.begin_removal(sealed[0]);
         space.set_shares(&[3], 3);
         assert_eq!((space.sealed(), space.free_units()), (sealed[..1].to_vec(), 200));
-        assert_eq!(space.next_segment(), None, "its blocks may still be allocated");
+        assert_eq!(space.next_segment(), None, "three segments still exist");
         space.set_shares(&[2], 2);
-        assert_eq!(space.sealed(), sealed[..1], "it counts as one of the segments to remove");
+        assert_eq!(space.sealed(), sealed[..1], "its removal brings the volume to its share");
         space.remove_segment(sealed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());
@@ -193,7 +193,7 @@ mod tests {
     fn draining_volume_delays_growth_of_others() {
         let mut space = space(&[2, 2]);
         space.set_shares(&[0, 4, 4], 4);
-        assert_eq!(space.next_segment(), None, "four exist");
+        assert_eq!(space.next_segment(), None, "four segments exist");
         let sealed = space.sealed()[0];
         space.remove_segment(sealed).unwrap();
         assert_ne!(space.next_segment().unwrap().volume(), 0);

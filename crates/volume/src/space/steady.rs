@@ -12,7 +12,7 @@ struct Mix {
     shapes: &'static [(u32, u32)],
     /// Percentage of operations that use an old run again instead of allocating one.
     reuse: u64,
-    /// The mean number of extents per run may not exceed this.
+    /// Maximum mean number of extents per run.
     bound: f64,
 }
 
@@ -42,9 +42,11 @@ struct Steady {
     now: u64,
     chunk: u64,
     random: u64,
-    /// Time spent in the allocator, and number of successful calls.
+    /// Time spent in the allocator.
     spent: Duration,
+    /// Number of runs allocated.
     placed: u64,
+    /// Number of extents of these runs, and the largest number of one run.
     extents: u64,
     most: usize,
     /// Allocations that failed although enough units were free.
@@ -159,9 +161,9 @@ impl Steady {
 }
 
 /// `SEGMENTS=400 CHUNKS=1024,4096 cargo test --release -p ritornello-volume steady -- --nocapture`
-/// measures another number of segments, and other chunks of eviction (in units).
+/// measures another number of segments, and other lengths of evicted pieces (in units).
 #[test]
-fn runs_stay_whole_at_steady_state() {
+fn runs_have_few_extents_in_steady_state() {
     let segments = std::env::var("SEGMENTS").map_or(64, |text| text.parse().unwrap());
     let chunks = std::env::var("CHUNKS").unwrap_or_else(|_| "4096".to_owned());
     for (mix, chunk) in MIXES.iter().flat_map(|mix| chunks.split(',').map(move |c| (mix, c))) {
@@ -185,7 +187,7 @@ fn runs_stay_whole_at_steady_state() {
 
 /// `cargo test --release -p ritornello-volume million -- --ignored --nocapture`
 #[test]
-#[ignore = "a measurement: prints a figure, by the command above"]
+#[ignore = "a measurement: run it by the command above"]
 fn allocation_time_with_a_million_holes() {
     let mut steady = Steady::new(2048, 4096);
     for number in 0..2048 {

@@ -159,7 +159,7 @@ fn pieces_cross_volumes_only_when_no_volume_has_room() {
 /// A long page needs volume 1 to grow. Then a short run is placed on volume 1, and `next_segment`
 /// would name volume 0.
 #[test]
-fn segment_to_create_outlasts_other_runs() {
+fn segment_to_create_stays_valid_after_other_runs() {
     let mut space = Space::new(config(&[3, 3])).unwrap();
     space.add_segment(SegmentId::new(0, 0)).unwrap();
     space.add_segment(SegmentId::new(1, 0)).unwrap();

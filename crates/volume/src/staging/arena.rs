@@ -71,7 +71,7 @@ impl Arena {
         // copy-on-write the parent could get a new copy of a page while a read in flight fills the
         // old copy.
         let kept = unsafe { madvise(arena.mapping.as_ptr(), arena.mapped, Advice::LinuxDontFork) };
-        kept.map_err(|error| Error::retry("staging memory refused MADV_DONTFORK").because(error))?;
+        kept.map_err(|error| Error::retry("the kernel refused MADV_DONTFORK").because(error))?;
         Ok(arena)
     }
 

@@ -3,7 +3,7 @@ use crate::page_memory::{BorrowedPages, OwnedPages};
 use crate::transfer::Control;
 
 #[test]
-fn pieces_are_aligned_and_freed_whole() {
+fn buffers_are_aligned_and_freed_whole() {
     let staging = Staging::new(2 << 20).unwrap();
     let buffers: Vec<StagingBuffer> =
         [1, 4096, 5000, 1 << 20].into_iter().map(|n| staging.try_take(n).unwrap()).collect();

@@ -171,8 +171,8 @@ impl Expected<'_, '_> {
         if self.is_as_stored() { self.stored.start } else { self.decoded(self.numbers.start).start }
     }
 
-    /// Whether these slices can be read directly to their place in the target: their bytes on disk
-    /// are the bytes of the target, and none of them arrived earlier.
+    /// Whether these slices can be read straight to their position in the target: their bytes on
+    /// disk are the bytes of the target, and none of them arrived earlier.
     pub(super) fn is_in_place(&self) -> bool {
         let numbers = usize::from(self.numbers.start)..usize::from(self.numbers.end);
         self.is_as_stored()

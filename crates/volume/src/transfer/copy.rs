@@ -55,7 +55,7 @@ impl Segments {
             && u64::from(to.holds()) == count
             && header.keys.len() as u64 >= count;
         if !same || !fits(from) || !fits(to) {
-            return Err(Error::invalid("a run cannot be moved between places of two layouts")
+            return Err(Error::invalid("a run cannot be moved to a place of another layout")
                 .with("generation", from.generation));
         }
         let page_bytes = u64::from(from.page_units) * UNIT;

@@ -5,9 +5,9 @@
 //! of a volume together keep up to [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) in
 //! flight. Every disk of a store therefore has work during the whole transfer, a slow disk delays
 //! its own lanes only, and checksums use one processor for each lane. Runs that are on several
-//! volumes (long pages) go to further lanes, which together keep this number of bytes in flight for
-//! each volume. If the pages go through staging memory, all lanes together keep only this number of
-//! bytes in flight, but each lane at least two operations.
+//! volumes (long pages) go to further lanes, which together keep `in_flight_bytes` in flight for
+//! each volume. If the pages go through staging memory, all lanes together keep only
+//! `in_flight_bytes` in flight, but each lane at least two operations.
 //!
 //! A transfer of at most [`SegmentsConfig::in_flight_bytes`](crate::SegmentsConfig) is one lane:
 //! all its operations are in flight at the same time anyway.
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_runs_have_the_bytes_in_flight_of_their_volumes() {
+    fn runs_on_several_volumes_share_their_bytes_in_flight() {
         let wide = [run(&[0, 1, 2, 3]), run(&[1, 2, 3, 0])];
         assert_eq!(lanes(&wide, 20, 1), [(vec![0], 40), (vec![1], 40)]);
         assert_eq!(lanes(&wide[..1], 20, 1), [(vec![0], 80)]);
@@ -292,6 +292,6 @@ mod tests {
         let runs: Vec<Run> = (0..=u8::MAX).map(|volume| run(&[volume])).collect();
         let lanes = lanes(&runs, 20, 4);
         assert_eq!(lanes.len(), LANES_MAX);
-        assert_eq!(lanes[3].1, 20 * 16, "a lane keeps every volume of it busy");
+        assert_eq!(lanes[3].1, 20 * 16, "each lane has the bytes of its 16 volumes");
     }
 }

@@ -44,7 +44,7 @@ impl Segments {
         let mut start = 0;
         while start < length {
             if let Some(reason) = control.stop() {
-                return Err(ritornello_format::Error::retry("a scan was not finished")
+                return Err(ritornello_format::Error::retry("a search for runs was stopped")
                     .with("reason", reason.word()));
             }
             let bytes = (WINDOW + overlap).min(length - start) as usize;
@@ -79,7 +79,7 @@ impl Segments {
                 Ok(()) => {}
                 Err(error) if StalledVolume::caused(&error) => {
                     return Err(ritornello_format::Error::retry(
-                        "a segment cannot be searched now",
+                        "a segment cannot be searched for runs now",
                     )
                     .with("segment", segment.0)
                     .because(error));

@@ -84,11 +84,9 @@ impl<'a> NewRun<'a> {
             let memory = PageMemory::of_source(source, first + page, bytes as usize, direct)
                 .filter(|_| bytes <= layout.page && slices.iter().all(|slice| slice.bytes > 0))
                 .ok_or_else(|| {
-                    Error::invalid(
-                        "a page's memory is not as long as its slices, or than its place",
-                    )
-                    .with("page", first + page)
-                    .with("page_bytes", page_bytes)
+                    Error::invalid("a page's slices do not fit its memory or its place")
+                        .with("page", first + page)
+                        .with("page_bytes", page_bytes)
                 })?;
             pages.push(NewPage { memory, bytes: bytes as usize, slices });
         }

@@ -215,7 +215,7 @@ impl Run {
         segments.read_runs(&[read], control).pop().unwrap()
     }
 
-    /// Reads `count` pages from `first` on into vectors.
+    /// Reads `count` pages, starting at page `first`, into vectors.
     pub fn read(
         &self,
         segments: &Segments,
