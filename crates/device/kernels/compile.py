@@ -5,8 +5,8 @@
     python3 crates/device/kernels/compile.py           # writes kv.ptx
     python3 crates/device/kernels/compile.py --check   # fails if kv.ptx differs
 
-The exit status is 3 if NVRTC is not installed. The version decides which drivers take the PTX: its
-ISA 8.4 needs a driver of release 550 or later.
+The exit status is 3 if NVRTC is not installed. The version of NVRTC decides which drivers accept
+the PTX: NVRTC 12.4 writes PTX ISA 8.4, which needs a driver of release 550 or later.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Call = Callable[..., int]
 
 
 def library() -> ctypes.CDLL | None:
-    """NVRTC of the wheel in this environment; `None` if the wheel is not installed."""
+    """Loads NVRTC from the wheel in this environment; `None` if the wheel is not installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or () if spec else ():
         path = Path(folder) / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"
@@ -37,13 +37,13 @@ def library() -> ctypes.CDLL | None:
 
 
 def compiled(nvrtc: ctypes.CDLL, source: bytes) -> str:
-    """The PTX of `source`. Exits with the compiler's messages if they exist."""
+    """Compiles `source` to PTX. If the compiler prints messages, exits with them."""
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc.nvrtcVersion(*(ctypes.byref(part) for part in version))
     found = tuple(part.value for part in version)
     if found != VERSION:
         sys.exit(
-            f"NVRTC {found[0]}.{found[1]} is installed: kv.ptx needs {VERSION[0]}.{VERSION[1]}"
+            f"NVRTC {found[0]}.{found[1]} is installed: install {VERSION[0]}.{VERSION[1]} instead"
         )
     program = ctypes.c_void_p()
     options = (ctypes.c_char_p * len(OPTIONS))(*(option.encode() for option in OPTIONS))
@@ -58,7 +58,7 @@ def compiled(nvrtc: ctypes.CDLL, source: bytes) -> str:
 
 
 def text(size: Call, read: Call, program: ctypes.c_void_p) -> str:
-    """A text of the program: `size` returns its length, `read` its bytes."""
+    """Returns a text of the program: `size` returns its length, `read` its bytes."""
     length = ctypes.c_size_t()
     size(program, ctypes.byref(length))
     buffer = ctypes.create_string_buffer(length.value)
@@ -68,7 +68,7 @@ def text(size: Call, read: Call, program: ctypes.c_void_p) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare with kv.ptx, write nothing")
+    parser.add_argument("--check", action="store_true", help="only check that kv.ptx is current")
     given = parser.parse_args()
     nvrtc = library()
     if nvrtc is None:

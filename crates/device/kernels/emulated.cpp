@@ -1,5 +1,5 @@
-// Compiles `kv.cu` for the processor, for the emulated device and tests. A warp is one call of the
-// kernel, in which a loop takes the place of the lanes.
+// Compiles `kv.cu` for the processor, for the emulated device and tests. One call of a kernel runs
+// one warp, in a loop over its lanes.
 
 #include <cstring>
 
@@ -25,8 +25,8 @@ static thread_local unsigned warps;
 
 using Kernel = void (*)(const Span *, u32, u32, const Move *, u32, char *);
 
-// Runs kernel `number` with `grid` blocks of 1,024 threads, warp by warp. The numbers are in the
-// order of `Kernel::NAMES` in `src/layout.rs`.
+// Runs kernel `number` with `grid` blocks of 1,024 threads, warp by warp. `number` is the position
+// of the kernel's name in `Kernel::NAMES` (`src/layout.rs`).
 extern "C" void ritornello_emulate_kernel(u32 number, u32 grid, const Span *spans, u32 count,
                                           u32 units, const Move *moves, u32 pages, char *arena) {
   static constexpr Kernel kernels[] = {

@@ -1,14 +1,14 @@
-// Moves pages between their places in the KV memory of an engine (the pool) and contiguous pages in
-// pinned host memory (the slots).
+// Moves pages between blocks of an engine's KV memory (the pool) and contiguous pages in pinned
+// host memory (the slots).
 //
 // `compile.py` compiles this file to `kv.ptx`, which is committed. `emulated.cpp` compiles it with
 // a C++ compiler, so that tests run the same code without a GPU.
 //
 // A span is one tensor of the pool, such as the K and V of one layer: block `b` has its bytes at
-// `base + b * stride`. In a slot the bytes of all spans follow each other. Work is split into units
-// of at most 2 KiB. One warp moves a unit: each lane loads 64 bytes before it stores them, so 1,024
-// threads have 64 KiB in flight whatever the length of a block's bytes. Warps take units in turn.
-// The kernels have no barrier and no shared memory.
+// `base + b * stride`. In a slot the bytes of all spans follow each other. The bytes of each span
+// are split into units of at most 2 KiB. One warp moves a unit: each lane loads 64 bytes before it
+// stores them, so 1,024 threads have 64 KiB in flight if their units are full. Warp `w` of `n`
+// moves units `w`, `w + n`, `w + 2n` and so on. The kernels have no barrier and no shared memory.
 
 #ifndef LANES
 #define LANES(lane) if (const unsigned lane = threadIdx.x % 32; true)
@@ -39,8 +39,8 @@ struct Move {
   u32 slot;
 };
 
-// Moves the part of a unit that one lane is responsible for. A word has 16, 8, 4 or 1 bytes; both
-// addresses and `bytes` are multiples of it.
+// Moves the part of a unit that one lane moves. `Word` has 16, 8, 4 or 1 bytes; `bytes` and both
+// addresses are multiples of its length.
 template <typename Word>
 __device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes, u32 lane) {
   constexpr u32 WORDS = LANE_BYTES / sizeof(Word);
@@ -58,8 +58,9 @@ __device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes,
   }
 }
 
-// Moves `pages` pages. `spans` are the spans to move, `units` the number of their units. The page's
-// bytes in the arena start at the offset of its slot. `arena` is the address of the arena.
+// Moves the `count` spans at `spans` of `pages` pages; these spans have `units` units in a page.
+// Each entry of `moves` names the block and the slot of one page. `arena` is the address of the
+// arena of the slots.
 template <typename Word, bool TO_POOL>
 __device__ __forceinline__ void move_pages(const Span *spans, u32 count, u32 units,
                                            const Move *moves, u32 pages, char *arena) {

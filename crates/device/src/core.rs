@@ -54,11 +54,11 @@ impl Core {
         }
     }
 
-    /// Passes `result` on. A fatal error of the driver marks the device as broken.
+    /// Returns `result`. A fatal error of the driver marks the device as broken.
     pub(crate) fn note<T>(&self, result: Result<T>) -> Result<T> {
         result.inspect_err(|error| {
             if error.kind() == ErrorKind::Fatal && self.broken.set(error.to_string()).is_ok() {
-                tracing::error!(%error, "the device failed; its moves are refused from now on");
+                tracing::error!(%error, "the device failed: later moves are refused");
             }
         })
     }
@@ -128,7 +128,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Marks the work that `stream` has now.
+    /// Marks the work that is queued on `stream` now.
     ///
     /// # Safety
     /// The stream exists.
@@ -147,14 +147,15 @@ impl Event {
         self.core.note(unsafe { self.core.driver.wait(stream, self.raw) })
     }
 
-    /// Whether the marked work is complete; also of a broken device, on which earlier work may
-    /// still be in flight.
+    /// Whether the marked work is complete. Does not refuse a broken device, because work that was
+    /// queued before the failure may still be in flight.
     pub(crate) fn is_complete(&self) -> Result<bool> {
         // SAFETY: the event lives as long as `self`.
         self.core.note(unsafe { self.core.driver.is_complete(self.raw) })
     }
 
-    /// Waits until the marked work is complete, at most until `deadline`. Returns whether it is.
+    /// Waits until the marked work is complete, at most until `deadline`. Returns whether the work
+    /// is complete.
     pub(crate) fn wait(&self, deadline: Instant) -> Result<bool> {
         while !self.is_complete()? {
             if Instant::now() >= deadline {

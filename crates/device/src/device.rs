@@ -1,4 +1,4 @@
-//! A device: what an engine's worker opens once.
+//! A device with its pinned memory, streams and mover. A worker of an engine opens its device once.
 
 use crate::core::{Core, Event};
 use crate::driver::cuda::Cuda;
@@ -23,9 +23,10 @@ const PROBE_TIME: Duration = Duration::from_millis(30);
 const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
 /// Maximum device memory for measuring.
 const PROBE_BYTES: usize = 64 << 20;
-/// Maximum moves of one measurement: several amortise the interval of the mover's questions.
+/// Maximum moves of one measurement. With several moves, the mover's polling interval adds less to
+/// the mean time of one.
 const MOVES_MAX: usize = 16;
-/// Maximum time that the device may take for a measured move.
+/// Maximum time that the device may take for the moves of one measurement.
 const MOVE_TIME: Duration = Duration::from_secs(30);
 
 /// How the ways of a pool are chosen.
@@ -47,7 +48,8 @@ pub struct Device {
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,
     core: Arc<Core>,
-    /// Measured times, by the length of pieces. An engine registers several pools of one length.
+    /// Measured times, by the length of pieces in bytes. Later pools with pieces of this length use
+    /// the same times.
     measured: Mutex<HashMap<u64, Ways>>,
 }
 
@@ -72,7 +74,7 @@ impl Device {
         Ok(Arc::new(Self { mover, tables, arena, core, measured: Mutex::default() }))
     }
 
-    /// The device and its driver, in words.
+    /// The names of the device and of its driver, for people.
     #[must_use]
     pub fn describe(&self) -> String {
         self.core.driver().describe()
@@ -98,8 +100,8 @@ impl Device {
         self.arena.stats()
     }
 
-    /// Registers an engine's KV memory: `blocks` blocks in `spans`, which are the bytes of a page
-    /// in their order. The pool keeps `owner`.
+    /// Registers an engine's KV memory: `blocks` blocks in `spans`. The bytes of a block in all
+    /// spans, in this order, are a page. The pool keeps a reference to `owner`.
     ///
     /// # Errors
     /// `Invalid` if the spans overlap, exceed a limit, or are not allocated on the device; `Retry`
@@ -156,7 +158,7 @@ impl Device {
     }
 
     /// Submits the move of bytes `part` of all pages of `table`, after the work that `after`
-    /// marks. `done` is called on the mover's thread when the move has ended; it must not wait.
+    /// marks. `done` is called on the mover's thread when the move has ended, and must not block.
     ///
     /// # Errors
     /// `Invalid` if the part does not begin and end between spans; `Retry` if too many moves wait;
@@ -165,7 +167,7 @@ impl Device {
     /// # Safety
     /// From the completion of `after` until the move is complete, no other code or work writes to
     /// the bytes that it reads, or accesses the bytes that it writes. After a failed move this
-    /// holds without end.
+    /// holds until the process exits.
     pub unsafe fn submit(
         &self,
         table: &Arc<Table>,
@@ -179,7 +181,7 @@ impl Device {
         unsafe { self.mover.submit(table, part, after, done) }
     }
 
-    /// Marks the work that an engine's stream has now.
+    /// Marks the work that is queued on an engine's stream now.
     ///
     /// # Errors
     /// `Fatal` if the driver fails, or the device is broken.
@@ -194,8 +196,8 @@ impl Device {
         Ok(Arc::new(event))
     }
 
-    /// Measures the ways with pieces of the pool's average length, in separate memory. Returns
-    /// what was measured within the time.
+    /// Measures the ways with pieces of the pool's average length, in memory that is not the
+    /// pool's. Ends the measurements of a direction after [`PROBE_TIME`].
     fn measure(&self, pool: &Pool) -> Result<Ways> {
         let mut ways = pool.ways().clone();
         let layout = pool.layout();
@@ -214,7 +216,7 @@ impl Device {
             for pieces in PROBE_PIECES.into_iter().filter(|pieces| *pieces <= most) {
                 let scratch = match self.core.driver().allocate(piece as usize * pieces) {
                     Ok(scratch) => Scratch { core: Arc::clone(&self.core), address: scratch },
-                    // An engine may have taken all memory: what was measured decides.
+                    // The engine may have allocated all memory: use the measurements made so far.
                     Err(_) => break,
                 };
                 let measured = self.measure_moves(&scratch, piece as u32, pieces, direction)?;
@@ -296,7 +298,7 @@ impl Drop for Scratch {
         if self.core.is_broken() {
             return;
         }
-        // SAFETY: the measured moves are complete, or the device is broken.
+        // SAFETY: the device is not broken, so the measured moves are complete.
         if let Err(error) = unsafe { self.core.driver().free(self.address) } {
             tracing::warn!(%error, "the device memory of a measurement could not be freed");
         }

@@ -26,7 +26,7 @@ pub enum Priority {
     Low,
 }
 
-/// A launch of a kernel. All addresses are the device's.
+/// A launch of a kernel. All addresses are addresses on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     /// The kernel to launch.
@@ -91,7 +91,7 @@ impl Copies {
 ///
 /// No call waits for work of the device. All calls may come from any thread.
 pub trait Driver: Send + Sync + fmt::Debug {
-    /// The device and its driver, in words.
+    /// The names of the device and of its driver, for people.
     fn describe(&self) -> String;
 
     /// Whether kernels can be launched; if not, [`Driver::copy`] still works.
@@ -133,7 +133,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Checks that the device can access `bytes` bytes at `base`.
     ///
     /// # Errors
-    /// `Invalid` if it cannot.
+    /// `Invalid` if the device cannot access them.
     fn check_memory(&self, base: u64, bytes: u64) -> Result<()>;
 
     /// Creates a stream.
@@ -160,10 +160,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// `event` was created by this driver, and is not used again.
     unsafe fn destroy_event(&self, event: RawEvent);
 
-    /// Marks the work that `stream` has now: the event is complete when this work is.
+    /// Marks the work that is queued on `stream` now: the event is complete when this work is.
     ///
     /// # Errors
-    /// `Fatal` if the driver fails, or an earlier work of the device failed.
+    /// `Fatal` if the driver fails, or earlier work of the device failed.
     ///
     /// # Safety
     /// Event and stream exist.

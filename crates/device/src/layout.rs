@@ -10,7 +10,7 @@ pub const WORK_UNIT: u32 = 2048;
 const WORK_MAX: u64 = 1 << 31;
 /// Maximum length of a span in bytes, and so of a page's part in one tensor.
 const SPAN_BYTES_MAX: u32 = 1 << 30;
-/// Maximum spans of a page: two tensors a layer and a few hundred layers.
+/// Maximum spans of a page: enough for two tensors per layer and 2,048 layers.
 const SPANS_MAX: usize = 4096;
 
 /// One tensor of an engine's KV memory: block `b` has `bytes` bytes at `base + b * stride`.
@@ -196,7 +196,7 @@ impl Layout {
             });
             // At most 4,096 spans of at most 2^19 units each: the sum fits 32 bits.
             units += span.bytes.div_ceil(WORK_UNIT);
-            // A bit that is zero in all numbers is zero in their union, and conversely.
+            // All numbers are multiples of a power of two if and only if their bitwise OR is.
             alignment |= span.base | span.stride | u64::from(span.bytes);
             offset += u64::from(span.bytes);
         }
@@ -278,8 +278,8 @@ impl Layout {
         }
     }
 
-    /// The span and the range of its bytes that hold each piece of `part`, in order: the address
-    /// in block `block`, the offset in the page, and the length.
+    /// The pieces of `part`, in order: for each its address in block `block`, its offset in the
+    /// page, and its length in bytes.
     pub fn pieces(&self, part: &Part, block: u32) -> impl Iterator<Item = (u64, u64, u32)> {
         self.spans[part.spans.clone()]
             .iter()
@@ -312,14 +312,16 @@ fn check_span(span: &Span, blocks: u32) -> Result<()> {
         .with("blocks", blocks))
 }
 
-/// Refuses spans that share bytes: a scatter would then deliver the bytes of either.
+/// Refuses spans that share bytes: a scatter would overwrite bytes of one span with bytes of
+/// another.
 ///
 /// Spans of one stride may alternate in memory (K and V of one tensor, or all layers of a block).
 /// Spans of different strides must be apart as a whole.
 fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by_key(|span| span.base);
-    // Spans that alternate: their stride, their first address, and the end of the last.
+    // Spans that alternate in memory: their stride, the address of the first span, and the largest
+    // end of a span.
     let mut group: Option<(u64, u64, u64)> = None;
     let mut end_of_blocks = 0;
     for span in sorted {

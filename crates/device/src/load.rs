@@ -22,10 +22,12 @@ use std::time::{Duration, Instant};
 /// the fastest of twelve combinations on an H200 with 16 processors: 45 to 51 GB/s from a store in
 /// memory, where 4 lanes with windows of 32 MiB had read 20 to 27.
 const LANES: usize = 8;
-/// Maximum bytes of a window. The first window's read and the last window's copy overlap nothing,
-/// and slots that are used again soon are still in the processor's cache.
+/// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
+/// window, no read overlaps the copy of the last, and slots that are soon reused are still in the
+/// processor's cache.
 const WINDOW_BYTES: usize = 4 << 20;
-/// Time after which a move that has not ended is reported in the log, or a save ends without it.
+/// Time after which a load logs that its moves have not ended, or a save fails because a gather has
+/// not ended.
 pub(crate) const MOVES_TIME: Duration = Duration::from_secs(30);
 
 /// The result of a load, of a save, or of a window of either.
@@ -35,11 +37,12 @@ pub struct Moved {
     pub pages: usize,
     /// Bytes of these pages.
     pub bytes: u64,
-    /// Why the page after them was not moved; empty if all pages were.
+    /// Why the page after these pages was not moved; empty if all pages were moved.
     pub reason: &'static str,
 }
 
-/// Fills pages of a load: the range of pages, and slots with one page for each.
+/// Reads pages of a load into slots. The arguments are the range of pages, and slots that have one
+/// page for each page of the range.
 pub type Read<'a> = dyn Fn(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + Sync + 'a;
 
 /// A load in progress, which its lanes share.
@@ -78,8 +81,8 @@ impl Device {
     /// Loads pages: `read` fills slots, and page `n` of the load is copied to block `blocks[n]`,
     /// after the work that `after` marks. Windows of pages are read by up to eight threads, the
     /// caller's included; each window is copied while later windows are read. Returns after the
-    /// last copy, also if `control` stops the load earlier. Blocks of pages that were not moved
-    /// hold any bytes.
+    /// last copy, also if `control` stops the load earlier. The bytes of blocks whose pages were
+    /// not moved are unspecified.
     ///
     /// # Errors
     /// Returns the errors of [`Device::table`] and [`Device::submit`], and the error of `read` if
@@ -87,7 +90,7 @@ impl Device {
     ///
     /// # Safety
     /// From the completion of `after` until this returns, no other code or work accesses the
-    /// blocks. After an error of kind `Fatal` this holds without end.
+    /// blocks. After an error of kind `Fatal` this holds until the process exits.
     pub unsafe fn load(
         &self,
         pool: &Arc<Pool>,
@@ -120,12 +123,12 @@ impl Device {
         }
         let mut ends = load.ends.into_inner();
         for (pages, ticket) in load.moves.into_inner() {
-            // Without a limit: the engine uses the blocks again once the load is reported.
+            // Wait without a limit: the engine may reuse the blocks when this function returns.
             loop {
                 match ticket.wait(Instant::now() + MOVES_TIME) {
                     Ok(true) => break,
                     Ok(false) => {
-                        tracing::warn!("the device does not complete the copies of a load")
+                        tracing::warn!("the copies of a load are not complete: the load waits")
                     }
                     Err(error) => {
                         ends.note(pages.start, "device", Some(error));
@@ -143,8 +146,8 @@ impl Device {
         }
     }
 
-    /// Windows of `pages` pages of `pool`, of at most `window_bytes` bytes, of which the pinned
-    /// memory holds at least `windows`.
+    /// Divides `pages` pages of `pool` into windows of at most `window_bytes` bytes, short enough
+    /// that the pinned memory holds `windows` of them.
     pub(crate) fn windows(
         &self,
         pool: &Pool,

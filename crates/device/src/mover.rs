@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 /// Maximum moves in one direction that wait for the thread.
 const QUEUE_MAX: usize = 4096;
-/// Maximum time that closing waits for moves in flight. Their memory is never freed after it.
+/// Maximum time that closing waits for moves in flight. The memory of moves that have not ended
+/// then is never freed.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
-/// Called on the mover's thread when a move has ended. It must not wait.
+/// Called on the mover's thread when a move has ended. A callback must not block.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
 /// The progress of a move.
@@ -38,9 +39,9 @@ enum Stage {
 pub struct MoveTicket(Arc<ForkSafeLock<Stage>>);
 
 impl MoveTicket {
-    /// Makes later work of `stream` wait until the move is complete. Waits until the move is queued
-    /// on the device, at most until `deadline`; returns `false`, without an effect on the stream,
-    /// if that comes first.
+    /// Makes later work of `stream` wait until the move is complete. The call itself waits until
+    /// the move is queued on the device; it returns `false`, without an effect on the stream, if
+    /// the move is not queued by `deadline`.
     ///
     /// # Errors
     /// The move's error if it has failed; `Fatal` if the driver fails.
@@ -57,11 +58,10 @@ impl MoveTicket {
         unsafe { event.delay(stream) }.map(|()| true)
     }
 
-    /// Waits until the move has ended, at most until `deadline`; returns `false` if that comes
-    /// first.
+    /// Waits until the move has ended; returns `false` if it has not ended by `deadline`.
     ///
     /// # Errors
-    /// The move's error if it has failed. Its memory may then still be written.
+    /// The move's error if it has failed. The device may then still write to the move's memory.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         let is_pending = |stage: &Stage| matches!(stage, Stage::Submitted | Stage::Queued(_));
         let stage = self.wait_while(deadline, is_pending);
@@ -95,7 +95,7 @@ impl MoveTicket {
         });
         let Some(done) = done else { return };
         if catch_unwind(AssertUnwindSafe(|| done(result))).is_err() {
-            tracing::error!("the callback of a completed move panicked");
+            tracing::error!("the callback of a move panicked");
         }
     }
 }
@@ -119,7 +119,7 @@ struct Move {
 }
 
 impl Move {
-    /// Reports the end of a move. Its slots and tables are released before.
+    /// Reports the end of a move, after releasing its table and slots.
     fn end(self, result: Result<()>) {
         let Self { table, part: _, after, ticket, done } = self;
         drop((table, after));
@@ -136,8 +136,8 @@ impl Move {
     }
 }
 
-/// The position of a direction in pairs of queues. Gathers are first: an engine may wait until one
-/// is queued, and scatters wait after its work anyway.
+/// The index of a direction in arrays of two queues. Gathers come first, because an engine may wait
+/// until a gather is queued, while a scatter waits for queued work of the engine anyway.
 fn place_of(direction: Direction) -> usize {
     match direction {
         Direction::Gather => 0,
@@ -219,13 +219,14 @@ impl fmt::Debug for Mover {
 
 impl Drop for Mover {
     fn drop(&mut self) {
-        // A forked child has no such thread.
+        // A forked child does not have the mover's thread.
         if self.process != std::process::id() {
             return;
         }
         self.state.lock().is_closed = true;
         self.state.wake_one();
-        // The last reference may be dropped by a report, on the thread itself.
+        // A callback may drop the last reference to the device on the mover's thread, which cannot
+        // join itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
             && thread.join().is_err()
@@ -235,8 +236,8 @@ impl Drop for Mover {
     }
 }
 
-/// The moves on the device, as the thread keeps them: one queue per stream, in the order in which
-/// they end.
+/// The moves that the mover's thread has queued on the device: one queue per stream, in the order
+/// in which the moves end.
 struct InFlight {
     core: Arc<Core>,
     queues: [VecDeque<(Move, Arc<Event>)>; 2],
@@ -250,7 +251,7 @@ impl InFlight {
                 if self.is_empty() {
                     locked = state.wait(locked);
                 } else {
-                    // The driver does not report the end of a move, so the thread asks.
+                    // The driver does not report the end of a move, so the thread polls.
                     locked = state.wait_for(locked, POLL);
                     break;
                 }
@@ -279,7 +280,7 @@ impl InFlight {
             return next.end(Err(error));
         }
         // SAFETY: the caller of `submit` promised the order of accesses. The table is kept until
-        // the end of the move, and without end after an error. This is the only thread.
+        // the end of the move, and is never freed after an error. Only this thread queues tables.
         match unsafe { next.table.queue(&next.part, next.after.as_deref()) } {
             Ok(event) => {
                 let event = Arc::new(event);
@@ -290,8 +291,8 @@ impl InFlight {
         }
     }
 
-    /// Reports the moves that have ended. On a broken device, moves may still be in flight: they
-    /// are reported when they have ended, or when the driver cannot tell.
+    /// Reports the moves that have ended. On a broken device, moves may still be in flight: such a
+    /// move is reported when it has ended, or when the driver returns an error for its event.
     fn reap(&mut self) {
         for queue in &mut self.queues {
             while let Some((_, event)) = queue.front() {

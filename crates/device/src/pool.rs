@@ -9,7 +9,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time for a small copy at registration, after the engine's own work.
+/// Maximum time for the copy of a pool's table to the device. The copy may wait for work of the
+/// engine.
 const SETUP_TIME: Duration = Duration::from_secs(30);
 
 /// The layout of an engine's KV memory, with its table of spans on the device. The memory belongs
@@ -21,7 +22,7 @@ pub struct Pool {
     /// Address of the table of spans.
     spans: u64,
     ways: Ways,
-    /// Keeps the engine's memory: moves in flight hold the pool.
+    /// Keeps the engine's memory allocated: moves in flight hold a reference to the pool.
     _owner: Owner,
 }
 
@@ -60,13 +61,13 @@ impl Pool {
         let event = self.core.event()?;
         let stream = self.core.stream(Direction::Scatter);
         // SAFETY: the table was allocated with this length, and no work knows it. Table and source
-        // are kept until the copy is complete, or without end.
+        // are kept until the copy is complete; after an error neither is ever freed.
         let queued = unsafe { arena.upload(&source, bytes.len(), self.spans, stream) };
         // SAFETY: the stream lives as long as the core.
         let recorded = queued.and_then(|()| unsafe { event.record(stream) });
         let outcome = match recorded.and_then(|()| event.wait(Instant::now() + SETUP_TIME)) {
             Ok(true) => return Ok(()),
-            Ok(false) => self.core.note(Err(Error::fatal("the device does not complete a copy")
+            Ok(false) => self.core.note(Err(Error::fatal("the device does not copy a table")
                 .with("seconds", SETUP_TIME.as_secs()))),
             Err(error) => Err(error),
         };
@@ -80,7 +81,8 @@ impl Pool {
         &self.layout
     }
 
-    /// The measured times of kernels and copy engines, which decide how a move is made.
+    /// The choice between kernels and copy engines for the pool's moves, and the times measured for
+    /// this choice.
     #[must_use]
     pub fn ways(&self) -> &Ways {
         &self.ways

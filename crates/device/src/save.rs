@@ -15,15 +15,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Maximum bytes of a window. A put of this length keeps a disk busy to its end, although the next
-/// put begins only after it.
+/// Maximum bytes of a window. A window is one put, and the next put begins only when it has ended.
+/// Puts of this length keep the disk's idle time between puts small.
 const WINDOW_BYTES: usize = 128 << 20;
-/// Saves leave half of the pinned memory to loads, for which requests wait.
+/// Saves use at most 1/2 of the pinned memory. Loads have the remainder, because requests wait for
+/// loads.
 const SHARE: usize = 2;
-/// Minimum number of windows that fit the saves' share.
+/// Minimum number of windows that fit the saves' share of the pinned memory.
 const WINDOWS: usize = 4;
 
-/// Stores pages of a save: the range of pages, and slots with these pages.
+/// Stores pages of a save. The arguments are the range of pages, and slots with these pages.
 pub type Write<'a> = dyn FnMut(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + 'a;
 
 /// A window whose gather was submitted.
@@ -41,20 +42,21 @@ pub struct Save {
     pages: usize,
 }
 
-/// Orders writes to the blocks of a save, which are safe before its pages are stored.
+/// Orders writes to the blocks of a save after its gathers. A write does not need to wait until the
+/// pages are stored.
 #[derive(Clone, Debug)]
 pub struct SaveFence(Arc<[MoveTicket]>);
 
 impl Device {
     /// Submits gathers of the leading blocks for which slots are free, after the work that `after`
-    /// marks. Waits for nothing.
+    /// marks. Does not block.
     ///
     /// # Errors
     /// Returns the errors of [`Device::table`] and [`Device::submit`].
     ///
     /// # Safety
-    /// From the completion of `after` until the save's fence orders it, no other code or work
-    /// writes to the blocks.
+    /// From the completion of `after` until the gathers are complete, no other code or work writes
+    /// to the blocks: see [`Save::fence`].
     pub unsafe fn gather(
         &self,
         pool: &Arc<Pool>,
@@ -123,8 +125,9 @@ impl Save {
 }
 
 impl SaveFence {
-    /// Makes later work of `stream` wait until all blocks were read. Waits until the gathers are
-    /// queued on the device, at most until `deadline`; returns `false` if that comes first.
+    /// Makes later work of `stream` wait until all blocks were read. The call itself waits until
+    /// the gathers are queued on the device; it returns `false` if a gather is not queued by
+    /// `deadline`.
     ///
     /// # Errors
     /// Returns the errors of [`MoveTicket::fence`].
@@ -141,7 +144,7 @@ impl SaveFence {
         Ok(true)
     }
 
-    /// Waits until all blocks were read, at most until `deadline`. Returns whether they were.
+    /// Waits until all blocks were read; returns `false` if a block was not read by `deadline`.
     ///
     /// # Errors
     /// The error of a gather that failed.

@@ -26,7 +26,7 @@ unsafe impl Send for Arena {}
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena of at least `bytes`. Its memory becomes resident here, as pinning demands.
+    /// An arena of at least `bytes`. Pinning makes its memory resident.
     pub(crate) fn new(core: &Arc<Core>, bytes: usize) -> Result<Arc<Self>> {
         let staging = Staging::new(bytes)?;
         let capacity = staging.capacity();
@@ -144,7 +144,8 @@ impl Slots {
         let bytes = stride.checked_mul(pages)?;
         let mut buffer = arena.staging.take(bytes, deadline, is_stopped)?;
         let memory = buffer.bytes_mut();
-        // The end of a page's last unit is zero on disk. Nothing writes there later.
+        // On disk, the bytes between the end of a page and the end of its last unit are zero. No
+        // code writes to these bytes later.
         memory.chunks_mut(stride).take(pages).for_each(|page| page[page_bytes..].fill(0));
         let first = NonNull::from(memory).cast::<u8>();
         let arena = Arc::clone(arena);
@@ -197,8 +198,8 @@ unsafe impl PageTarget for Slots {
     }
 }
 
-// SAFETY: the buffer is initialised and lives as long as `self`; `take` cleared the bytes behind
-// each page, and nothing writes to them.
+// SAFETY: the buffer is initialised and lives as long as `self`; `take` cleared the bytes after
+// each page, and no code writes to them.
 unsafe impl PageSource for Slots {
     fn len(&self) -> usize {
         self.pages

@@ -13,12 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-/// Memory for tables, on the device and pinned. Moves may wait for a step of the engine, so
-/// there are tables for a thousand windows of loads. A move beyond them is made without a kernel.
+/// Bytes for tables, on the device and in pinned memory: enough for a thousand windows of loads,
+/// because moves may wait for a step of the engine. A move whose table finds no memory is made
+/// without a kernel.
 const TABLE_BYTES: usize = 8 << 20;
 
-/// Memory for tables, allocated once: pinned, and as long on the device, where a table has the same
-/// offset. It is apart from slots, for which calls wait.
+/// Memory for tables, allocated once: pinned memory, and device memory of the same length, in which
+/// a table has the same offset. This memory is not shared with slots, so that calls which wait for
+/// slots do not take the memory of tables.
 #[derive(Debug)]
 pub(crate) struct TableMemory {
     arena: Arc<Arena>,
@@ -104,7 +106,7 @@ impl Table {
         }
         let most = PageTarget::len(&**slots).min(TABLE_PAGES_MAX);
         if blocks.is_empty() || blocks.len() > most || !layout.whole().fits(blocks.len()) {
-            return Err(Error::invalid("a move needs a page, and a slot for each page")
+            return Err(Error::invalid("a table needs 1 to `most` pages, and a slot for each")
                 .with("pages", blocks.len())
                 .with("most", most));
         }
@@ -144,13 +146,13 @@ impl Table {
         self.kernel.is_some()
     }
 
-    /// Queues the move of `part` of all pages, after the work that `after` marks. The event marks
-    /// its end.
+    /// Queues the move of `part` of all pages, after the work that `after` marks. The returned
+    /// event marks the end of the move.
     ///
     /// # Safety
     /// Until the move is complete, no other code or work writes to the bytes that it reads, or
-    /// accesses the bytes that it writes. The caller keeps `self` until then, and without end if an
-    /// error is returned. Tables are queued by one thread at a time.
+    /// accesses the bytes that it writes. The caller keeps `self` until then, and never drops it if
+    /// an error is returned. No two threads call this function at the same time.
     pub(crate) unsafe fn queue(&self, part: &Part, after: Option<&Event>) -> Result<Event> {
         self.core.check()?;
         let event = self.core.event()?;

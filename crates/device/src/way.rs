@@ -3,11 +3,11 @@
 use crate::layout::Direction;
 use std::time::Duration;
 
-/// Blocks of threads of a launch: 4 of them have 256 KiB in flight, which fills a link of 55 GB/s
-/// at a round trip of 1.3 µs three times.
+/// Blocks of threads of a launch. Four blocks have 256 KiB in flight: more than three times the
+/// 72 KB that keep a link of 55 GB/s with a round trip of 1.3 µs busy.
 const GRID: u32 = 4;
-/// Length of a piece from which the copy engines are taken to be faster, where nothing was
-/// measured.
+/// Minimum length of a piece in bytes for which the copy engines count as faster than a kernel, if
+/// the pool has no measurement.
 const COPY_FROM: u64 = 32 << 10;
 
 /// How bytes are moved.

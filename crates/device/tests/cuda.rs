@@ -1,4 +1,4 @@
-//! The CUDA driver over a library that stands in for it: calls, errors, and what is refused.
+//! The driver [`Cuda`] over a fake CUDA library: calls, errors and refusals.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -44,7 +44,7 @@ fn unusable_drivers_are_refused_at_open() {
 }
 
 #[test]
-fn module_that_does_not_load_leaves_copies() {
+fn device_whose_kernels_do_not_load_can_copy() {
     let fake = FakeCuda::new("NO_MODULE");
     let cuda = fake.open(0).unwrap();
     assert!(!cuda.has_kernels());
@@ -194,7 +194,7 @@ fn failed_device_reports_the_error_of_every_call() {
     }
 }
 
-/// A device over the stand-in, with a pool of 4 blocks of 2 pieces in its memory.
+/// A device over the fake library, with a pool of 4 blocks of 2 pieces in its memory.
 fn device(fake: &FakeCuda, choice: WayChoice) -> (Arc<Device>, Arc<Pool>, u64) {
     let cuda = fake.open(0).unwrap();
     let base = cuda.allocate(8 * 4096).unwrap();
@@ -254,7 +254,7 @@ fn failed_device_keeps_pinned_memory() {
     let (device, pool, _) = device(&fake, WayChoice::Always(Way::Kernel { grid: 2 }));
     let slots = device.slots(8192, 2, None, &|| false).unwrap();
     let table = device.table(&pool, &slots, &[0, 1], Direction::Scatter).unwrap();
-    // The table is copied, and the launch fails.
+    // The copy of the table succeeds, and the launch fails.
     fake.fail_after(1);
     // SAFETY: nothing else accesses the memory.
     let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
@@ -262,6 +262,6 @@ fn failed_device_keeps_pinned_memory() {
     assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
     assert!(device.is_broken());
     drop((ticket, table, slots, pool, device));
-    // The memory of slots, and that of tables.
+    // The memory of slots, and the memory of tables.
     assert_eq!(fake.count("pinned"), 2);
 }

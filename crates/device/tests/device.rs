@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const STAGING: usize = 8 << 20;
 const KERNEL: WayChoice = WayChoice::Always(Way::Kernel { grid: 4 });
 const COPIES: WayChoice = WayChoice::Always(Way::Copies);
-/// Time that a missing fence has to show itself.
+/// Time for which a test waits for work that a fence must delay.
 const DELAY: Duration = Duration::from_millis(50);
 
 fn soon() -> Instant {
@@ -81,7 +81,7 @@ impl Rig {
         0..self.page_bytes()
     }
 
-    /// A stream in the place of an engine's.
+    /// A stream that serves as an engine's stream.
     fn stream(&self) -> RawStream {
         self.emulated.create_stream(Priority::Low).unwrap()
     }
@@ -110,7 +110,7 @@ impl Rig {
     }
 }
 
-/// The pages of some slots in succession, at multiples of 4 KiB.
+/// The bytes of all pages of `slots`, each padded to a multiple of 4 KiB.
 fn bytes_of(slots: &Slots) -> Vec<u8> {
     let mut bytes = Vec::new();
     for page in 0..PageSource::len(slots) {
@@ -123,7 +123,7 @@ fn bytes_of(slots: &Slots) -> Vec<u8> {
     bytes
 }
 
-/// The entries of a table in terms of `bytes_of`.
+/// The entries of a table, for an arena that holds the result of [`bytes_of`].
 fn entries(blocks: &[u32], page_bytes: u64) -> Vec<MoveEntry> {
     let units = page_bytes.div_ceil(4096) as u32;
     blocks
@@ -352,7 +352,7 @@ fn fence_returns_at_its_deadline() {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(1, 0x11);
     let table = rig.table(&slots, &[0], Direction::Scatter);
-    // A report that waits, against the rule, holds up the mover.
+    // A callback that blocks, which callbacks must not do, stops the mover.
     let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
     let done = Box::new(move |_| {
         begin.send(()).unwrap();
@@ -398,7 +398,7 @@ fn failed_device_reports_every_move_and_keeps_memory() {
             .collect();
         let outcomes: Vec<_> = tickets.iter().map(|ticket| ticket.wait(soon())).collect();
         let failed = outcomes.iter().filter(|outcome| outcome.is_err()).count();
-        // The ends of the first two moves count only if the mover asks before the third fails.
+        // The first two moves count as complete only if the mover polls before the third fails.
         assert!((4..=6).contains(&failed), "{outcomes:?}");
         for outcome in &outcomes[6 - failed..] {
             assert_eq!(outcome.as_ref().unwrap_err().kind(), ErrorKind::Fatal);
@@ -429,7 +429,7 @@ fn failed_device_reports_every_move_and_keeps_memory() {
 }
 
 #[test]
-fn unusable_devices_are_refused_at_open() {
+fn opening_needs_pinning_but_no_kernels() {
     let emulated: Arc<Emulated> = Arc::default();
     emulated.faults().refuse_pinning();
     let error = Device::new(Arc::clone(&emulated) as Arc<dyn Driver>, STAGING).unwrap_err();
@@ -452,7 +452,7 @@ fn unusable_devices_are_refused_at_open() {
 }
 
 #[test]
-fn wrong_calls_are_refused() {
+fn invalid_tables_parts_and_pools_are_refused() {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(3, 0x11);
     for (blocks, direction) in [
@@ -464,7 +464,7 @@ fn wrong_calls_are_refused() {
         let error = rig.device.table(&rig.pool, &slots, blocks, direction).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     }
-    // Two slots may get the bytes of one block.
+    // A gather may copy one block to two slots.
     let table = rig.table(&slots, &[1, 0, 1], Direction::Gather);
     for part in [0..1, 1..4096, 0..8193, 4096..4096] {
         // SAFETY: refused.
@@ -480,7 +480,7 @@ fn wrong_calls_are_refused() {
 }
 
 #[test]
-fn slots_return_and_are_padded() {
+fn slots_are_padded_and_freed_when_dropped() {
     let rig = Rig::new(
         &Shape { pieces: vec![5000], arrangement: Arrangement::Separate, ..small() },
         KERNEL,
@@ -552,7 +552,7 @@ fn closing_completes_moves() {
 }
 
 #[test]
-fn report_that_panics_does_not_end_the_mover() {
+fn panicking_callback_does_not_end_the_mover() {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(1, 0x11);
     let table = rig.table(&slots, &[0], Direction::Scatter);
@@ -563,7 +563,7 @@ fn report_that_panics_does_not_end_the_mover() {
 }
 
 #[test]
-fn ways_are_measured_in_memory_of_their_own() {
+fn measuring_the_ways_leaves_the_pool_unchanged() {
     let shape = Shape { pieces: vec![8192; 4], ..small() };
     let rig = Rig::new(&shape, WayChoice::Measure);
     let measured = rig.pool.ways().measured();

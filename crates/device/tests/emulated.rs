@@ -112,7 +112,7 @@ fn injected_delays_and_failures_take_effect() {
         finish(&emulated, stream);
         assert_eq!(read(), 8);
         (from as *mut u8).write(9);
-        // The failure is reported by the calls after it, as a failed kernel is.
+        // The calls after the failure report it, as calls of CUDA report a failed kernel.
         emulated.copy(stream, &copies).unwrap();
         finish(&emulated, stream);
         assert_eq!(read(), 8);

@@ -10,7 +10,7 @@ use ritornello_device::driver::Launch;
 use ritornello_device::driver::emulated::run_kernel;
 use ritornello_device::layout::{Direction, Kernel, MoveEntry, Part, Word};
 
-/// Some blocks of a pool, in random order, each with a slot that no other block has.
+/// Moves of some blocks of a pool, in random order, each with a separate slot.
 fn moves(shape: &Shape, slot_units: u32, seed: u64) -> Vec<MoveEntry> {
     let mut blocks: Vec<u32> = (0..shape.blocks).collect();
     let mut state = seed | 1;
@@ -42,7 +42,7 @@ fn check(shape: &Shape, word: Word, grid: u32, seed: u64, first: usize, count: u
                 (expected, arena.bytes().to_vec())
             }
             Direction::Gather => {
-                // Bytes that differ from the scattered bytes.
+                // Make the bytes of the pool differ from the bytes in the arena.
                 tensors.memory.bytes_mut().iter_mut().for_each(|byte| *byte ^= 0x99);
                 let pool = tensors.memory.bytes().to_vec();
                 (pool, tensors.after_gather(&part, &moves, arena.bytes()))
@@ -105,7 +105,7 @@ fn names_of_kernels_are_those_of_the_ptx() {
         .map(|line| line.trim_end_matches('('))
         .collect();
     assert_eq!(entries, Kernel::NAMES);
-    // The drivers that take this version begin with release 550; the architecture is the oldest.
+    // Drivers accept PTX 8.4 since release 550. The oldest supported architecture is sm_80.
     assert!(ptx.contains("\n.version 8.4\n") && ptx.contains("\n.target sm_80\n"));
     for (at, name) in Kernel::NAMES.iter().enumerate() {
         let word = [Word::B16, Word::B8, Word::B4, Word::B1][at % 4];

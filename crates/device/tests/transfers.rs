@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const PAGE: usize = 64 << 10;
 const LAYERS: usize = 4;
 const BLOCKS: usize = 96;
-/// Holds 64 pages: a load of more pages uses slots again.
+/// Bytes of pinned memory, enough for 64 pages: a load of more pages reuses slots.
 const STAGING: usize = 4 << 20;
 
 /// KV memory in this process, with a tensor for each layer.
@@ -86,7 +86,7 @@ fn slot(slots: &Slots, page: usize) -> *mut u8 {
     fragments[0].as_ptr()
 }
 
-/// Fills the pages `pages` of a load whose page `n` has the bytes of page `n`.
+/// Fills `slots` with pages `pages`: byte `i` of page `n` is `byte_of(n, i)`.
 fn fill_slots(pages: &Range<usize>, slots: &Slots) {
     for (at, page) in pages.clone().enumerate() {
         let first = slot(slots, at);
@@ -132,7 +132,7 @@ fn load_fills_blocks_in_several_windows() {
     for (page, block) in blocks.iter().enumerate() {
         assert!(rig.has(*block, page), "page {page}");
     }
-    assert!(windows.lock().unwrap().len() > 8, "slots must be used again");
+    assert!(windows.lock().unwrap().len() > 8, "slots must be reused");
     assert_eq!(rig.device.staging().in_use, 0);
 }
 
@@ -190,7 +190,7 @@ fn stopped_load_returns_after_its_copies() {
     let loaded = rig.load(&blocks_of(BLOCKS), &control, &read).unwrap();
     assert_eq!(loaded.reason, "cancelled");
     assert!(loaded.pages < BLOCKS);
-    // Nothing may land in blocks that the engine computes again.
+    // No copy may write to blocks that the engine recomputes after the load was reported.
     let before = rig.tensors.clone();
     std::thread::sleep(Duration::from_millis(150));
     assert!(rig.tensors == before, "a copy landed after the load was reported");
@@ -217,7 +217,7 @@ fn load_waits_for_earlier_work_of_the_engine() {
     rig.emulated
         .run(stream, move || {
             let _ = gate.recv_timeout(Duration::from_secs(30));
-            // A step in flight writes to a block that was given away.
+            // A step in flight writes to a block that the engine has assigned to another request.
             // SAFETY: inside the tensor, which outlives the device.
             unsafe { (target as *mut u8).write(0x11) };
         })
@@ -310,7 +310,7 @@ fn fence_keeps_a_save_from_reading_later_bytes() {
         let mut rig = Rig::new();
         rig.fill(3, 3);
         rig.emulated.faults().delay_moves(Duration::from_millis(50));
-        // SAFETY: ordered by the fence, or the test shows what happens without it.
+        // SAFETY: the fence orders the later write; without the fence the test expects its bytes.
         let save = unsafe { rig.device.gather(&rig.pool, &[3], None) }.unwrap();
         if is_fenced {
             assert!(save.fence().wait(Instant::now() + Duration::from_secs(30)).unwrap());

@@ -23,14 +23,14 @@ const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 const ALREADY_REGISTERED: Code = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code;
 
-/// Oldest version of the driver's interface: 1000 * major + 10 * minor. Kernels need 12.4; an older
-/// driver refuses to load them, and copies without kernels.
+/// Oldest supported version of the driver's interface: 1000 * major + 10 * minor. A driver older
+/// than 12.4 cannot load the kernels: all moves then use the copy engines.
 const VERSION_MIN: c_int = 12_000;
 /// Version that has the batched copy with the signature of [`CopyBatch`].
 const VERSION_OF_BATCH: c_int = 12_080;
 /// Threads of a block, as `kv.cu` demands.
 const THREADS: c_uint = 1024;
-/// Maximum allocations that a checked range may consist of: 64 GiB in chunks of 2 MiB, twice.
+/// Maximum allocations that a checked range may consist of: enough for 128 GiB in chunks of 2 MiB.
 const CHUNKS_MAX: usize = 65_536;
 /// The kernels. The driver expects a terminated string.
 const PTX: &str = concat!(include_str!("../../kernels/kv.ptx"), "\0");
@@ -82,7 +82,7 @@ impl Cuda {
         let library = names.iter().find_map(|name| {
             // SAFETY: CUDA's driver may be loaded at any time.
             let loaded = unsafe { Library::new(name.as_ref()) };
-            // Keeps the reason for the first name, which is the usual name.
+            // Report the error of the first name, which is the usual name.
             loaded.map_err(|error| refusal = refusal.take().or(Some(error))).ok()
         });
         let Some(library) = library else {
@@ -223,7 +223,7 @@ impl Cuda {
         Ok(code)
     }
 
-    /// Length of the allocation at `address` from there to its end.
+    /// Number of bytes from `address` to the end of the allocation that contains it.
     fn allocated_from(&self, address: u64) -> Result<u64> {
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: the pointers lead to local variables.

@@ -179,7 +179,8 @@ impl Emulated {
         &self.shared.faults
     }
 
-    /// Number of calls that queued work, recorded, or waited.
+    /// Number of calls that queued work on a stream: copies, launches, records, waits, and
+    /// [`Emulated::run`].
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
@@ -203,7 +204,7 @@ impl Emulated {
         self.pinned.lock().values().sum()
     }
 
-    /// Queues `work` on a stream, in the place of an engine's kernel.
+    /// Queues `work` on a stream, as an engine queues a kernel.
     ///
     /// # Errors
     /// `Invalid` if the stream does not exist.
@@ -349,7 +350,7 @@ impl Driver for Emulated {
 
     unsafe fn destroy_stream(&self, stream: RawStream) {
         let stream = self.streams.lock().remove(&stream.0);
-        // Waits for the thread, without the lock: its work may destroy events.
+        // Wait for the stream's thread without the lock, because queued work may call this device.
         drop(stream);
     }
 

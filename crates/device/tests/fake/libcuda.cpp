@@ -1,6 +1,6 @@
-// A CUDA driver library for tests. Device memory is host memory, streams run their work immediately,
-// and kernels are those of `kv.cu`, compiled for the processor. Every call that needs a context
-// checks that one is current, and the library checks what a real driver would refuse.
+// A fake CUDA driver library for tests. Device memory is host memory, streams run their work
+// immediately, and kernels are those of `kv.cu`, compiled for the processor. Every call that needs
+// a context checks that one is current, and calls refuse arguments that a real driver refuses.
 //
 // The macros NO_SYMBOL and NO_BATCH remove functions; `fake_break` breaks others.
 
@@ -126,7 +126,7 @@ EXPORT int cuModuleLoadDataEx(void **module, const char *image, u32 count, u32 *
     strncpy(log, "ptxas fatal: unsupported .version 8.4", length);
     return BAD_PTX;
   }
-  // A driver before CUDA 12.4 refuses a newer version.
+  // The kernels must be PTX 8.4: drivers of CUDA 12.4 refuse a newer version.
   if (!strstr(image, ".version 8.4") || !log || !length) return BAD_PTX;
   modules++;
   *module = &modules;

@@ -1,4 +1,4 @@
-//! Builds of the CUDA driver library in `libcuda.cpp`.
+//! Compiles and loads the fake CUDA library in `libcuda.cpp`.
 
 use libloading::Library;
 use ritornello_device::driver::cuda::Cuda;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
-/// The libraries that were compiled, by their macro.
+/// The bytes of the compiled libraries, by the macro with which each was compiled.
 static BUILDS: Mutex<Option<HashMap<String, Vec<u8>>>> = Mutex::new(None);
 
 /// A copy of the library with separate state.
@@ -20,7 +20,8 @@ pub struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// The library without the functions that `part` names, or with this part broken.
+    /// Loads the library: without the functions that the macro `part` removes, or with `part`
+    /// broken; unchanged if `part` is empty.
     pub fn new(part: &str) -> Self {
         let is_macro = ["NO_SYMBOL", "NO_BATCH"].contains(&part);
         let folder = tempfile::tempdir().unwrap();
@@ -60,7 +61,8 @@ impl FakeCuda {
         }
     }
 
-    /// Number of resources of a kind that exist.
+    /// Number of existing resources of a kind, or number of batches of copies if `what` is
+    /// "batches".
     pub fn count(&self, what: &str) -> c_int {
         let what = CString::new(what).unwrap();
         // SAFETY: the source has this signature.
@@ -72,7 +74,7 @@ impl FakeCuda {
     }
 }
 
-/// The bytes of the library, compiled with a macro.
+/// Compiles the library to `path`, with the macro `name` defined. Returns its bytes.
 fn compile(name: &str, path: &Path) -> Vec<u8> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/libcuda.cpp");
     let built = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "g++".into()))
