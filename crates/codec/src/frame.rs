@@ -14,7 +14,7 @@ pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
 
-/// Writes a frame front to back; `None` if the output is full.
+/// Writes a frame front to back. Functions return `None` if the output is full.
 pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,
@@ -55,7 +55,7 @@ impl<'a> FrameWriter<'a> {
     }
 }
 
-/// Reads a frame front to back; a frame that ends too early is a `Miss`.
+/// Reads a frame front to back. Functions return `Miss` if the frame ends too early.
 pub struct FrameReader<'a>(&'a [u8]);
 
 impl<'a> FrameReader<'a> {
@@ -69,8 +69,10 @@ impl<'a> FrameReader<'a> {
             _ => return Err(damaged("number format")),
         };
         if head[0] != VERSION {
-            return Err(Error::miss("an encoded slice of an unsupported version: recompute")
-                .with("version", head[0]));
+            return Err(Error::miss(
+                "an encoded slice has an unknown version: upgrade, or recompute",
+            )
+            .with("version", head[0]));
         }
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
             return Err(damaged("length of the slice"));

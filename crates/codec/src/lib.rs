@@ -8,9 +8,9 @@
 //! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than
 //! the slice: if a codec would not make it shorter, the slice is stored raw, and the header must
 //! record [`Codec::Raw`]. For any frame, [`decode`] never panics, and accesses no memory of the
-//! caller except its two slices. Its buffers take at most ten times the length of the slice, in
-//! addition to one Zstandard context per thread. Damage that it detects is a `Miss`; the slice's
-//! checksum detects other damage. All kernels write the same frames.
+//! caller except the frame and the output. Buffers of `decode` take at most ten times the length of
+//! the slice, in addition to one Zstandard context per thread. Damage that `decode` detects is a
+//! `Miss`; the slice's checksum detects other damage. All kernels write the same frames.
 //!
 //! **Must not know** pages, the location of frames, or the reason why a codec was chosen.
 
@@ -99,7 +99,7 @@ impl Codec {
     /// # Errors
     /// `Invalid` if `out` is too short, or if `input` is 4 GiB or longer. With a lossy codec,
     /// `Invalid` also if `shape` does not tell which numbers are keys and which are values, or if
-    /// its length is zero or differs from the length of `input`.
+    /// the length that `shape` describes is zero or differs from the length of `input`.
     pub fn encode(self, shape: &SliceShape, input: &[u8], out: &mut [u8]) -> Result<(Self, usize)> {
         self.encode_with(Kernel::best(), shape, input, out)
     }
@@ -117,7 +117,7 @@ impl Codec {
     ) -> Result<(Self, usize)> {
         let room = out.len();
         let out = out.get_mut(..input.len()).ok_or_else(|| {
-            Error::invalid("an encoded slice needs as much room as the slice: pass more")
+            Error::invalid("the output is shorter than the slice: pass a longer output")
                 .with("room", room)
                 .with("slice", input.len())
         })?;
@@ -175,7 +175,7 @@ pub fn decode_with(kernel: Kernel, codec: u8, encoded: &[u8], out: &mut [u8]) ->
         Some(Codec::Zstd) => planes::decode(encoded, out),
         Some(Codec::Int8) => quant::decode(kernel, Bits::Eight, encoded, out),
         Some(Codec::Int4) => quant::decode(kernel, Bits::Four, encoded, out),
-        None => Err(Error::miss("a codec that this version does not know: upgrade, or recompute")
+        None => Err(Error::miss("an encoded slice has an unknown codec: upgrade, or recompute")
             .with("codec", codec)),
     }
 }

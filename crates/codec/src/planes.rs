@@ -8,7 +8,8 @@ use ritornello_format::Result;
 use std::cell::RefCell;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// Numbers per block; the last block may be shorter. Bounds the memory of encoding and decoding.
+/// Numbers per block; the last block may be shorter. Encoding and decoding have buffers for one
+/// block.
 const BLOCK: usize = 1 << 18;
 const LEVEL: i32 = 1;
 /// Kind of a plane that is stored raw.

@@ -31,14 +31,14 @@ fn cases() -> Vec<(Codec, SliceShape, Vec<u8>)> {
     // 1,500 is not a multiple of 64, the numbers in a group.
     add(Codec::Split, bf16, opaque, numbers(bf16, 1500, &mut random));
     add(Codec::Split, fp16, opaque, numbers(fp16, 1500, &mut random));
-    // Exponents far from each other make a coded block instead of a windowed block.
+    // A block whose exponents are far from each other is coded, not windowed.
     let spread = |random: &mut Random, count: usize| -> Vec<u8> {
         let exponent = |random: &mut Random| 60 + 13 * (random.next() % 12) as u16;
         let number = |random: &mut Random| exponent(random) << 7 | random.next() as u16 & 0x807f;
         (0..count).flat_map(|_| number(random).to_le_bytes()).collect()
     };
     add(Codec::Split, bf16, opaque, spread(&mut random, 1500));
-    // Noise after a full block of 65,536 numbers makes a stored block.
+    // A full block of 65,536 numbers, then a block of noise, which is stored raw.
     let repeated = numbers(bf16, 64, &mut random).repeat(1024);
     let noise = (0..300).flat_map(|_| (random.next() as u16).to_le_bytes()).collect();
     add(Codec::Split, bf16, opaque, [repeated, noise].concat());

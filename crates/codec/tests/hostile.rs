@@ -21,7 +21,11 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
         let mut out = vec![0xc3; bytes + 2 * GUARD];
         let result = decode_with(kernel, codec, &frame, &mut out[GUARD..GUARD + bytes]);
         let guards = out[..GUARD].iter().chain(&out[GUARD + bytes..]);
-        assert!(guards.copied().all(|byte| byte == 0xc3), "{} writes outside", kernel.word());
+        assert!(
+            guards.copied().all(|byte| byte == 0xc3),
+            "{} writes outside of the output",
+            kernel.word()
+        );
         match result {
             Ok(()) => Some(out),
             Err(error) => {
@@ -31,7 +35,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
         }
     });
     let first = answers.next().unwrap();
-    assert!(answers.all(|answer| answer == first), "kernels disagree");
+    assert!(answers.all(|answer| answer == first), "kernels decode a frame differently");
     first.is_some()
 }
 
@@ -96,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn mutated_frames_do_no_harm(
+    fn mutated_frames_cause_no_panic_or_stray_write(
         codec in 0usize..4,
         half in any::<bool>(),
         tokens in 20u32..40,
@@ -118,7 +122,7 @@ proptest! {
     }
 
     #[test]
-    fn noise_does_no_harm(
+    fn noise_causes_no_panic_or_stray_write(
         codec in 0u8..6,
         noise in proptest::collection::vec(any::<u8>(), 0..400),
         bytes in 0u32..600,

@@ -20,13 +20,13 @@ fn round_trip(codec: Codec, dtype: Dtype, input: &[u8]) -> (Codec, usize) {
     for &kernel in Kernel::available() {
         let mut out = vec![0xa5; codec.bound(&shape(dtype), input.len())];
         let (used, length) = codec.encode_with(kernel, &shape(dtype), input, &mut out).unwrap();
-        assert!(length <= input.len(), "{codec:?} makes it longer");
+        assert!(length <= input.len(), "{codec:?} makes the slice longer");
         assert!(used == codec || used == Codec::Raw);
         out.truncate(length);
         frames.push((used, out));
         assert!(
             frames[0] == frames[frames.len() - 1],
-            "{} of {codec:?} writes another frame",
+            "kernel {} of {codec:?} writes another frame",
             kernel.word()
         );
     }
@@ -34,7 +34,7 @@ fn round_trip(codec: Codec, dtype: Dtype, input: &[u8]) -> (Codec, usize) {
     for &kernel in Kernel::available() {
         let mut back = vec![0x5a; input.len()];
         decode_with(kernel, used.number(), &frame, &mut back).unwrap();
-        assert!(back == input, "{} loses bits of {} bytes", kernel.word(), input.len());
+        assert!(back == input, "kernel {} loses bits of {} bytes", kernel.word(), input.len());
     }
     (used, frame.len())
 }

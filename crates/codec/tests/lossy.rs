@@ -27,7 +27,7 @@ fn round_trip(codec: Codec, shape: &SliceShape, input: &[u8]) -> (Codec, usize, 
         let mut back = vec![0x5a; input.len()];
         decode_with(kernel, used.number(), &frame, &mut back).unwrap();
         seen.push((used, frame, back));
-        assert!(seen[0] == seen[seen.len() - 1], "{} differs", kernel.word());
+        assert!(seen[0] == seen[seen.len() - 1], "kernel {} encodes differently", kernel.word());
     }
     let (used, frame, back) = seen.remove(0);
     (used, frame.len(), back)

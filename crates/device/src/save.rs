@@ -104,7 +104,7 @@ impl Save {
     /// whole. Frees the slots of each window that was written.
     ///
     /// # Errors
-    /// The error of a gather or of `write`.
+    /// Returns the error of the first gather, or of the first call of `write`, that fails.
     pub fn store(mut self, control: &Control, write: &mut Write<'_>) -> Result<Moved> {
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         while let Some(window) = self.windows.pop_front() {
@@ -147,7 +147,7 @@ impl SaveFence {
     /// Waits until all blocks were read; returns `false` if a block was not read by `deadline`.
     ///
     /// # Errors
-    /// The error of a gather that failed.
+    /// Returns the error of the first gather that failed.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         for gather in &*self.0 {
             if !gather.wait(deadline)? {

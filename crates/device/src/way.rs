@@ -129,7 +129,7 @@ mod tests {
             assert_eq!(ways.of(Direction::Scatter, pieces), way, "{pieces}");
         }
         assert_eq!(ways.of(Direction::Scatter, 100_000), Way::Copies);
-        // Nothing was measured in the other direction: the length of pieces decides.
+        // The other direction has no measurement: the length of pieces decides.
         assert_eq!(ways.of(Direction::Gather, 64), Way::Copies);
     }
 

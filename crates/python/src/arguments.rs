@@ -1,4 +1,4 @@
-//! Arguments of Python as values of the core: keys, times, sizes, options.
+//! Converts arguments from Python to values of the core: keys, times, sizes, options.
 
 use crate::error::{OrRaise, invalid, invalid_argument};
 use pyo3::prelude::*;
@@ -30,7 +30,7 @@ impl<'py> Keys<'py> {
             return list.iter().enumerate().map(|(at, key)| key_bytes(at, key)).collect();
         }
         keys.try_iter()
-            .map_err(|_| invalid(keys.py(), "keys is a list of bytes objects"))?
+            .map_err(|_| invalid(keys.py(), "keys must be a list of bytes objects"))?
             .enumerate()
             .map(|(at, key)| key_bytes(at, key?))
             .collect()
@@ -139,7 +139,7 @@ pub(crate) fn io_choice(py: Python<'_>, word: &str) -> PyResult<IoChoice> {
         "pool" => IoChoice::Pool,
         "buffered" => IoChoice::Buffered,
         _ => {
-            let choices = "io is \"auto\", \"uring\", \"pool\" or \"buffered\"";
+            let choices = "io must be \"auto\", \"uring\", \"pool\" or \"buffered\"";
             return Err(invalid(py, format!("{choices}, not {word:?}")));
         }
     })

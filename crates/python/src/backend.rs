@@ -1,11 +1,11 @@
 //! Remote backends written in Python: any class with `get`, `exists` and `set`.
 //!
 //! The remote's own threads call the backend, and attach to the interpreter during the call only.
-//! An exception fails that call: the tier counts the failure and continues without the page. The
-//! constructor runs in the first call and not when the tiers are opened, so that a service that is
-//! down or hangs does not keep them from opening; if the constructor raises, the next call runs it
-//! again. After the interpreter's exit no call starts, and the exit waits for running calls for at
-//! most [`STOP_TIMEOUT`].
+//! An exception fails the call that raised it: the tier counts the failure and continues without
+//! the page. The constructor runs in the first call and not when the tiers are opened, so that the
+//! tiers open even if a service is down or hangs; if the constructor raises, the next call runs it
+//! again. Once the interpreter exits no call starts, and the exit waits at most [`STOP_TIMEOUT`]
+//! for running calls.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -29,9 +29,11 @@ static ENDED: Condvar = Condvar::new();
 
 struct Calls {
     running: usize,
+    /// Whether the interpreter is exiting: no further call may begin.
     over: bool,
 }
 
+/// A running call of a backend.
 struct Call;
 
 impl Call {
@@ -121,7 +123,7 @@ impl PythonBackend {
         let is_static = class.is_instance_of::<PyType>() && !class.hasattr("__getattr__")?;
         for method in ["get", "exists", "set"] {
             if is_static && !class.hasattr(method)? {
-                return Err(PyAttributeError::new_err(format!("it has no method {method}")));
+                return Err(PyAttributeError::new_err(format!("the class has no method {method}")));
             }
         }
         Ok((class.unbind(), arguments.unbind()))
@@ -134,8 +136,8 @@ impl PythonBackend {
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))
     }
 
-    /// Runs `call` with the object. A `FatalError` becomes `Fatal`, as do `TypeError` and
-    /// `AttributeError`, which show that the class is unsuitable. Any other exception becomes
+    /// Runs `call` with the object. A `FatalError` of the class becomes `Fatal`, as do `TypeError`
+    /// and `AttributeError`, which show that the class is unsuitable. Any other exception becomes
     /// `Retry`.
     fn call<T>(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
         attached(|py| {
@@ -223,6 +225,6 @@ impl PythonBackend {
         if self.call(|object| object.hasattr(method))? {
             return Ok(());
         }
-        Err(Error::invalid("this backend has only get, exists and set").with("operation", method))
+        Err(Error::invalid("the backend's class has no such method").with("operation", method))
     }
 }

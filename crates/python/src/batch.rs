@@ -71,7 +71,10 @@ impl BatchMemory {
         if let Ok(given) = pages.len()
             && given != keys
         {
-            return Err(invalid(pages.py(), format!("{keys} keys, but {given} pages")));
+            return Err(invalid(
+                pages.py(),
+                format!("{keys} keys, but {given} pages: pass one page for each key"),
+            ));
         }
         Self::of(pages, keys, page_bytes, Access::Read)
     }

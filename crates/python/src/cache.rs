@@ -92,8 +92,8 @@ impl Cache {
         ask(keys, |keys| cache.lookup(&scope.inner, keys, ttl, &options)).map(Lookup)
     }
 
-    /// Returns the seconds to allow for a get of `nbytes`, or with `put` for a put: at least
-    /// `least`.
+    /// Returns the seconds to allow for a get of `nbytes`, or with `put` for a put of `nbytes`: at
+    /// least `least`.
     #[pyo3(signature = (nbytes, least, *, put=false))]
     fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
         let least = duration(py, "least", least)?;
@@ -126,8 +126,8 @@ impl Cache {
         ask(keys, |keys| cache.exists(&scope.inner, keys))
     }
 
-    /// Returns the number of leading pages on tiers of this machine. No page is leased, and no
-    /// remote is asked.
+    /// Returns the number of leading pages on tiers of this machine. Leases no page and queries no
+    /// remote.
     fn probe(&self, py: Python<'_>, scope: &Scope, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let cache = self.cache(py)?;
         ask(keys, |keys| cache.probe(&scope.inner, keys))
@@ -306,7 +306,7 @@ impl Cache {
         self.cache.read().as_ref().is_none_or(|cache| cache.is_closed())
     }
 
-    /// The permissions of the lowest tier of this machine when it was opened.
+    /// The permissions of the lowest tier of this machine when the tier was opened.
     #[getter]
     fn policy(&self, py: Python<'_>) -> PyResult<StorePolicy> {
         Ok(StorePolicy(self.cache(py)?.policy().or_raise(py)?))

@@ -59,9 +59,9 @@ impl Device {
         py.detach(open).or_raise(py).map(Self)
     }
 
-    /// Registers KV memory: `spans` holds the address of block 0, the bytes of a block, and the
-    /// distance between blocks of each tensor. `owner` keeps the memory. `way` is "auto", "length",
-    /// "copies", or "kernel:N" with N blocks of threads.
+    /// Registers KV memory: `spans` holds for each tensor the address of block 0, the bytes of a
+    /// block, and the distance between blocks in bytes. `owner` keeps the memory allocated. `way`
+    /// is "auto", "length", "copies", or "kernel:N" with N blocks of threads.
     #[pyo3(signature = (spans, blocks, *, owner, way="auto"))]
     fn pool(
         &self,
@@ -97,7 +97,7 @@ impl Device {
         Ok(py.detach(take).map(DeviceSlots))
     }
 
-    /// The device and its driver, in words.
+    /// The names of the device and of its driver, for people.
     fn describe(&self) -> String {
         self.0.describe()
     }
@@ -108,7 +108,8 @@ impl Device {
         self.0.is_broken()
     }
 
-    /// Statistics: the device in words, and the bytes of its pinned memory.
+    /// Statistics: the names of the device and of its driver, whether the device is broken, and the
+    /// usage of its pinned memory in bytes.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let staging = self.0.staging();
         let stats = serde_json::json!({
@@ -146,7 +147,7 @@ fn choice_of(py: Python<'_>, way: &str) -> PyResult<WayChoice> {
         _ => match way.strip_prefix("kernel:").and_then(|grid| grid.parse().ok()) {
             Some(grid @ 1..) => WayChoice::Always(Way::Kernel { grid }),
             _ => {
-                let ways = "way is \"auto\", \"length\", \"copies\" or \"kernel:N\"";
+                let ways = "way must be \"auto\", \"length\", \"copies\" or \"kernel:N\"";
                 return Err(invalid(py, format!("{ways}, not {way:?}")));
             }
         },
@@ -161,8 +162,8 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// What was measured: the direction of moves, numbers of pieces, and the seconds of a kernel
-    /// and of the copy engines.
+    /// The measurements of the ways. For each: the direction of the move, its number of pieces, the
+    /// seconds of a kernel, and the seconds of the copy engines.
     #[getter]
     fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
         let row = |m: &ritornello_device::Measured| {
@@ -235,7 +236,8 @@ impl DevicePages {
         unsafe { device.submit(&table, part, after, None) }.map(DeviceMove)
     }
 
-    /// Checks that a page of `scope` fills a block, and the blocks.
+    /// Checks that a page of `scope` is as long as a page of the pool, and that the blocks exist
+    /// and, for a scatter, differ.
     fn check_pages(&self, scope: &Scope, direction: Direction) -> Result<()> {
         let layout = self.memory.pool.layout();
         let page_bytes = scope.resolved_page_bytes()?;
@@ -266,7 +268,7 @@ impl DevicePages {
             let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
                 Ok(moved(&reader.get_batch(&scope, &keys[pages], slots.as_ref(), control)?))
             };
-            // SAFETY: the Python caller leaves the blocks alone until the ticket is done.
+            // SAFETY: the Python caller does not access the blocks until the ticket is done.
             let loaded = unsafe { device.load(&memory.pool, &blocks, after, control, &read) }?;
             Ok(outcome(pages, loaded))
         })
@@ -296,11 +298,11 @@ impl DevicePages {
         let gathered = first + save.pages();
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
-            // The gathers may not be queued yet, and a device that is dropped queues no more.
+            // Keep the device: a dropped device does not queue gathers that still wait.
             let _memory = memory;
             let stored = Cell::new(0_usize);
-            // Stored pages are put again without their bytes, so that they are used, and retained
-            // if `options` says so.
+            // Put the stored pages again without their bytes: this marks them as used, and retains
+            // them if `options` says so.
             let put = |end: usize, slots: &dyn PageSource, control: &Control| {
                 let from = stored.get();
                 let before = from.checked_sub(1).map(|last: usize| keys[last].into());
@@ -362,7 +364,8 @@ impl DeviceSlots {
 
 #[pymethods]
 impl DeviceMove {
-    /// Waits until the move has ended, at most `timeout` seconds. Returns whether it has.
+    /// Waits until the move has ended, at most `timeout` seconds. Returns whether the move has
+    /// ended.
     #[pyo3(signature = (timeout=30.0))]
     fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let deadline = deadline(py, Some(timeout))?.unwrap_or_else(Instant::now);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Default timeout of [`Fence::order`].
 const FENCE_TIME: Duration = Duration::from_secs(30);
 
-/// The fence of one put.
+/// The fence of one put: orders writes to the put's blocks after the put has read them.
 #[derive(Clone)]
 pub(crate) struct Fence(SaveFence);
 

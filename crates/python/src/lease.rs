@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The longest stored prefix of the keys, leased: its pages stay readable until `release()` or
-/// until the time of the lease ends.
+/// until the lease expires.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct LeasedPrefix {
     pages: usize,
@@ -40,7 +40,7 @@ impl LeasedPrefix {
         self.lease.0
     }
 
-    /// Ends the lease. A second call, or one after the store was closed, does nothing.
+    /// Ends the lease. Does nothing in a second call, or after the store was closed.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());

@@ -15,7 +15,8 @@ impl Lookup {
     fn state(&self) -> &'static str {
         self.0.readiness.word()
     }
-    /// Tiers and numbers of the leading pages, in order.
+    /// The tiers that hold the leading pages, in the order of the pages, each with the number of
+    /// pages that it holds.
     #[getter]
     fn spans(&self) -> Vec<(&'static str, usize)> {
         self.0.spans.iter().map(|span| (tier_name(span.tier), span.pages)).collect()
@@ -52,7 +53,7 @@ impl Lookup {
         let decision = self.0.decision.as_ref()?;
         Some((seconds(decision.load), seconds(decision.compute), seconds(decision.recompute)))
     }
-    /// Leases on the pages to load. `Cache.release` ends each, in the process that took the lease.
+    /// Leases on the pages to load. `Cache.release` ends each lease, in the process that looked up.
     #[getter]
     fn leases(&self) -> Vec<(&'static str, u64)> {
         self.0.leases.iter().map(|lease| (tier_name(lease.tier), lease.lease.0)).collect()

@@ -98,7 +98,7 @@ impl Drop for BufferGuard {
 
 impl BufferGuard {
     /// Exports the memory of `object`: through the buffer protocol, or as a CPU tensor. Returns
-    /// `None` if it is neither; `name` names it in errors.
+    /// `None` if `object` is neither. `name` returns its name for errors.
     pub(crate) fn take(
         &mut self,
         object: &Bound<'_, PyAny>,
@@ -170,7 +170,7 @@ impl BufferGuard {
         let bytes: usize = tensor.getattr("nbytes")?.extract()?;
         let address: usize = tensor.call_method0("data_ptr")?.extract()?;
         if address == 0 && bytes > 0 {
-            return Err(invalid(py, format!("{} has no memory", name())));
+            return Err(invalid(py, format!("{} is a tensor without memory", name())));
         }
         self.objects.push(tensor.clone().unbind());
         Ok(Chunk { start: ptr::with_exposed_provenance_mut(address), bytes })
@@ -227,12 +227,18 @@ impl Buffers {
             held: Mutex::default(),
         };
         let mut held = BufferGuard::default();
-        let given = pages.try_iter().map_err(|_| invalid(py, "pages is a list of buffers"))?;
+        let given = pages.try_iter().map_err(|_| invalid(py, "pages must be a list of buffers"))?;
         for (at, page) in given.take(count).enumerate() {
             taken.add(at, &page?, page_bytes, purpose, &mut held)?;
         }
         if taken.pages.len() < count {
-            return Err(invalid(py, format!("{count} keys, but {} pages", taken.pages.len())));
+            return Err(invalid(
+                py,
+                format!(
+                    "{count} keys, but {} pages: pass one page for each key",
+                    taken.pages.len()
+                ),
+            ));
         }
         if purpose == Access::Write {
             check_disjoint(py, taken.ranges().collect())?;

@@ -11,8 +11,8 @@ use std::mem;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum time that the interpreter's exit waits for stores that other threads are closing,
-/// because a hung disk may keep a store from being closed.
+/// Maximum time that the interpreter's exit waits for stores that other threads are closing: with a
+/// hung disk, closing a store may never end.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Nodes to close at exit.
@@ -53,7 +53,7 @@ impl NodeHandle {
 
     /// Returns the node. Fails if every call of the node would fail: the node is closed, was opened
     /// before a fork, or was replaced by another store. Submissions of tickets call this, so they
-    /// raise the error themselves, not through the ticket.
+    /// raise the error immediately, not through the ticket.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<Arc<Node>> {
         let message = if std::process::id() != self.process {
             "this store was opened before a fork: open it again in the child"

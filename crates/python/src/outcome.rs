@@ -63,7 +63,7 @@ pub(crate) fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
     if std::process::id() == process {
         return Ok(());
     }
-    let message = "this was created before a fork: only the parent can wait for it";
+    let message = "this ticket does not complete in a forked child: wait for it in the parent";
     Err(raise(py, &Error::new(ErrorKind::Closed, message)))
 }
 
@@ -143,8 +143,8 @@ impl Ticket {
         }
     }
 
-    /// Returns whether the sections up to `number` of all pages are complete, or the ticket is
-    /// done, within `timeout` seconds.
+    /// Waits until the sections up to `number` of all pages are complete, or the ticket is done.
+    /// Returns False after `timeout` seconds.
     #[pyo3(signature = (number, timeout=None))]
     fn wait_section(&self, py: Python<'_>, number: usize, timeout: Option<f64>) -> PyResult<bool> {
         check_process(py, self.process)?;
@@ -162,9 +162,10 @@ impl Ticket {
         }
     }
 
-    /// Makes later work of `stream` wait until the put has read its blocks on a device; None: waits
-    /// here. Returns False if that was not possible within `timeout` seconds: the stream then does
-    /// not wait. Other tickets do nothing.
+    /// Makes later work of `stream` wait until the put has read its blocks on a device; if `stream`
+    /// is None, the call waits. Returns False if that was not possible within `timeout` seconds:
+    /// the stream then does not wait. Returns True immediately for tickets that are not puts from a
+    /// device.
     #[pyo3(signature = (stream, timeout=30.0))]
     fn order(&self, py: Python<'_>, stream: Option<u64>, timeout: f64) -> PyResult<bool> {
         check_process(py, self.process)?;
@@ -201,7 +202,7 @@ pub(crate) fn stats_of<'py>(
     stats: &impl serde::Serialize,
 ) -> PyResult<Bound<'py, PyDict>> {
     let text = serde_json::to_string(stats)
-        .map_err(|error| Error::fatal("the figures cannot be written as JSON").because(error))
+        .map_err(|error| Error::fatal("the statistics cannot be written as JSON").because(error))
         .or_raise(py)?;
     Ok(py.import("json")?.call_method1("loads", (text,))?.cast_into()?)
 }

@@ -9,7 +9,7 @@ pub(crate) struct StorePolicy(pub(crate) ritornello_store::StorePolicy);
 
 #[pymethods]
 impl StorePolicy {
-    /// Whether keys may come from a hash without collision resistance.
+    /// Whether keys may be made by a hash that does not resist collisions.
     #[getter]
     fn allow_weak_hashes(&self) -> bool {
         self.0.allow_weak_hashes

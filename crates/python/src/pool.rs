@@ -20,8 +20,8 @@ struct Memory {
     parts: Vec<Part>,
     page_bytes: usize,
     pages: usize,
-    /// Whether the used ranges of all buffers are disjoint. If they are, the pages of two different
-    /// ids do not overlap.
+    /// Whether the ranges of all buffers that pages use are disjoint. If they are, pages with
+    /// different ids do not overlap.
     apart: bool,
     _held: BufferGuard,
 }
@@ -94,7 +94,7 @@ impl PagePool {
     fn pages(&self, ids: &Bound<'_, PyAny>) -> PyResult<PoolPages> {
         let ids = ids
             .try_iter()
-            .map_err(|_| invalid(ids.py(), "ids is a list of page numbers"))?
+            .map_err(|_| invalid(ids.py(), "ids must be a list of page numbers"))?
             .enumerate()
             .map(|(at, id)| self.checked(at, &id?))
             .collect::<PyResult<Arc<[usize]>>>()?;
@@ -138,9 +138,7 @@ fn part(
     if page_bytes == 0 || stride < page_bytes {
         return Err(invalid(
             py,
-            format!(
-                "buffer {at}: pages of {page_bytes} bytes every {stride} bytes overlap or are empty"
-            ),
+            format!("buffer {at}: page_bytes is {page_bytes}: pass 1 to the stride, {stride}"),
         ));
     }
     // Accept read-only memory, because a put only reads.
@@ -155,7 +153,7 @@ fn part(
     Ok(Part { chunk, page_bytes, stride, writable })
 }
 
-/// Returns whether the used ranges of all buffers are disjoint.
+/// Returns whether the ranges of all buffers that the first `pages` pages use are disjoint.
 fn buffers_disjoint(parts: &[Part], pages: usize) -> bool {
     let used = |part: &Part| match pages {
         0 => 0,
@@ -212,7 +210,10 @@ impl PoolPages {
             ));
         }
         if self.0.len < count {
-            return Err(invalid(py, format!("{count} keys, but {} pages", self.0.len)));
+            return Err(invalid(
+                py,
+                format!("{count} keys, but {} pages: pass one page for each key", self.0.len),
+            ));
         }
         let selection = Selection { len: count, ..self.0.clone() };
         if purpose == Access::Write {

@@ -118,7 +118,7 @@ impl Scope {
         Self::of(py, scope)
     }
 
-    /// Returns a scope of which only a name, the bytes per page and the chaining of keys are known.
+    /// Returns a scope that consists of a name, the bytes per page, and whether keys are chained.
     #[staticmethod]
     #[pyo3(signature = (name, page_bytes, *, chained=false))]
     fn opaque(py: Python<'_>, name: &str, page_bytes: u64, chained: bool) -> PyResult<Self> {

@@ -34,7 +34,7 @@ impl Store {
     /// Opens a store as owner of the directory, or as client of the process that owns it.
     /// `path` is a directory, or a list of directories, one per disk: the first has the metadata.
     /// `capacity` ("200GiB", or bytes) may be omitted for a directory that holds a store. A
-    /// `SettingError` means that a word or a number is invalid, independent of the directory.
+    /// `SettingError` means that the value of an argument is invalid for every directory.
     #[staticmethod]
     #[pyo3(
         signature = (
@@ -321,7 +321,8 @@ impl Store {
         Ok(listed_keys(py, &keys))
     }
 
-    /// Seconds to allow for a get, or with `put` a put, of `nbytes`.
+    /// Returns the seconds to allow for a get of `nbytes`, or with `put` for a put of `nbytes`: at
+    /// least `least`.
     #[pyo3(signature = (nbytes, least, *, put=false))]
     fn time_limit(&self, py: Python<'_>, nbytes: u64, least: f64, put: bool) -> PyResult<f64> {
         let least = duration(py, "least", least)?;
@@ -350,8 +351,8 @@ impl Store {
     }
 
     /// Finishes running tickets, cancels queued tickets, makes all puts durable, and releases the
-    /// directory. A second call does nothing. After a `RetryError` writes of this process are in
-    /// flight: close again.
+    /// directory. A second call does nothing. A `RetryError` means that writes of this process are
+    /// still in flight: call `close` again.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         self.node.close(py).or_raise(py)
     }
@@ -381,8 +382,8 @@ impl Store {
         Ok(py.detach(|| node.role().word()))
     }
 
-    /// The problem that limits the use of the store; "" if it is not limited. A client asks its
-    /// owner.
+    /// The problem that limits the use of the store; "" if its use is not limited. A client asks
+    /// the owner.
     #[getter]
     fn problem(&self, py: Python<'_>) -> PyResult<String> {
         let node = self.node.get(py)?;

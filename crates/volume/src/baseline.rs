@@ -207,8 +207,8 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies one half of the buffer to the other half on one thread, repeatedly, until about as
-    /// many bytes are copied as the file has.
+    /// Copies one half of the buffer to the other half on one thread, repeatedly. The copied bytes
+    /// total about the length of the file.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);

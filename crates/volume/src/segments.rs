@@ -316,8 +316,8 @@ impl Segments {
     /// of the self-test's file may succeed although syncs of segments fail.
     ///
     /// # Errors
-    /// `Fatal` if the sync fails. A directory that cannot be listed, or a file that cannot be opened,
-    /// is no error.
+    /// `Fatal` if the sync fails. Returns no error if the directory cannot be listed, or the file
+    /// cannot be opened.
     pub fn check_syncs(&self, volume: u8) -> Result<()> {
         let newest = self.list(volume).ok().and_then(|listed| listed.last().copied());
         let Some(id) = newest.filter(|id| self.file(*id).is_ok()) else { return Ok(()) };

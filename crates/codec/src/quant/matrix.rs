@@ -46,6 +46,7 @@ const LANES: usize = 32;
 
 /// Buffers for one row of a matrix.
 pub struct Row {
+    /// Smallest and largest number of each channel of keys, as [`ordered`] maps them.
     least: Vec<i16>,
     most: Vec<i16>,
     /// Smallest number of each group. A row of keys has one group per channel, a row of values one

@@ -35,8 +35,8 @@ struct QuantLayout {
 /// is not finite.
 ///
 /// # Errors
-/// `Invalid` if the shape does not distinguish keys from values, or its length is zero or differs
-/// from the length of `input`.
+/// `Invalid` if the shape does not distinguish keys from values, or if the length that it describes
+/// is zero or differs from the length of `input`.
 pub fn encode(
     kernel: Kernel,
     bits: Bits,

@@ -15,8 +15,8 @@ const BRANCHLESS_ESCAPES: usize = 4;
 /// The numbers of a group, as bytes.
 pub type Numbers = [u8; 2 * GROUP];
 
-/// Encodes the groups of a strip. Returns how many exponents were written to `escapes`; `None` if
-/// they did not fit.
+/// Encodes the groups of a strip. `first` is the first exponent of the strip's window. Returns how
+/// many exponents were written to `escapes`; `None` if they did not fit.
 #[inline(always)]
 pub fn encode_strip(
     first: u8,

@@ -100,8 +100,8 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
     if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
 }
 
-/// Whether at most one in [`ESCAPES`] exponents of the strip's middle group is outside the given
-/// window.
+/// Whether at most one in [`ESCAPES`] exponents of the strip's middle group is outside the window
+/// that begins at exponent `first`.
 #[inline(always)]
 fn fits(first: u8, groups: &[Numbers]) -> bool {
     let middle = &groups[groups.len() / 2];

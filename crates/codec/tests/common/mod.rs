@@ -1,6 +1,6 @@
 //! Pseudo-random numbers, to be encoded.
 
-#![allow(dead_code, reason = "each test binary needs some of it")]
+#![allow(dead_code, reason = "each test binary uses a part of this module")]
 
 use ritornello_codec::Dtype;
 

@@ -132,8 +132,8 @@ pub struct SpaceStats {
     pub runs: u64,
     /// Extents of these runs.
     pub extents: u64,
-    /// Allocations refused for lack of space, including those that would have used the reserve
-    /// without permission.
+    /// Allocations refused for lack of space, including allocations with [`Reserve::Keep`] for
+    /// which only the reserve has space.
     pub refused_reserve: u64,
     /// Allocations refused although enough space is free or can be created: the holes do not fit,
     /// because they are too small or because a segment must be created first.

@@ -85,7 +85,7 @@ impl Space {
         (0..self.volumes.len()).filter(|at| self.is_usable(*at)).count()
     }
 
-    /// Whether a volume other than `volume` is usable: see [`Space::usable_volumes`].
+    /// Whether any volume except `volume` is usable: see [`Space::usable_volumes`].
     #[must_use]
     pub fn has_usable_besides(&self, volume: u8) -> bool {
         (0..self.volumes.len()).any(|at| at != usize::from(volume) && self.is_usable(at))

@@ -120,7 +120,7 @@ mod x86 {
     #[target_feature(enable = "avx2")]
     fn load(step: &[u8; STEP], at: usize) -> __m256i {
         let lane = &step[at * LANE..][..LANE];
-        // SAFETY: `lane` has the bytes of a register, and their address need not be aligned.
+        // SAFETY: `lane` has the length of a register, and the load permits any alignment.
         unsafe { _mm256_loadu_si256(lane.as_ptr().cast()) }
     }
 
