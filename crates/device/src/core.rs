@@ -77,7 +77,8 @@ impl Core {
         self.broken.get().is_some()
     }
 
-    /// `Fatal` if the device is broken, or this is a forked child of the process that opened it.
+    /// Returns `Fatal` if the device is broken, or this is a forked child of the process that
+    /// opened the device.
     pub(crate) fn check(&self) -> Result<()> {
         if ritornello_volume::process_id() != self.process {
             return Err(Error::fatal("a forked process cannot use the device of its parent"));

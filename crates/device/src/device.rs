@@ -32,11 +32,11 @@ const MOVE_TIME: Duration = Duration::from_secs(30);
 /// How the ways of a pool are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayChoice {
-    /// By a measurement, which takes about 60 ms.
+    /// Choose the faster way by a measurement, which takes about 60 ms.
     Measure,
-    /// By the length of pieces.
+    /// Choose by the length of pieces.
     ByLength,
-    /// This way, for tests and benchmarks.
+    /// Always use this way, for tests and benchmarks.
     Always(Way),
 }
 
@@ -74,13 +74,14 @@ impl Device {
         Ok(Arc::new(Self { mover, tables, arena, core, measured: Mutex::default() }))
     }
 
-    /// The names of the device and of its driver, for people.
+    /// The names of the device and of its driver, for logs and reports.
     #[must_use]
     pub fn describe(&self) -> String {
         self.core.driver().describe()
     }
 
-    /// Whether the driver failed. All moves are refused then.
+    /// Whether the device is broken, because the driver failed or the device did not complete a
+    /// move in time. All later moves are refused.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.core.is_broken()

@@ -20,9 +20,9 @@ pub struct RawEvent(pub u64);
 /// The priority of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The highest of the device, for loads.
+    /// The device's highest priority, for loads.
     High,
-    /// The lowest of the device, for saves.
+    /// The device's lowest priority, for saves.
     Low,
 }
 
@@ -91,7 +91,7 @@ impl Copies {
 ///
 /// No call waits for work of the device. All calls may come from any thread.
 pub trait Driver: Send + Sync + fmt::Debug {
-    /// The names of the device and of its driver, for people.
+    /// The names of the device and of its driver, for logs and reports.
     fn describe(&self) -> String;
 
     /// Whether kernels can be launched; if not, [`Driver::copy`] still works.

@@ -1,4 +1,4 @@
-//! The places of a page's bytes in the memory of an engine, and the units in which they are moved.
+//! The addresses of a page's bytes in an engine's memory, and the units in which they are moved.
 //! `kernels/kv.cu` reads the tables that this module builds.
 
 use ritornello_format::{Error, Result};

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 /// Windows of one load that are read at the same time. This number and the length of windows were
 /// the fastest of twelve combinations on an H200 with 16 processors: 45 to 51 GB/s from a store in
-/// memory, where 4 lanes with windows of 32 MiB had read 20 to 27.
+/// memory, where 4 lanes with windows of 32 MiB had read 20 to 27 GB/s.
 const LANES: usize = 8;
 /// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
 /// window, no read overlaps the copy of the last, and slots that are soon reused are still in the

@@ -1,5 +1,5 @@
-//! The mover: one thread of a device, which queues moves in the order of their submission and
-//! reports their ends.
+//! The mover: one thread of a device, which queues the moves of each direction in the order of
+//! their submission, gathers before scatters, and reports when each move has ended.
 
 use crate::core::{Core, Event, POLL};
 use crate::driver::RawStream;

@@ -225,6 +225,7 @@ impl PythonBackend {
         if self.call(|object| object.hasattr(method))? {
             return Ok(());
         }
-        Err(Error::invalid("the backend's class has no such method").with("operation", method))
+        Err(Error::invalid("the backend's class has no such method: add it")
+            .with("operation", method))
     }
 }

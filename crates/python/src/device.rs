@@ -97,12 +97,13 @@ impl Device {
         Ok(py.detach(take).map(DeviceSlots))
     }
 
-    /// The names of the device and of its driver, for people.
+    /// The names of the device and of its driver, for logs and reports.
     fn describe(&self) -> String {
         self.0.describe()
     }
 
-    /// Whether the driver failed. All moves are refused then.
+    /// Whether the device is broken, because the driver failed or the device did not complete a
+    /// move in time. All later moves are refused.
     #[getter]
     fn broken(&self) -> bool {
         self.0.is_broken()

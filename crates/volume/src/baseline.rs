@@ -264,9 +264,11 @@ impl Drop for Limit {
 fn preallocate(medium: &dyn Medium, path: &Path, bytes: u64) -> Result<Arc<dyn MediumFile>> {
     let access = Access { write: true, create: true, direct: true };
     let file = medium.open(path, access).map_err(|error| {
-        Error::invalid("the file of a measurement cannot be opened for direct I/O here")
-            .with("path", path.display())
-            .because(error)
+        Error::invalid(
+            "the file of a measurement cannot be opened for direct I/O: name another directory",
+        )
+        .with("path", path.display())
+        .because(error)
     })?;
     if let Err(error) = file.allocate(bytes) {
         // Remove the file that is only partly allocated.

@@ -68,7 +68,7 @@ impl SegmentsConfig {
 }
 
 /// Minimum bytes of staging, which holds the encoded pages that calls read and write at the same
-/// time. A page longer than staging is written unencoded.
+/// time. A page longer than half of staging is written unencoded.
 const STAGING_BYTES_MIN: usize = 64 << 20;
 
 /// Open handles of segment files `<dir>/seg-<number>`. Allocation of space inside the files is the

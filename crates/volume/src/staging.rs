@@ -1,5 +1,5 @@
 //! Staging: one bounded arena of memory, in huge pages if the machine permits. Pages are copied
-//! through the arena if the caller's memory cannot be used for direct I/O or is slow in it, or if
+//! through the arena if the caller's memory cannot be used for direct I/O or slows it down, or if
 //! the caller needs its memory before the I/O completes. Encoded pages are written from the arena,
 //! and usually read to it.
 
@@ -25,8 +25,8 @@ const CANCEL_CHECK: Duration = Duration::from_millis(20);
 /// A bounded arena of staging memory, handed out in 4 KiB-aligned [`StagingBuffer`]s.
 ///
 /// The arena is in huge pages if the machine permits (see [`StagingStats::backing`]), and is not
-/// inherited by a forked child. Transparent and small pages become resident when they are first
-/// used, pages of the huge-page pool when the arena is made; all stay resident.
+/// inherited by a forked child. Transparent huge pages and small pages become resident when they
+/// are first used, pages of the huge-page pool when the arena is made; all stay resident.
 pub struct Staging {
     arena: Arena,
     state: Mutex<State>,

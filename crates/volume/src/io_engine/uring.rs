@@ -177,7 +177,8 @@ impl RingQueue {
             // A broken ring is never entered again, so the kernel will not consume these entries.
             while let Some(slot) = self.unsent.pop_front() {
                 if let Some(op) = self.release(slot) {
-                    self.failed.push((op.tag, Err(io::Error::other("io_uring refused an entry"))));
+                    self.failed
+                        .push((op.tag, Err(io::Error::other("io_uring refuses submissions"))));
                 }
             }
         }

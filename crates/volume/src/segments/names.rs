@@ -54,7 +54,7 @@ impl Segments {
     }
 
     /// Lists the segments of one volume for an owner, which may write to them, and makes their
-    /// names durable: a previous owner may have died before it synced them.
+    /// names durable: a previous owner may have died before it synced the directory.
     ///
     /// # Errors
     /// Errors of [`Segments::list`]; `Retry` if the directory cannot be synced, or does not hold

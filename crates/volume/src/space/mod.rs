@@ -9,15 +9,15 @@
 //! first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
 //! if possible; the volumes take bytes in proportion to their speeds. A page longer than 16 MiB
-//! that is alone in its run is cut into equal pieces of at most 16 MiB, on at most 16 volumes. It
-//! is placed like a shorter page if fewer than two volumes are usable, if it would have more than
-//! 32 pieces, or if no hole (free extent) holds a piece. A share of all space stays free, so that
-//! runs have a choice of holes.
+//! that is alone in its run is cut into equal pieces of at most 16 MiB, on at most 16 volumes. Such
+//! a page is placed like a shorter page if fewer than two volumes are usable, if it would have more
+//! than 32 pieces, or if no hole (free extent) holds a piece. A share of all space (the reserve)
+//! stays free, so that runs have a choice of holes.
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
-//! [`Space::next_segment`]. If it names a segment, create it, add it, and try again. If the file
-//! system has no room for it, call [`Space::stop_growth`] and try again. Evict only when
-//! `next_segment` returns `None`.
+//! [`Space::next_segment`]. If it names a segment, create this segment, add it, and try again. If
+//! the file system has no room for the segment, call [`Space::stop_growth`] and try again. Evict
+//! only when `next_segment` returns `None`.
 //!
 //! **Shares.** A volume's share is the maximum number of its segments; all volumes together have a
 //! maximum too ([`Space::set_shares`]). Segments beyond a share are sealed, the emptiest first: a

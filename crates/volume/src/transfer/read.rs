@@ -25,9 +25,8 @@ impl Segments {
     ///
     /// If `control` names sections, the call reads section by section, each for all pages of all
     /// reads, and leaves the memory of sections that arrived in an earlier call unchanged
-    /// ([`Sections::arrived`]).
-    /// A section counts as arrived when every page *of this call* has it. Pass sections only if the
-    /// threads that wait for them use no page that another call reads.
+    /// ([`Sections::arrived`]). A section counts as arrived when every page *of this call* has it.
+    /// Pass sections only if the threads that wait for them use no page that another call reads.
     pub fn read_runs(&self, reads: &[RunRead<'_>], control: &Control) -> Vec<Vec<PageOutcome>> {
         let sections = control.sections.as_deref().filter(|sections| sections.fit(reads));
         if self.is_mapped() {

@@ -50,7 +50,7 @@ struct PartFetch {
     staged: Option<Staged>,
     /// Chunks that have not completed.
     chunks: u32,
-    /// Why one of its chunks was not read.
+    /// Why a chunk of the part was not read; `None` if no chunk has failed.
     failure: Option<MissReason>,
     /// Bytes that the part adds to [`Fetches::unverified_bytes`] until its check has ended.
     unverified_bytes: u64,

@@ -10,7 +10,7 @@ const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Maximum threads of one call.
 const THREADS_MAX: usize = 4;
 /// A call uses at most one thread for each eight processors that this process may use, and at least
-/// one. The other processors are for the calling process.
+/// one, to leave the other processors to the work of the engine.
 const PROCESSORS_PER_THREAD: usize = 8;
 
 /// Calls `work` for every number below `count` on [`copy_threads`] threads, where `bytes` is the
