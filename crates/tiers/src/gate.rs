@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// Weight of a new observation in the moving averages.
 const OBSERVATION_WEIGHT: f64 = 0.2;
-/// Assumed bytes per second of an unused tier: about the rate of an NVMe drive.
+/// Assumed bytes per second of a tier before its first measured load: about the rate of an NVMe
+/// drive.
 const INITIAL_BYTES_PER_SECOND: f64 = 2e9;
 /// Weight of [`INITIAL_BYTES_PER_SECOND`] in the average with measured loads, in which a long load
 /// has weight 1. The weight is low, so that the first measured load outweighs the assumption.
@@ -48,7 +49,7 @@ impl LoadMode {
             "auto" => Ok(Self::Auto),
             "always" => Ok(Self::Always),
             "never" => Ok(Self::Never),
-            _ => Err(Error::invalid("the gate is auto, always or never").with("given", word)),
+            _ => Err(Error::invalid("unknown gate: use auto, always or never").with("given", word)),
         }
     }
 }
@@ -73,7 +74,7 @@ pub struct LoadQuery<'a> {
     pub page_tokens: u64,
     /// Number of leading tokens whose pages the engine already holds.
     pub before: u64,
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub tokens: u64,
     /// Bytes already waiting to be loaded from each of [`Tier::ALL`].
     pub queued: [u64; 4],
@@ -115,8 +116,8 @@ impl PrefillModel {
 
     fn record(&mut self, before: f64, tokens: f64, seconds: f64) {
         let pairs = Self::pairs(before, tokens);
-        // Divide all numbers by the tokens, so that a long prefill does not outweigh a short
-        // prefill.
+        // Divide tokens, pairs and seconds by the number of tokens, so that a long prefill does not
+        // outweigh a short prefill.
         let (t, p, s) = (1.0, pairs / tokens, seconds / tokens);
         let blend = |sum: &mut f64, value: f64| *sum += OBSERVATION_WEIGHT * (value - *sum);
         blend(&mut self.tt, t * t);
@@ -290,7 +291,8 @@ mod tests {
         [TierSpan { tier: Tier::Disk, pages }]
     }
 
-    /// A gate that computes 10,000 tokens per second and loads `rate` bytes per second from disk.
+    /// A gate that has measured prefills of 10,000 tokens per second, and loads from disk at `rate`
+    /// bytes per second.
     fn gate(rate: f64) -> Gate {
         let mut gate = Gate::default();
         for _ in 0..40 {

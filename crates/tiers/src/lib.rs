@@ -8,8 +8,8 @@
 //! slowest tier, shared by several machines. [`cache`] combines all tiers.
 //!
 //! **Promises.** A walk waits for no lock that is held while bytes move, and for no lock that is
-//! held longer than it takes to change some hundred table entries. A page locked on a tier is not
-//! evicted from it.
+//! held longer than it takes to change the entries of 512 pages. A page locked on a tier is not
+//! evicted from this tier.
 //!
 //! **Must not know** sockets and engines. The page table identifies a page by its hash, in a scope
 //! whose keys chain: pages with equal hashes have equal pages before them.

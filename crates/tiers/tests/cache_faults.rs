@@ -134,7 +134,7 @@ fn prefetch_stops_at_first_missing_page() {
 }
 
 #[test]
-fn lookup_waits_briefly_for_silent_remote() {
+fn lookup_waits_briefly_for_hanging_remote() {
     let prompt = keys(1, 0, 40);
     let remote = filled(&prompt);
     let dir = tempfile::tempdir().unwrap();

@@ -93,7 +93,7 @@ fn never_policy_reads_without_writing() {
 }
 
 #[test]
-fn write_back_waits_until_memory_is_nearly_full() {
+fn write_back_waits_until_host_tier_is_nearly_full() {
     let dir = tempfile::tempdir().unwrap();
     // 60 prompts of 20 pages take 23.7 MiB with padding and headers. The host tier keeps 5 % of its
     // 24 MiB free, so it evicts pages.
@@ -110,7 +110,8 @@ fn write_back_waits_until_memory_is_nearly_full() {
         }
     }
     until("old pages are written", || written(&cache) > 0);
-    // More than half of the prompts that memory holds no longer completely are found completely.
+    // More than half of the prompts that the host tier no longer holds completely are found
+    // completely on the host and disk tiers.
     let evicted = |number: &u8| spans(&find(&cache, &keys(*number, 0, 20))) != [(Tier::Host, 20)];
     let left: Vec<u8> = (0..60).filter(evicted).collect();
     assert!(!left.is_empty());
@@ -201,7 +202,7 @@ fn spilled_pages_go_to_the_remote() {
 }
 
 #[test]
-fn unchained_pages_are_not_merged_into_a_prompt() {
+fn writes_of_unchained_pages_are_not_merged() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 4), &format!("{} rate=4MB", disk(&dir, 64))]);
     // The host tier is full and stays full, and the disk is busy for a second.
@@ -219,7 +220,7 @@ fn unchained_pages_are_not_merged_into_a_prompt() {
         cache.submit_put_copy(scope, keys, first, &source, options, Control::default()).unwrap()
     };
     for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
-        assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "memory is full");
+        assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "the host tier has no space");
     }
     cache.flush().unwrap();
     drop(reading);

@@ -52,7 +52,7 @@ fn pages_read_from_disk_are_promoted() {
     assert_eq!(host.loaded_pages + disk.loaded_pages, 24);
     let until = Instant::now() + Duration::from_secs(60);
     while spans(&find(&cache, &longer)) != [(Tier::Host, 24)] {
-        assert!(Instant::now() < until, "not promoted");
+        assert!(Instant::now() < until, "pages read from disk are not on the host tier");
     }
 }
 
@@ -147,7 +147,7 @@ fn other_machine_finds_pages_through_remote() {
 }
 
 #[test]
-fn best_effort_serves_the_next_lookup() {
+fn best_effort_prefetch_serves_a_later_lookup() {
     let (one, two, remote_dir) = machines();
     let prompt = keys(1, 0, 40);
     {
@@ -247,7 +247,7 @@ fn gate_skips_pages_slower_than_computing() {
 }
 
 #[test]
-fn unchained_scope_is_read_page_by_page() {
+fn pages_of_unchained_scope_are_found_separately() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 64), &disk(&dir, 64), "memory:"]);
     let scope = std::sync::Arc::new(ritornello_format::Scope::opaque("apart", PAGE as u64, false));

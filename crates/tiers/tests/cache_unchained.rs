@@ -107,12 +107,12 @@ fn other_machine_finds_any_subset_of_pages() {
     }
     let written = objects(far.path());
     let is_page = |path: &PathBuf| path.to_str().unwrap().ends_with(".1");
-    assert_eq!(written.iter().filter(|path| is_page(path)).count(), 5, "one object a page");
+    assert_eq!(written.iter().filter(|path| is_page(path)).count(), 5, "one object per page");
     let cache = open(&[&disk(&two, 64), &remote(far.path())]);
     store(&cache, &some([3]), None);
     let wanted = some(0..10);
     let first = look_once(&cache, &wanted);
-    assert_ne!(first.readiness, Readiness::Ready, "the remote is not waited for");
+    assert_ne!(first.readiness, Readiness::Ready, "a lookup does not wait for the remote");
     let found = look(&cache, &wanted);
     assert_eq!((found.local, found.load, found.fetched), (6, 6, 5));
     assert_eq!(spans(&found), [(Tier::Disk, 6)]);
@@ -198,7 +198,7 @@ fn cancelled_prefetch_of_unchained_pages_stops() {
     remote.set_fault(BackendFault::Hangs);
     let (ours, theirs) = (some(0..20), some(5..20));
     assert_eq!(look_once(&cache, &ours).readiness, Readiness::Querying);
-    assert!(!cache.cancel(&apart(), &refs(&theirs)).unwrap(), "another list of pages");
+    assert!(!cache.cancel(&apart(), &refs(&theirs)).unwrap(), "another list of keys");
     assert!(cache.cancel(&apart(), &refs(&ours)).unwrap());
     remote.set_fault(BackendFault::None);
     until("the prefetch ends", || cache.stats().unwrap().prefetch.running == 0);
@@ -291,7 +291,7 @@ impl Backend for RefusingRemote {
 
 #[test]
 fn failed_object_does_not_stop_the_write_of_others() {
-    // More pages than one call writes to the remote.
+    // The put has more pages than one call writes to the remote.
     let (dir, keys) = (tempdir().unwrap(), keys(1, 0, 600));
     let remote = RefusingRemote::new([3, 4, 550].map(|page| keys[page].clone()).to_vec());
     let cache = remote.cache(&dir);

@@ -27,7 +27,7 @@ fn pages_written_by_cache(cache: &Cache) -> u64 {
 
 /// Runs as the other process, which owns the disk tier and puts a prompt of eight pages.
 #[test]
-fn helper() {
+fn owner_process() {
     let Some(list) = std::env::var_os(VARIABLE) else { return };
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&[&host(&dir, 16), list.to_str().unwrap()]);
@@ -44,7 +44,7 @@ fn flush_reports_lost_pages_that_disk_tier_had() {
     let (ours, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let disk = disk(&shared, 64);
     let mut owner = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "helper", "--nocapture"])
+        .args(["--exact", "owner_process", "--nocapture"])
         .env(VARIABLE, &disk)
         .stdout(Stdio::piped())
         .spawn()

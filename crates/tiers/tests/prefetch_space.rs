@@ -97,7 +97,8 @@ fn unchained_lookups_with_equal_last_keys_share_the_space() {
         let settings = Settings { prefetch: PrefetchPolicy::WaitComplete, ..Settings::default() };
         open_over(list, &settings, Arc::clone(&remote) as Arc<dyn Backend>)
     };
-    // The pages of one lookup take 14 MB, of 24 MiB for prefetched pages. The last key is the same.
+    // The pages of one lookup take 14 MB of the 24 MiB for prefetched pages. Both lists end with
+    // the same key.
     let last = keys(3, 0, 1);
     let lists = [1, 2].map(|number| [keys(number, 0, 700), last.clone()].concat());
     {
@@ -212,8 +213,8 @@ fn long_page_is_fetched_to_a_slow_first_tier() {
     drop(node);
 }
 
-/// A step of an unlimited remote, 512 pages, takes 51 seconds at the limit, which is longer than a
-/// transfer waits.
+/// A step of a remote without a rate limit has 512 pages. At this remote's limit they would take 51
+/// seconds, longer than a transfer may wait.
 #[test]
 fn slow_remote_is_loaded_in_short_steps() {
     let remote_dir = tempdir().unwrap();
@@ -231,7 +232,7 @@ fn slow_remote_is_loaded_in_short_steps() {
 }
 
 #[test]
-fn pages_never_loaded_are_not_prefetched() {
+fn lookup_that_forbids_loads_starts_no_prefetch() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left")]);
     let prompt = [keys(1, 0, 40)];

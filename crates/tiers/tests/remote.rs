@@ -140,7 +140,7 @@ fn second_writer_writes_no_object() {
 }
 
 #[test]
-fn faults_cost_hits_and_no_wrong_byte() {
+fn faults_cost_hits_and_deliver_no_wrong_byte() {
     for fault in BackendFault::ALL {
         let backend = faulty();
         let all = keys(1, 0, 100);

@@ -69,8 +69,8 @@ fn format_1_objects_are_read_with_every_byte() {
     }
 }
 
-/// Encoding gives the bytes of the fixture; compressed objects are not compared, because their
-/// bytes depend on the version of zstd.
+/// This version writes the same bytes as the fixture holds. Compressed objects are not compared,
+/// because their bytes depend on the version of zstd.
 #[test]
 fn plain_and_sealed_objects_match_the_fixture() {
     let (dir, new) = (copied("v1-remotes"), tempfile::tempdir().unwrap());

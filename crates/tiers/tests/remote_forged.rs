@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 /// Number of pages, which make objects of 128, 16, 4, 2 and 1 pages.
 const PAGES: usize = 151;
 
-/// Returns a key file with several keys, whose ids are single letters.
+/// Returns a key ring with one key for each letter of `ids`, which is the key's id.
 fn ring(ids: &str) -> Arc<KeyRing> {
     let line = |id: char| format!("{id} {}\n", format!("{:02x}", id as u8).repeat(32));
     Arc::new(KeyRing::parse(&ids.chars().map(line).collect::<String>()).unwrap())
@@ -249,8 +249,8 @@ fn swapped_pages_are_rejected() {
         // Change the codec of a page, which the page's tag covers.
         let mut parsed = ParsedObject::new(good);
         parsed.header.slices[0].codec ^= 128;
-        let form = rejected(&remote, &SCOPE, &name, &parsed.assemble());
-        assert_eq!(form, WRONG_TAG);
+        let rejections = rejected(&remote, &SCOPE, &name, &parsed.assemble());
+        assert_eq!(rejections, WRONG_TAG);
     }
 }
 
@@ -315,7 +315,7 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
     assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
     assert_eq!(last.stats().rejected, RejectedObjects { unknown_key: 1, ..Default::default() });
-    assert_eq!(put(&last, &SCOPE).pages_written, 128, "objects read and rejected");
+    assert_eq!(put(&last, &SCOPE).pages_written, 128, "only a rejected object is rewritten");
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
 }
 

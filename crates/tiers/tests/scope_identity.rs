@@ -80,7 +80,7 @@ fn pages_of_different_layout_are_misses() {
 }
 
 #[test]
-fn names_of_the_same_bytes_share_pages() {
+fn equivalent_layouts_share_pages() {
     assert_eq!(found_on_another_machine(&arranged(|s| s.layout = "layer_first".into())), PAGES);
     let bytes = arranged(|_| ()).resolved_page_bytes().unwrap();
     assert_eq!(found_on_another_machine(&arranged(|s| s.page_bytes = Some(bytes))), PAGES);

@@ -93,7 +93,7 @@ impl Cache {
             local_tiers.push(LocalTier { kind: spec.tier(), node, capacity, rate });
         }
         if local_tiers.is_empty() {
-            return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("a cache has tiers")));
+            return TierSpec::list::<&str>(&[]).and(Err(Error::invalid("no local tier")));
         }
         let tiers = Arc::new(TierSet::new(local_tiers, remote));
         for (spec, cap) in list.iter().filter_map(|spec| Some((spec, spec.rate?))) {
@@ -316,7 +316,7 @@ impl Drop for Cache {
     fn drop(&mut self) {
         if process_id() == self.process {
             if let Err(error) = self.close() {
-                tracing::error!(%error, "a cache was dropped and could not be closed");
+                tracing::error!(%error, "a cache could not be closed when it was dropped");
             }
         } else {
             // In a forked child closing would wait for threads and locks that do not exist there.

@@ -85,9 +85,10 @@ impl DirtyPages {
     /// Takes dirty pages of one prompt, which the caller then writes. `victim` holds consecutive
     /// pages of the prompt: pages that the page table chose to evict, or one dirty page that the
     /// table no longer has. Returns the prompt up to the last recorded page of `victim`, and the
-    /// range of pages to write; `None` if no page of the range is dirty, or the prompt cannot be
-    /// reconstructed. The range starts at the first dirty page of `victim`, or with `whole` at the
-    /// first dirty page of the prompt. Pages in the range are marked clean.
+    /// range of pages to write. The range starts at the first dirty page of `victim`, or with
+    /// `whole` at the first dirty page of the prompt, and ends with the returned prompt. Returns
+    /// `None` if there is no such dirty page, or the prompt cannot be reconstructed. Pages in the
+    /// range are marked clean.
     pub(super) fn take_prompt(
         &self,
         victim: &[PageHash],
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_other_processes_change_no_mark() {
+    fn victim_pages_of_other_processes_are_ignored() {
         let (dirty, all) = (DirtyPages::default(), prompt(9));
         let ours = PromptPages::new(Arc::clone(&all.scope), all.keys[..5].to_vec(), None).unwrap();
         dirty.add(&ours, 1..5);

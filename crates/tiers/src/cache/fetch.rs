@@ -23,9 +23,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum timeout of a put of fetched pages to the first tier
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum duration of a step at the remote's rate limit, unless a single page takes longer. A step
-/// waits for the steps of all other prefetches, and [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`] are
-/// longer than a step of each.
+/// Maximum duration, at the remote's rate limit, of a step: the pages that a prefetch fetches at
+/// once. A single page may take longer. A step waits until the rate limit has let through the steps
+/// of the other three prefetches; four steps take less than [`MAX_LOOKUP_WAIT`] and
+/// [`READ_TIMEOUT`].
 const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -41,21 +42,22 @@ pub(super) struct Fetch<'a> {
 
 impl Fetch<'_> {
     /// Returns the number of pages that are fetched in one step: as many as the remote reads
-    /// concurrently, if its rate limit lets them through in [`STEP_DURATION`].
+    /// concurrently, or fewer if its rate limit does not let them through in [`STEP_DURATION`]; at
+    /// least one.
     fn step_pages(&self) -> usize {
         let page_bytes = self.job.pages.page_bytes;
         let within = self.remote.rate.bytes_in(STEP_DURATION) / page_bytes.max(1);
         step_pages(page_bytes).min(usize::try_from(within).unwrap_or(usize::MAX)).max(1)
     }
 
-    /// Fetches `range`. Returns the number of leading pages of `range` that are now on the first
-    /// tier.
+    /// Fetches pages `range`. Returns the number of leading pages of `range` that are now on the
+    /// first tier.
     pub(super) fn run(&self, range: Range<usize>) -> usize {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
         let step = self.step_pages();
-        // Steps end where objects end. A step that is shorter than an object is a part of it: both
-        // are powers of two.
+        // Every step ends at a multiple of `group`: the length of a full object in pages or, if a
+        // step is shorter, a power of two that divides this length.
         let group = group_pages(pages.page_bytes).min(1 << step.ilog2());
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.
@@ -90,7 +92,7 @@ impl Fetch<'_> {
     }
 
     /// Fetches the pages `wanted` of an unchained scope, and skips pages that fail. Returns the
-    /// number of these pages that are now on the first tier.
+    /// number of pages of `wanted` that are now on the first tier.
     pub(super) fn run_each(&self, wanted: &[usize]) -> usize {
         let Self { tiers, job, .. } = *self;
         let (all, first_tier) = (&job.pages, tiers.first());
@@ -158,8 +160,8 @@ impl Fetch<'_> {
         stored
     }
 
-    /// Fetches pages and puts them to the first tier. Returns two numbers of leading pages: those
-    /// fetched, and those on the first tier.
+    /// Fetches pages `range` and puts them to the first tier. Returns how many leading pages of
+    /// `range` were fetched, and how many are now on the first tier.
     fn transfer(&self, pages: &PromptPages, range: Range<usize>) -> (usize, usize) {
         let Self { tiers, remote, job, .. } = *self;
         let first_tier = tiers.first();
@@ -214,7 +216,7 @@ impl Fetch<'_> {
     }
 
     /// Waits for pages that another prefetch is fetching, and fetches pages that the other prefetch
-    /// abandons. Returns the end of the pages that are stored.
+    /// abandons. Returns the end of the leading pages of `range` that are on the first tier.
     fn await_others(&self, range: Range<usize>) -> usize {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());

@@ -135,7 +135,7 @@ fn answered<T>(tier: &LocalTier, answer: Result<T>) -> Result<Option<T>> {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         Err(error) => {
-            tracing::debug!(%error, tier = tier_name(tier.kind), "a tier did not answer");
+            tracing::debug!(%error, tier = tier_name(tier.kind), "a tier did not answer a lookup");
             Ok(None)
         }
     }

@@ -67,8 +67,8 @@ pub struct Lookup {
     /// Whether this is the final answer.
     pub readiness: Readiness,
     /// Tiers of the leading pages, in prompt order. The spans include remote pages if the lookup's
-    /// answer is final and the prompt's prefetch has ended. An answer that is final before the end,
-    /// after the longest wait that the policy allows, names local tiers only.
+    /// answer is final and the prompt's prefetch has ended. If the policy's maximum wait ends
+    /// before the prefetch, the final answer names local tiers only.
     pub spans: Vec<TierSpan>,
     /// Leading pages on this machine.
     pub local: usize,

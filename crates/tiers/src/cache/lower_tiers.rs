@@ -23,8 +23,8 @@ pub(super) struct LowerTiers {
 }
 
 impl LowerTiers {
-    /// `policies` gives the write policy of each tier; at most `max_bytes` wait to be written to
-    /// one tier.
+    /// Creates the writers of the lower tiers. `policies` gives the write policy of each tier; at
+    /// most `max_bytes` wait to be written to one tier.
     pub(super) fn new(
         tiers: &Arc<TierSet>,
         policies: &[(Tier, WritePolicy)],
@@ -132,12 +132,12 @@ impl LowerTiers {
     /// Writes all dirty pages, and waits for all queued writes.
     ///
     /// # Errors
-    /// `Retry` if a tier does not finish its writes until `deadline`.
+    /// `Retry` if a tier does not finish its writes by `deadline`.
     pub(super) fn flush(&self, deadline: Instant) -> Result<()> {
         for writer in &self.writers {
             while writer.write_back_batch(false) && writer.queue.wait_until_empty(deadline) {}
             if !writer.queue.wait_until_empty(deadline) {
-                return Err(Error::retry("a tier does not finish its queued writes in time"));
+                return Err(Error::retry("queued writes are not finished in time: flush again"));
             }
         }
         Ok(())

@@ -76,8 +76,8 @@ impl Prefetcher {
         self.known.lock().get(&name).cloned()
     }
 
-    /// Starts the prefetch of a prompt. `None` if the prompt has no pages, if too many prefetches
-    /// are queued or tracked, or if the threads have been closed or cannot be started.
+    /// Starts the prefetch of a prompt. Returns `None` if the prompt has no pages, if too many
+    /// prefetches are queued or tracked, or if the threads have been closed or cannot be started.
     pub(super) fn start(
         self: &Arc<Self>,
         pages: &PromptPages,
@@ -156,8 +156,8 @@ impl Prefetcher {
 
     /// Returns the bytes reserved for other prompts, and the bytes still to fetch for `job`'s
     /// prompt. In chained scopes the last key identifies a prompt in all scopes that hold parts of
-    /// its pages, and each reservation covers all of them. In unchained scopes each list of keys
-    /// counts as another prompt, so a page of two lists counts twice.
+    /// its pages, and each reservation covers all these scopes. In unchained scopes each list of
+    /// keys counts as a separate prompt, so a page of two lists counts twice.
     fn usage_beside(&self, job: &Prefetch) -> (u64, u64) {
         let (mut others, mut separate, mut own) = (HashMap::<&[u8], u64>::new(), 0_u64, 0);
         let chained = job.pages.scope.chained;

@@ -77,7 +77,7 @@ impl Read<'_> {
                 Ok(_) => counts.promoted.add(run.len() as u64),
                 Err(error) => {
                     counts.dropped.add(run.len() as u64);
-                    tracing::debug!(%error, "pages were not promoted");
+                    tracing::debug!(%error, "pages were not copied to the first tier");
                 }
             }
         }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// The end of the error messages of this module: an example of a valid list.
 const VALID_LIST: &str = "a list of tiers is, fastest first: \"host 8GiB\", \"disk /nvme/kv 200GiB\", \"s3://bucket/prefix\" \
      (at least one of the first two is required)";
-/// A file system in memory.
+/// The file system in memory that holds the default directories of host tiers.
 const TMPFS_ROOT: &str = "/dev/shm";
 
 /// One tier of a list.
@@ -115,12 +115,12 @@ impl TierSpec {
             texts.iter().map(shown).collect::<Vec<_>>().join(", ")
         };
         if list.is_empty() {
-            return Err(invalid_list("no tier", "nothing"));
+            return Err(invalid_list("the list has no tier", "nothing"));
         }
         for two in list.windows(2) {
             let (above, below) = (two[0].tier(), two[1].tier());
             if above == below {
-                return Err(invalid_list("a tier is listed twice", given()));
+                return Err(invalid_list("two tiers of the same kind", given()));
             }
             if above > below {
                 return Err(invalid_list("tiers out of order", given()));

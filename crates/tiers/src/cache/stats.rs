@@ -110,7 +110,8 @@ pub(super) struct GateCounters {
 }
 
 impl GateCounters {
-    /// Counts a decision on `found` pages that a lookup returns.
+    /// Counts a decision that a lookup returns. `found` is the number of local pages that the
+    /// engine lacks.
     pub(super) fn decided(&self, found: usize, decision: &LoadDecision) {
         let count = match decision.pages {
             0 => &self.none,
@@ -207,7 +208,8 @@ pub struct CallStats {
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
-    /// Calls not made because the circuit breaker was open or all threads were busy.
+    /// Calls not made because the circuit breaker was open, or because all threads were busy and
+    /// the queue was full.
     pub spared: u64,
     /// Whether the circuit breaker is open now.
     pub open: bool,
@@ -255,11 +257,11 @@ pub struct PrefetchStats {
 /// Statistics of the gate.
 #[derive(Clone, Debug, Serialize)]
 pub struct GateStats {
-    /// Prompts of which the gate chose to load all found pages.
+    /// Lookups for which the gate chose to load all found pages.
     pub all: u64,
-    /// Prompts of which the gate chose to load a leading part.
+    /// Lookups for which the gate chose to load a leading part of the found pages.
     pub some: u64,
-    /// Prompts of which the gate chose to load no page: computing was cheaper, or the lookup
+    /// Lookups for which the gate chose to load no page: computing was faster, or the lookup
     /// forbade loads.
     pub none: u64,
     /// Loads whose time was reported.

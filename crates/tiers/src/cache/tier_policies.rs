@@ -51,7 +51,7 @@ pub enum PrefetchPolicy {
     /// local tier, once the remote has answered; but at least for one and a half times the gate's
     /// estimate of the fetch.
     Timeout {
-        /// Minimum time.
+        /// Time that does not depend on the number of tokens.
         base: Duration,
         /// Additional time per 1,024 tokens.
         per_ki_token: Duration,
@@ -91,8 +91,8 @@ impl PrefetchPolicy {
             })
             .ok_or_else(|| {
                 Error::invalid(
-                    "prefetch is best_effort, wait_complete, timeout, or timeout(1, 0.25): seconds at \
-                     least, and for every 1,024 tokens",
+                    "prefetch is best_effort, wait_complete, timeout, or as in timeout(1, 0.25): \
+                     1 second, and 0.25 more for every 1,024 tokens",
                 )
                 .with("given", word)
             })

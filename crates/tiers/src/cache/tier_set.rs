@@ -80,7 +80,7 @@ impl TierSet {
         self.local_tier(lease.tier).map_or(Ok(()), |tier| tier.store().release(lease.lease))
     }
 
-    /// Returns the fastest local tier that has all of these pages; the slowest local tier if no
+    /// Returns the fastest local tier that has all pages of `keys`; the slowest local tier if no
     /// tier has them all.
     pub(super) fn slowest_of(&self, scope: &Scope, keys: &[Box<[u8]>]) -> Tier {
         let (last, faster) = self.local.split_last().map_or((self.first(), &[][..]), |split| split);

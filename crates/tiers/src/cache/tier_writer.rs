@@ -199,8 +199,8 @@ impl TierWriter {
         whole
     }
 
-    /// Runs a job. In an unchained scope the part ends after the first page that no other tier has:
-    /// this page is given up, and the caller continues after it.
+    /// Runs a job, or its leading part: in an unchained scope the part ends after the first page
+    /// that no other tier has. This page is given up, and the caller continues after it.
     fn run_part(&self, job: &WriteJob) -> FinishedPart {
         let (pages, range) = (&job.pages, job.range.clone());
         let (written, mut lost) = match (self.tiers.local_tier(self.to), &self.tiers.remote) {
@@ -325,7 +325,7 @@ impl TierWriter {
             let written = match written {
                 Ok(outcome) => outcome.pages,
                 Err(error) => {
-                    tracing::debug!(%error, to = ?self.to, "pages could not be written to a lower tier");
+                    tracing::debug!(%error, to = ?self.to, "pages could not be written to a tier");
                     0
                 }
             };

@@ -92,5 +92,5 @@ pub trait Backend: Send + Sync + fmt::Debug {
 }
 
 fn unsupported(what: &'static str) -> Error {
-    Error::invalid("this backend has only get, exists and set").with("operation", what)
+    Error::invalid("this backend does not support this operation").with("operation", what)
 }

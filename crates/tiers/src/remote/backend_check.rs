@@ -51,7 +51,7 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
         ("pages are read back through the tier", BackendFault::None),
         ("an unavailable remote costs hits", BackendFault::Unavailable),
         ("a refusing remote costs hits", BackendFault::Refused),
-        ("a hanging remote costs hits, and no time", BackendFault::Hangs),
+        ("a hanging remote costs hits, and calls end by their deadline", BackendFault::Hangs),
         ("truncated values cost hits, and are detected", BackendFault::Short),
         ("damaged bytes cost hits, and are detected", BackendFault::Flipped),
         ("vanished values cost hits", BackendFault::Gone),
@@ -71,7 +71,7 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
     checks
 }
 
-/// Runs `run` on a separate thread; fails if `run` does not return in time.
+/// Runs `run` on a separate thread; fails if `run` does not return within `timeout`.
 fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     run: impl FnOnce() -> T + Send + 'static,
@@ -81,10 +81,10 @@ fn run_with_timeout<T: Send + 'static>(
     let started = thread.spawn(move || {
         let _ = sender.send(run());
     });
-    started.map_err(|error| format!("no thread: {error}"))?;
+    started.map_err(|error| format!("no thread can be started for the check: {error}"))?;
     result.recv_timeout(timeout).map_err(|error| match error {
         RecvTimeoutError::Timeout => format!("no answer within {} s", timeout.as_secs()),
-        RecvTimeoutError::Disconnected => "a call ended its thread".to_owned(),
+        RecvTimeoutError::Disconnected => "a call panicked".to_owned(),
     })
 }
 
@@ -132,7 +132,7 @@ fn read_during_fault(
         .get(prompt, 0..PAGES, &mut out, began + DEADLINE)
         .map_err(|error| error.to_string())?;
     if began.elapsed() > DEADLINE + DEADLINE_MARGIN {
-        return Err(format!("a read with {DEADLINE:?} to go took {:?}", began.elapsed()));
+        return Err(format!("a read with a deadline of {DEADLINE:?} took {:?}", began.elapsed()));
     }
     check_pages(pages, &out, 0..copied)?;
     Ok(copied)

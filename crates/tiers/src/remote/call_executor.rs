@@ -15,9 +15,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Concurrent calls.
+/// Maximum calls that run concurrently.
 const THREADS: usize = 8;
-/// Calls that may wait for a thread.
+/// Maximum calls that wait for a thread.
 const MAX_QUEUED: usize = 64;
 /// Maximum attempts of one call, and the pause before the first retry; the pause doubles for each
 /// further retry.
@@ -225,7 +225,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::panic, reason = "a user's backend may")]
+    #![allow(clippy::panic, reason = "a user's backend may panic")]
     use super::super::MemoryBackend;
     use super::*;
 
@@ -241,7 +241,7 @@ mod tests {
         }
         // The breaker stays open for a second or two before a trial call.
         while executor.call(until, |remote| remote.exists("a")).is_err() {
-            assert!(Instant::now() < until, "every thread has ended");
+            assert!(Instant::now() < until, "no call succeeds after the panics");
             thread::sleep(FIRST_PAUSE);
         }
     }

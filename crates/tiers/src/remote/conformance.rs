@@ -120,7 +120,7 @@ impl Subject<'_> {
         for (seed, name) in names.iter().enumerate() {
             same(name, &self.get(name, None)?, &Some(bytes(100, seed as u8)))?;
         }
-        same("a folder", &self.exists("names")?, &false)
+        same("exists of a prefix of names", &self.exists("names")?, &false)
     }
 
     fn batches(&self) -> Outcome {
@@ -158,7 +158,7 @@ impl Subject<'_> {
                 }
                 Ok(())
             });
-            let died = |_| Err("a thread died".to_owned());
+            let died = |_| Err("a call panicked".to_owned());
             let wrote: Vec<_> =
                 writers.into_iter().map(|w| w.join().unwrap_or_else(died)).collect();
             done.store(true, Relaxed);

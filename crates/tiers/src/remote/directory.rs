@@ -228,7 +228,12 @@ impl Backend for DirectoryBackend {
                 return Err(failed(error));
             }
             if !std::mem::replace(&mut warned, true) {
-                tracing::warn!(dir = %dir.display(), %error, "a directory that cannot be read is not listed");
+                tracing::warn!(
+                    dir = %dir.display(),
+                    %error,
+                    "a directory of the remote cannot be read and is not listed; further such \
+                     directories are not logged"
+                );
             }
             Ok(())
         };

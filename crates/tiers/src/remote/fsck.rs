@@ -44,8 +44,8 @@ pub struct RemoteCheck {
 /// called for every object.
 ///
 /// # Errors
-/// The last error of the remote after eight consecutive failures to read or remove an object;
-/// `Invalid` immediately.
+/// The last error of the remote after eight consecutive failures to read or remove an object; the
+/// first `Invalid` error, because it means that the backend lacks the operation.
 pub fn fsck(
     backend: &dyn Backend,
     inventory: &Inventory,
@@ -86,7 +86,7 @@ pub fn fsck(
                 check.unknown_key.push((name, why));
                 continue;
             }
-            // An object that cannot be removed stays listed as damaged.
+            // A removal that fails does not end the check. The object is reported in any case.
             if repair && failures.tolerate(backend.delete(&name))?.is_ok() {
                 check.removed += 1;
             }

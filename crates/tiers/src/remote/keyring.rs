@@ -38,8 +38,8 @@ pub struct KeyRing {
 }
 
 impl KeyRing {
-    /// The keys of the file at `path`, which [`load`](Self::load) reads. Until then the key ring has
-    /// no keys: nothing can be sealed, and no seal can be verified.
+    /// The keys of the file at `path`, which [`load`](Self::load) reads. Until then the key ring
+    /// has no keys: nothing can be sealed, and no seal can be verified.
     #[must_use]
     pub fn deferred(path: &Path) -> Self {
         Self { keys: OnceLock::new(), deferred: Some(path.to_owned()) }
@@ -125,7 +125,9 @@ impl KeyRing {
                     .with("id", id_text(&key.id)));
             }
             if keys.len() == KEYS_MAX {
-                return Err(refused(format!("at most {KEYS_MAX} keys: remove the oldest")));
+                return Err(refused(format!(
+                    "a file has at most {KEYS_MAX} keys: remove old ones"
+                )));
             }
             keys.push(key);
         }
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn first_key_writes_and_all_are_read() {
+    fn first_key_seals_and_all_keys_verify() {
         let ring = parse(&format!("# keys\n\n new {HEX}\nold\t {}\n", "0".repeat(64))).unwrap();
         assert_eq!(ring.ids(), ["new", "old"]);
         let newest = ring.newest().unwrap();
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_key_files_are_refused_without_quotes() {
+    fn errors_of_key_files_quote_no_key() {
         let many: String = (0..=KEYS_MAX).map(|at| format!("k{at} {HEX}\n")).collect();
         for text in [
             "",

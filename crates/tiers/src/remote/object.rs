@@ -42,8 +42,8 @@ pub(super) fn first_page_offset(
 /// before them.
 ///
 /// # Errors
-/// `Invalid` if pages and keys do not match; `Retry` if the options have a key file that was not read
-/// yet, because such an object would have no seal.
+/// `Invalid` if pages and keys do not match; `Retry` if the options have a key file that was not
+/// read yet, because such an object would have no seal.
 pub(super) fn pack(
     scope: &ScopeId,
     parent: Option<&[u8]>,
@@ -169,7 +169,7 @@ impl Contents {
         from..from + lengths(&self.header.slices[pages])
     }
 
-    /// Whether the object holds exactly these pages.
+    /// Rejects the object unless it holds exactly these pages.
     pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Verified<()> {
         let same = self.header.scope == *scope
             && self.header.page_bytes == page_bytes
@@ -182,7 +182,8 @@ impl Contents {
     }
 
     /// Copies pages `requested` to `out`, up to the first rejected page. Returns the number of
-    /// pages copied. A page is verified before it is decompressed or copied.
+    /// pages copied, and the reason of the rejection, if any. A page is verified before it is
+    /// decompressed or copied.
     pub(super) fn unpack(
         &self,
         part: &ObjectBytes<'_>,
@@ -385,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn older_key_is_read_and_newest_writes() {
+    fn first_key_seals_and_older_keys_verify() {
         let (keys, pages) = sample();
         let (keys, pages) = (refs(&keys), refs(&pages));
         let old = pack(&SCOPE, None, &keys, &pages, &options(None, Some("a"))).unwrap();

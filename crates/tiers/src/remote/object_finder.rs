@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 /// Maximum names per existence query of [`ObjectFinder::missing`] and [`ObjectFinder::present`].
 const NAMES_PER_QUERY: usize = 16;
 
-/// See the [module](self). Calls fail with `Retry` if the remote does not answer until their
-/// deadline.
+/// See the [module](self). Calls fail with `Retry` if the remote does not answer by their deadline.
 #[derive(Debug)]
 pub(super) struct ObjectFinder {
     executor: Arc<CallExecutor>,

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// Objects of an unchained scope that fail to be written one after another before a put writes no
-/// further object: the remote then fails as a whole.
+/// Number of consecutive failed writes of objects of an unchained scope after which a put writes no
+/// further object: the remote then probably fails as a whole.
 pub(crate) const FAILED_OBJECTS_MAX: usize = 4;
 
 /// Statistics of a remote.
@@ -86,7 +86,7 @@ impl RemoteTier {
     /// Sends no query for an object whose existence is cached.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`; the
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer by `deadline`; the
     /// backend's error, such as `Fatal` if the remote refuses.
     pub fn probe(&self, prompt: &Prompt<'_>, deadline: Instant) -> Result<usize> {
         check_keys(prompt.keys)?;
@@ -182,9 +182,9 @@ impl RemoteTier {
 
     /// Writes those objects of pages `have` that the remote lacks; `page` lends a page by its index
     /// in the prompt. Only whole objects are written: if `have` begins inside an object, that
-    /// object is skipped. Objects that are not written until `deadline` are dropped and counted. In
-    /// a chained scope, later objects whose write has not begun are dropped too, because no lookup
-    /// would reach them; in an unchained scope, those after four failures in a row. Returns the
+    /// object is skipped. Objects that are not written by `deadline` are dropped and counted. After
+    /// a failed write, in an unchained scope after four in a row, all objects whose write has not
+    /// begun are dropped too: in a chained scope no lookup would reach them. Returns the
     /// number of pages of `have` that the remote now has, up to the first missing object.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl RemoteTier {
     /// object.
     ///
     /// # Errors
-    /// `Invalid` for an invalid key; `Retry` if the remote does not answer until `deadline`; the
+    /// `Invalid` for an invalid key; `Retry` if the remote does not answer by `deadline`; the
     /// backend's error, such as `Fatal` if the remote refuses.
     pub fn missing(
         &self,

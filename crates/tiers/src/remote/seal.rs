@@ -3,8 +3,8 @@
 //! The seal encloses the run header. Before the header it holds the id of its key and an
 //! authenticator of the header; after the header, an authenticator of each page's stored bytes, so
 //! that a page is verified without reading other pages. The authenticators are keyed BLAKE3 hashes,
-//! with keys derived from the file's key for the scope and the purpose. A scope's id commits to the
-//! salt of its tenant, so the keys differ by tenant.
+//! with keys derived from the sealing key for the scope and the purpose. A scope's id commits to
+//! the salt of its tenant, so the keys differ by tenant.
 //!
 //! A reader with a key verifies the header's authenticator before it parses the header, and a
 //! page's before it decompresses or copies the page.
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn page_tag_binds_key_scope_position_and_form() {
+    fn page_tag_binds_key_scope_position_and_codec() {
         let keys = ring(&[("a", 1), ("b", 2)]);
         let right = Position { key: &[1; 32], page: 2, pages: 8, page_bytes: 700, codec: 0 };
         let tag = sealer(&keys, &SCOPE).page(&right, b"bytes");

@@ -44,7 +44,7 @@ impl Slots {
         half as usize & self.0.len().wrapping_sub(1)
     }
 
-    /// The slot whose node satisfies `has`.
+    /// The slot that holds the 32 bits of `head` and a node for which `has` returns true.
     #[inline]
     fn find(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<usize> {
         let half = head.low() & u64::from(u32::MAX);

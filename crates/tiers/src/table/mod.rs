@@ -192,7 +192,7 @@ impl PageTable {
 
     /// Evicts `requested` pages from `tier`: least recently used first, and the end of a prompt
     /// before its beginning. Evicts fewer if all other pages on `tier` are locked, or precede pages
-    /// that are locked or in transfer to it.
+    /// that are locked on or in transfer to `tier`.
     #[must_use]
     pub fn evict(&self, tier: Tier, requested: usize) -> Vec<EvictedPages> {
         let (mut victims, mut taken) = (Vec::new(), 0);
@@ -215,8 +215,8 @@ impl PageTable {
         victims
     }
 
-    /// Records that `pages[range]` are no longer on `tier`; locked pages, and pages in transfer to
-    /// it, stay. Returns the freed slots.
+    /// Records that `pages[range]` are no longer on `tier`, except pages that are locked on or in
+    /// transfer to `tier`. Returns the freed slots.
     pub fn forget(&self, tier: Tier, pages: &[PageHash], range: Range<usize>) -> Vec<u32> {
         let mut slots = Vec::new();
         for piece in pieces(range, pages.len()) {

@@ -103,9 +103,9 @@ impl Node {
             && self.children_on[tier] == 0
     }
 
-    /// Returns the number of leading pages that equal the node's pages, of which the first is known
-    /// to be equal. Compares the last page of the shorter list, which commits to all pages before
-    /// it, and bisects if it differs.
+    /// Returns how many of the node's leading pages equal the `rest` pages that `at` returns by
+    /// index. The first pages must be equal. Compares the last page of the shorter list, which
+    /// commits to all pages before it, and bisects if it differs.
     pub(super) fn matches(&self, at: impl Fn(usize) -> PageHash, rest: usize) -> usize {
         let both = self.pages.len().min(rest);
         if both <= 1 || self.pages[both - 1] == at(both - 1) {

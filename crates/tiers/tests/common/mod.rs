@@ -241,11 +241,11 @@ impl Backend for FaultyRemote {
     }
 }
 
-/// Waits until `reached` returns true; fails after a time limit.
+/// Waits until `reached` returns true; fails after 60 seconds. `what` describes the awaited event.
 pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !reached() {
-        assert!(Instant::now() < end, "{what}");
+        assert!(Instant::now() < end, "did not happen within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
