@@ -42,7 +42,7 @@ impl ClientFactory {
     }
 }
 
-/// Whether `scheme` is an object store that is compiled in.
+/// Whether `scheme` is the scheme of an object store that is compiled in.
 pub(crate) fn is_object_store(scheme: &str) -> bool {
     (cfg!(feature = "s3") && scheme == "s3")
         || (cfg!(feature = "gcs") && scheme == "gs")

@@ -45,7 +45,8 @@ const ADVICE: [(&[&str], &str); 6] = [
     ),
     (
         &["UnknownIssuer", "invalid peer certificate", "certificate verify failed"],
-        "the server's certificate is not trusted: name its authority's in SSL_CERT_FILE",
+        "the server's certificate is not trusted: name the certificate of its authority in \
+         SSL_CERT_FILE",
     ),
 ];
 
@@ -95,7 +96,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
             ErrorKind::Fatal,
             "the remote refuses this request: check that the endpoint is an object store and its style (path or virtual)",
         ),
-        _ => (ErrorKind::Retry, "the remote does not answer as it should"),
+        _ => (ErrorKind::Retry, "the remote cannot be reached, or answers with an error"),
     };
     Error::new(kind, message).with("remote", remote).because(summary(&text))
 }
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn transient_errors_are_retried_only() {
+    fn only_transient_errors_are_retried() {
         for status in ["500", "502", "503 Slow Down", "504", "429", "408"] {
             let text = format!("Server returned non-2xx status code: {status}: <Error/>");
             assert_eq!(kind(&text), ErrorKind::Retry, "{status}");

@@ -127,9 +127,9 @@ impl ObjectBackend {
         error
     }
 
-    /// Whether an object exists. The answer to an existence query does not distinguish a missing
-    /// bucket from a missing object. Until an answer has proven that the bucket exists, reads the
-    /// first byte of the object instead.
+    /// Returns `Ok` if the object exists. The answer to an existence query does not distinguish a
+    /// missing bucket from a missing object. Until an answer has proven that the bucket exists,
+    /// reads the first byte of the object instead.
     async fn object_exists(
         store: &dyn ObjectStore,
         path: &Path,

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn valid_key_file_is_read_invalid_refused() {
+    fn only_valid_key_file_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("the key");
         let address = format!("memory:?key={}", file.display().to_string().replace(' ', "%20"));

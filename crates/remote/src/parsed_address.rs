@@ -98,7 +98,7 @@ impl ParsedAddress {
         match self.options.first() {
             None => Ok(()),
             Some((name, _)) => Err(Error::invalid(format!(
-                "{} does not have this option; its options are {known}",
+                "remotes of the scheme {} do not have this option: use {known}",
                 self.scheme
             ))
             .with("option", name)),
@@ -116,7 +116,7 @@ fn forms(value: &str) -> [String; 5] {
 
 fn decoded(text: &str) -> Result<String> {
     let text = percent_decode_str(text).decode_utf8();
-    text.map(Into::into).map_err(|error| Error::invalid("an address is UTF-8").because(error))
+    text.map(Into::into).map_err(|error| Error::invalid("an address must be UTF-8").because(error))
 }
 
 /// Omits the options, which may hold secrets.

@@ -54,9 +54,10 @@ impl ProfileFiles {
         match parse(&text(&self.credentials), &text(&self.config), name) {
             Some(profile) => Ok(profile),
             None if self.named.is_none() => Ok(Profile::default()),
-            None => {
-                Err(Error::invalid("neither ~/.aws/credentials nor ~/.aws/config has this profile"))
-            }
+            None => Err(Error::invalid(
+                "neither ~/.aws/credentials nor ~/.aws/config has this profile: add it, or \
+                 correct its name",
+            )),
         }
     }
 

@@ -87,9 +87,9 @@ fn network_faults_cost_hits_and_little_time() {
         }
         // A put of another prompt stores nothing, unless the fault only changes bodies of answers.
         let others = keys(2, PAGES);
-        let dropped = put(&reader, &others, deadline_in(300));
+        let stored = put(&reader, &others, deadline_in(300));
         assert!(
-            dropped == 0
+            stored == 0
                 || matches!(fault, ProxyFault::Cut | ProxyFault::Half | ProxyFault::Flipped),
             "{fault:?}"
         );

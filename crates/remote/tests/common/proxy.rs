@@ -79,7 +79,7 @@ impl Proxy {
     }
 }
 
-/// The header lines, and the length of the body.
+/// The head of a request or an answer: its lines, and the length of the body.
 struct Head {
     lines: Vec<String>,
     length: usize,

@@ -163,6 +163,6 @@ fn status(method: &str, path: &str, port: u16) -> Option<u16> {
 fn program(target: &str, name: &str) -> PathBuf {
     let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../build");
     let path = build.join(target).join(name);
-    assert!(path.is_file(), "{} does not exist: make {target}", path.display());
+    assert!(path.is_file(), "{} does not exist: run `make {target}`", path.display());
     path
 }

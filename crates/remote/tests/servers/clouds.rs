@@ -107,13 +107,13 @@ fn s3_is_found_by_address_or_environment() {
     let address = address.replace("&profile=server", "");
     let bare = format!("s3://{BUCKET}/a");
     let endpoint = format!("http://127.0.0.1:{}", server.port);
-    let nobody = "http://127.0.0.1:1";
+    let unused_endpoint = "http://127.0.0.1:1";
     let probed = |address: &str, more: &[(&str, &str)]| {
         let keys = [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET)];
         probe_in_child(address, &[&keys, more].concat())
     };
     for name in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"] {
-        assert_eq!(probed(&address, &[(name, nobody)]), all_of_them(), "{name}");
+        assert_eq!(probed(&address, &[(name, unused_endpoint)]), all_of_them(), "{name}");
         assert_eq!(probed(&bare, &[(name, &endpoint)]), all_of_them(), "{name}");
     }
 }
@@ -163,8 +163,8 @@ fn azure_is_found_or_advice_is_given() {
     assert_eq!(probe_in_child(&bare, &[emulator, url]), all_of_them());
     // No server listens at the URL in the environment, so the probe finds pages only if the
     // endpoint of the address takes precedence.
-    let nobody = ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:1");
-    assert_eq!(probe_in_child(&address, &[emulator, nobody, key]), all_of_them());
+    let unused_url = ("AZURITE_BLOB_STORAGE_URL", "http://127.0.0.1:1");
+    assert_eq!(probe_in_child(&address, &[emulator, unused_url, key]), all_of_them());
 
     let wrong = probe_in_child(&address.replace(ACCOUNT, OTHER_ACCOUNT), &[key]);
     // Azure reports a wrong key as `AuthenticationFailed`, Azurite as `AuthorizationFailure`.
