@@ -76,7 +76,7 @@ fn lines(name: &str, mut source: impl BufRead, bad_lines: BadLines) -> Result<Tr
             Ok(request) => builder.request(request.timestamp, request.hash_ids),
             Err(_) if bad_lines == BadLines::Skip => builder.skip(number),
             Err(reason) => {
-                let line = format!("line {number} of the trace is broken: {reason}");
+                let line = format!("line {number} of the trace is malformed: {reason}");
                 return Err(Error::invalid(line + "; --skip-broken skips malformed lines"));
             }
         }

@@ -17,7 +17,7 @@ pub struct Sizes {
     pub capacity_blocks: u64,
     /// Bytes per block.
     pub block_bytes: u64,
-    /// Share of the requests, starting at the first, whose hits are not counted.
+    /// Share of the requests, starting at the first, whose references and hits are not counted.
     pub warm_up: f64,
 }
 
@@ -28,7 +28,7 @@ impl Sizes {
     /// `Invalid` if the sizes cannot be simulated.
     pub(crate) fn check(&self) -> Result<()> {
         if self.capacity_blocks == 0 {
-            return Err(Error::invalid("a capacity of no blocks holds nothing"));
+            return Err(Error::invalid("the capacity must be at least one block"));
         }
         if self.block_bytes == 0 || units_of(self.block_bytes) > u64::from(u32::MAX) {
             return Err(Error::invalid("a block has at least a byte, and less than 16 TiB")

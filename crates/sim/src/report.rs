@@ -59,7 +59,7 @@ pub struct Row {
     pub requests: u64,
     /// Block references replayed.
     pub block_references: u64,
-    /// Share of the requests whose hits are not counted.
+    /// Share of the requests, starting at the first, whose hits do not count in `hit_rate`.
     pub warm_up: f64,
     /// Hits per block reference after the warm-up.
     pub hit_rate: f64,

@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn block_is_its_id_and_all_before_it() {
+    fn block_identity_includes_ids_before_it() {
         let mut builder = TraceBuilder::new("t");
         builder.request(5.0, [1, 2, 2]);
         builder.request(3.0, [1, 2, 3]);

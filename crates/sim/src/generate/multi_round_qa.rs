@@ -101,7 +101,7 @@ impl MultiRoundQa {
             .and_then(|tokens| tokens.checked_add(self.history_tokens));
         let blocks = longest.map(|tokens| tokens / self.block_tokens);
         let fits = blocks.is_some_and(|blocks| (1..1 << 20).contains(&blocks));
-        check(fits, "history_tokens", "a prompt has at least one block and fewer than a million")?;
+        check(fits, "history_tokens", "a prompt has at least 1 block and fewer than 1,048,576")?;
         let mut random = Random::new(self.seed);
         let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;
@@ -169,14 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn hit_rates_follow_the_arithmetic() {
+    fn unbounded_hit_rates_match_the_formula() {
         for history_tokens in [1_000, 10_000, 20_000] {
             let workload =
                 MultiRoundQa { history_tokens, requests: 20_000, ..MultiRoundQa::default() };
             let trace = workload.generate().unwrap();
             assert_eq!(trace.requests(), 20_000);
-            // All blocks of a prompt are hits, except the new blocks. New are the history in the
-            // first round, and the last answer and the question in later rounds.
+            // All blocks of a prompt are hits, except the new blocks. The new blocks hold the
+            // history in the first round, and the last answer and the question in later rounds.
             let (mut hit, mut references) = (0.0, 0.0);
             for round in 0..20 {
                 let blocks = (1000 + history_tokens + round * 120 + 20) / 64;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn seeds_reproduce_and_differ() {
+    fn only_equal_seeds_give_equal_traces() {
         let seeded = |seed| {
             let trace = MultiRoundQa { seed, requests: 500, ..MultiRoundQa::default() };
             let trace = trace.generate().unwrap();

@@ -6,7 +6,7 @@ use crate::{Trace, TraceBuilder};
 use ritornello_format::Result;
 use std::ops::Range;
 
-/// For each stage, the share of its tokens that an unbounded store hits.
+/// For each stage, the expected share of its tokens that an unbounded store hits.
 pub const EXPECTED_HIT_RATES: [f64; 10] = [0.2, 0.3, 0.5, 0.7, 0.5, 0.3, 0.1, 0.3, 0.5, 0.7];
 
 /// A warm-up of new prompts, then ten stages of prompts that begin like earlier prompts.
@@ -57,10 +57,18 @@ impl TenStage {
         check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
         let blocks = self.prompt_tokens / self.block_tokens;
         let fits = (1..1 << 20).contains(&blocks);
-        check(fits, "prompt_tokens", "a prompt has at least one block and fewer than a million")?;
+        check(fits, "prompt_tokens", "a prompt has at least 1 block and fewer than 1,048,576")?;
         check((0.0..1.0).contains(&self.skew), "skew", "skew is at least 0 and below 1")?;
-        check(self.warm_up_tokens >= self.prompt_tokens, "warm_up_tokens", "at least one prompt")?;
-        check(self.stage_tokens >= self.prompt_tokens, "stage_tokens", "at least one prompt")?;
+        check(
+            self.warm_up_tokens >= self.prompt_tokens,
+            "warm_up_tokens",
+            "the warm-up is at least as long as a prompt",
+        )?;
+        check(
+            self.stage_tokens >= self.prompt_tokens,
+            "stage_tokens",
+            "a stage is at least as long as a prompt",
+        )?;
         let mut random = Random::new(self.seed);
         let mut builder = TraceBuilder::new("ten-stage");
         let mut prompts: Vec<Vec<u64>> = Vec::new();

@@ -4,8 +4,8 @@
 //! Layer by layer, `T = max(T, read of the layer done) + compute of the layer`. Reads are issued in
 //! the order of the layers, one after another, at a constant rate. The time to compute `n` new
 //! tokens after `p` is `(2·P·n + 4·n·(p + n/2)·W·L) / (R·n/(n + n0))`, in equal parts per layer:
-//! `P` parameters, `W` numbers per query, `L` layers, `R` operations per second of long prompts,
-//! and `n0` new tokens at which half of `R` is reached.
+//! `P` parameters, `W` elements of a token's query in one layer, `L` layers, `R` operations per
+//! second that long prompts reach, and `n0` new tokens at which half of `R` is reached.
 
 mod published;
 #[cfg(test)]
@@ -15,22 +15,22 @@ pub use published::{PublishedRow, published};
 
 use serde::Serialize;
 
-/// Maximum of [`Prefill::half_rate_tokens`]. Up to here a larger hit rate always means less
-/// computing, for every shape of this module, which [`Prefill::crossover`] relies on.
+/// Maximum of [`Prefill::half_rate_tokens`]. Up to this value a larger hit rate always means less
+/// computing, for every shape of this module. [`Prefill::crossover`] relies on this.
 pub const HALF_RATE_TOKENS_MAX: f64 = 8192.0;
-/// Steps of the search for a crossover: the interval shrinks below the precision of a number.
+/// Steps of the search for a crossover: the interval shrinks below the precision of `f64`.
 const CROSSOVER_STEPS: usize = 60;
 
-/// The numbers of a model that decide computing and bytes.
+/// The properties of a model that determine the time to compute and the bytes to load.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct ModelShape {
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
     /// Bytes of K and V per token, of all layers.
     pub token_bytes: f64,
-    /// Parameters without embeddings.
+    /// Number of parameters, without embeddings.
     pub parameters: f64,
-    /// Numbers of all query heads of a layer.
+    /// Elements of a token's query in one layer, over all heads.
     pub query_width: f64,
 }
 
@@ -75,7 +75,7 @@ impl Rates {
 pub enum Medium {
     /// Host memory, layer by layer.
     HbmDram,
-    /// The disk, with copies that the CPU issues; computing begins after the last.
+    /// The disk, with copies that the CPU issues; computing begins after the last copy.
     DiskCopies,
     /// The disk through host memory, layer by layer. Both hops of a layer overlap, so the slower
     /// rate counts.
@@ -151,7 +151,7 @@ impl Prices {
 pub struct Outcome {
     /// Time to the first token.
     pub ttft: f64,
-    /// Computing.
+    /// Time to compute the new tokens.
     pub compute: f64,
     /// Waits of computing for reads, summed over the layers.
     pub bubble: f64,
@@ -162,14 +162,15 @@ pub struct Outcome {
 pub struct Prefill {
     /// The model.
     pub shape: ModelShape,
-    /// Operations per second of long prompts.
+    /// Operations per second that long prompts reach.
     pub flops: f64,
     /// New tokens at which half of `flops` is reached, at most [`HALF_RATE_TOKENS_MAX`].
     pub half_rate_tokens: f64,
 }
 
 impl Prefill {
-    /// Llama-3-8B on the published device. Both numbers are fitted to published results.
+    /// Llama-3-8B on the published device. `flops` and `half_rate_tokens` are fitted to published
+    /// results.
     pub const PUBLISHED: Self =
         Self { shape: ModelShape::LLAMA3_8B, flops: 374e12, half_rate_tokens: 440.0 };
 
@@ -178,7 +179,7 @@ impl Prefill {
     pub fn compute(&self, prefix: f64, new: f64) -> f64 {
         let attention =
             4.0 * (prefix + new / 2.0) * self.shape.query_width * f64::from(self.shape.layers);
-        // Both `n` of the formula cancel.
+        // The factor `n` of the work cancels the `n` in the rate.
         (2.0 * self.shape.parameters + attention) * (new + self.half_rate_tokens) / self.flops
     }
 
@@ -199,22 +200,24 @@ impl Prefill {
         Outcome { ttft: now, compute, bubble }
     }
 
-    /// Returns the outcome for a prompt of which a share is read. At least one token is computed.
+    /// Returns the outcome for a prompt of which the share `hit_rate` is read. At least one token
+    /// is computed.
     #[must_use]
     pub fn at(&self, transfer: &Transfer, tokens: f64, hit_rate: f64) -> Outcome {
         let new = (tokens * (1.0 - hit_rate)).max(1.0);
         self.run(transfer, tokens - new, new)
     }
 
-    /// Returns the mean bubble over hit rates, in seconds; 0 for none.
+    /// Returns the mean bubble over `hit_rates`, in seconds; 0 if there are none.
     #[must_use]
     pub fn mean_bubble(&self, transfer: &Transfer, tokens: f64, hit_rates: &[f64]) -> f64 {
         let sum: f64 = hit_rates.iter().map(|hit| self.at(transfer, tokens, *hit).bubble).sum();
         sum / hit_rates.len().max(1) as f64
     }
 
-    /// Returns the largest hit rate at which a layer is read in the time to compute a layer, so
-    /// that only the first layer is waited for. `None` if computing never overlaps reads.
+    /// Returns the largest hit rate at which reading a layer takes no longer than computing a
+    /// layer, so that computing waits only for the first layer. `None` if computing never overlaps
+    /// reads.
     #[must_use]
     pub fn crossover(&self, transfer: &Transfer, tokens: f64) -> Option<f64> {
         let hidden = |hit: f64| {

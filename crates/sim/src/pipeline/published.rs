@@ -9,7 +9,7 @@ use serde::Serialize;
 const K: f64 = 1024.0;
 /// Rate of the two drives by their data sheets, in bytes per second.
 const DRIVES: f64 = 29e9;
-/// Rate of plain files in an SSD, fitted to the published time, in bytes per second.
+/// Rate of plain files on an SSD, fitted to the published time, in bytes per second.
 const FILES: f64 = 3.4e9;
 /// Assumed hit rates of the published mean: each halves the misses.
 pub(super) const ASSUMED_HIT_RATES: [f64; 6] = [0.5, 0.75, 0.875, 0.9375, 0.968_75, 0.984_375];
@@ -69,7 +69,7 @@ pub fn published() -> Vec<PublishedRow> {
             6.0,
             1e3 * prefill.at(&issued, 32.0 * K, 0.9375).bubble,
             false,
-            "the model waits for the read of the first layer, and for no launch or completion",
+            "the model counts the read of layer 1, but no launches and completions of reads",
         ),
         row(
             "mean bubble, 32k tokens",
@@ -142,8 +142,8 @@ pub fn published() -> Vec<PublishedRow> {
             -66.2,
             100.0 * (price * long(&issued, 112.0) / long(&files, 112.0) - 1.0),
             false,
-            "needs 2.17 times the throughput, which only a figure shows; the model has no load, \
-             and takes the two TTFTs above",
+            "needs 2.17 times the throughput, which the paper shows only in a diagram; the model \
+             has no load, and uses the two TTFTs above",
         ),
     ]
 }

@@ -2,7 +2,7 @@ use super::published::ASSUMED_HIT_RATES;
 use super::*;
 use proptest::prelude::*;
 
-/// Allowance for rounding, relative.
+/// Allowed relative error of rounding.
 const ROUNDING: f64 = 1e-9;
 
 fn at_most(less: f64, more: f64) -> bool {
