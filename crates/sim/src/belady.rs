@@ -15,9 +15,10 @@ const NEVER: u32 = u32::MAX;
 /// No policy has more hits (Belady, "A study of replacement algorithms for a virtual-storage
 /// computer", 1966; here a policy may skip the write of a block). A request that uses a block again
 /// also uses the blocks before it. A block's next use is therefore no later than the next uses of
-/// the blocks that follow it, and of blocks with the same next use, the block farthest from the root
-/// is evicted first. So the blocks before a stored block are stored too, and every use of a stored
-/// block is a hit. Unlike the store's policies, which cut runs, this policy evicts single blocks.
+/// the blocks that follow it, and of blocks with the same next use, the block farthest from the
+/// root is evicted first. So the blocks before a stored block are stored too, and every use of a
+/// stored block is a hit. Unlike the store's policies, which cut runs, this policy evicts single
+/// blocks.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated.
