@@ -3,9 +3,9 @@
 //! Loading takes time in proportion to bytes. Computing a token takes longer the more tokens
 //! precede it, because of attention. Within a tier's span, the time saved by loading one more page
 //! therefore grows from page to page, so it is best to load either the whole span or nothing of it.
-//! Both speeds are learned from measured loads and prefills. The estimated speed of a tier rises
-//! with the time since its last load, so that a tier that was slow is tried again, and its recovery
-//! is noticed.
+//! The speeds of loading and computing are learned from measured loads and prefills. The estimated
+//! speed of a tier rises with the time since its last load, so that a tier that was slow is tried
+//! again, and its recovery is noticed.
 
 use crate::Tier;
 use ritornello_format::{Error, Result};

@@ -77,8 +77,8 @@ pub enum Medium {
     HbmDram,
     /// The disk, with copies that the CPU issues; computing begins after the last copy.
     DiskCopies,
-    /// The disk through host memory, layer by layer. Both hops of a layer overlap, so the slower
-    /// rate counts.
+    /// The disk through host memory, layer by layer. The transfers to host memory and to the device
+    /// overlap, so the slower rate counts.
     DiskLayered,
     /// The disk, layer by layer, with reads that the device issues to the drive.
     GpuIssued,

@@ -161,8 +161,8 @@ fn invalid_list(what: &str, given: impl Display) -> Error {
 }
 
 /// Default directory of the host tier: the same for all processes of a user that list the same
-/// tiers below it. It does not depend on further directories of the disk tier, so adding a disk
-/// does not change it.
+/// tiers below it. The name does not depend on further directories of the disk tier, so adding a
+/// disk does not change the directory.
 pub(super) fn host_dir(list: &[TierSpec]) -> PathBuf {
     let mut below = Vec::new();
     for spec in list {

@@ -268,7 +268,7 @@ pub struct GateStats {
     pub judged: u64,
     /// Total seconds of the loads whose time was reported.
     pub load_seconds: f64,
-    /// Seconds by which reported loads, with the estimated time of computing the rest of the
+    /// Total seconds by which reported loads, with the estimated time of computing the rest of the
     /// prompt, exceeded the estimated time of computing the whole prompt.
     pub regret_seconds: f64,
 }

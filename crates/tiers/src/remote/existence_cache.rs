@@ -10,9 +10,9 @@ const NOT_FOUND_FOR: Duration = Duration::from_secs(5);
 /// Time for which an existing object is not queried again. If the object is removed within this
 /// time, a read fails and updates the cache.
 const PRESENT_FOR: Duration = Duration::from_secs(600);
-/// Time for which an object without a valid seal is not queried again. It is longer than
-/// [`NOT_FOUND_FOR`], because the object still exists, and would be found and fetched in vain after
-/// each query.
+/// Time for which an object without a valid seal is not queried again. This time is longer than
+/// [`NOT_FOUND_FOR`], because the object still exists: each query would find it, and a read would
+/// then fetch it and reject it again.
 const REJECTED_FOR: Duration = Duration::from_secs(60);
 /// Names per map. The cache has two maps, and drops the older map when the younger is full.
 const GENERATION_NAMES: usize = 32 << 10;
