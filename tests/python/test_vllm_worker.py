@@ -232,6 +232,20 @@ def test_save_counts_shortest_object(store: FakeStore, meter: StepMeter) -> None
     assert counts["skipped_pages:staging_full"] == 2
 
 
+@pytest.mark.parametrize("ok", [True, False])
+def test_save_without_one_object_counts_no_page(
+    store: FakeStore, meter: StepMeter, ok: bool
+) -> None:
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
+    store.outcomes = [outcome(True, True, ok, reason="" if ok else "error"), None]
+    side.save(saving("a", *KEYS))
+    side.save(StepMetadata())
+    counts = meter.take()
+    assert counts is not None
+    assert "saved_pages" not in counts
+    assert counts["skipped_pages:error"] == len(KEYS)
+
+
 def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: StepMeter) -> None:
     mine, theirs = ObjectId(0, 0, 0), ObjectId(0, 0, 1)
     side = ready(store, meter, held_object(mine), held_object(theirs, is_writer=False))

@@ -205,7 +205,8 @@ class PendingSave:
         if not all(map(self._store.is_done, self.tickets)):
             return None
         count = len(self.save.pages.keys)
-        result = SaveResult(count)
+        # An object whose write could not be started has no ticket.
+        result = SaveResult(0, reason="error") if self.failed else SaveResult(count)
         for ticket in self.tickets:
             outcome = self._store.wait(ticket, 0.0)
             stored = outcome.pages if outcome is not None else 0

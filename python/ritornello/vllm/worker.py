@@ -174,11 +174,9 @@ class WorkerSide:
             return
         started = perf_counter()
         for save in metadata.saves:
-            pending = PendingSave(self._store, self._held, save, self._shard.kv_memory)
-            if pending.failed:
-                self.results.record_skipped(save, 0, "error")
-            if pending.tickets:
-                self._pending_saves.append(pending)
+            self._pending_saves.append(
+                PendingSave(self._store, self._held, save, self._shard.kv_memory)
+            )
         # vLLM may give the blocks of these requests away after this step, and does not name the
         # requests again.
         sent = set(metadata.finished_sending)
