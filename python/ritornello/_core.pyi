@@ -258,7 +258,9 @@ class DeviceMove:
 
 @final
 class LeasedPrefix:
-    """The longest reusable prefix, kept readable until `release()`, or until `ttl` runs out."""
+    """The longest reusable prefix, kept readable until `release()`, or until `ttl` (at most one
+    hour) runs out.
+    """
 
     @property
     def pages(self) -> int: ...

@@ -151,8 +151,8 @@ impl Store {
         hit.or_raise(py)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds or until it is
-    /// released. For several scopes: the leading pages that all scopes have.
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl` seconds, at most one
+    /// hour, or until it is released. For several scopes: the leading pages that all scopes have.
     #[pyo3(signature = (scope, keys, *, ttl=60.0))]
     fn lease_prefix(
         &self,

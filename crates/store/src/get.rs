@@ -14,7 +14,8 @@ impl Store {
     /// which has one page per key. The outcome counts a page only if its checksum matched.
     ///
     /// # Errors
-    /// Like `put_batch`.
+    /// `Invalid` for malformed keys or sizes; `Closed`; `Retry` if there are too many leases;
+    /// errors of the connection to the owner.
     pub fn get_batch(
         &self,
         scope: &Scope,

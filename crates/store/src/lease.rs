@@ -18,7 +18,8 @@
 //! number of its leases, and once in the store's total, independent of the number of clients.
 //! Requests that share a prefix therefore share its units, and a lease on runs that another client
 //! has leased does not reduce the shares of other clients. Leases of reads and of puts in progress
-//! do not count: they end with their I/O, and the I/O in flight is bounded.
+//! do not count: they end with the call, or after 2 minutes (a read) or 10 minutes (a put), and the
+//! I/O in flight is bounded.
 
 use crate::client_id::ClientId;
 use ritornello_format::{Error, Extent, Result, UNIT};
@@ -257,7 +258,9 @@ impl LeaseTable {
     }
 
     /// Ends expired leases. Returns the extents that no lease defers any longer, and the number of
-    /// ended leases.
+    /// ended leases. Until this call an expired lease protects its runs: for up to half a second,
+    /// or longer if a pass of the owner's periodic thread waits for a disk, 10 seconds for each
+    /// sync.
     pub fn expire(&mut self) -> (Vec<Extent>, u64) {
         let now = self.clock.now();
         let (mut freed, mut count) = (Vec::new(), 0);
@@ -288,7 +291,7 @@ impl LeaseTable {
         self.pins.keys().copied()
     }
 
-    /// Whether a lease is on `run`.
+    /// Whether a lease is on `run`. An expired lease counts until [`expire`](Self::expire) ends it.
     #[must_use]
     pub fn is_leased(&self, run: RunId) -> bool {
         self.pins.contains_key(&run)

@@ -37,8 +37,8 @@ impl Store {
     ///
     /// # Errors
     /// `Invalid` for malformed keys, sizes or scopes; `Closed`; `Retry` while the store is
-    /// poisoned; errors of the connection to the owner. If pages are not stored for another reason,
-    /// the outcome names it.
+    /// poisoned, or if there are too many leases; errors of the connection to the owner. If pages
+    /// are not stored for another reason, the outcome names it.
     pub fn put_batch(
         &self,
         scope: &Scope,

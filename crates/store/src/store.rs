@@ -149,8 +149,9 @@ impl Store {
         self.or_miss(answer, |_| 0)
     }
 
-    /// Like `probe`, with a lease that keeps the pages readable for `ttl` or until released. In an
-    /// unchained scope the lease covers every page present.
+    /// Like `probe`, with a lease that keeps the pages readable for `ttl`, at most one hour
+    /// ([`crate::lease::LEASE_TTL_MAX`]), or until released. In an unchained scope the lease covers
+    /// every page present.
     ///
     /// The space under a client's leases is limited to the size of the space that no client has
     /// leased: half of the store if no other client has leases. If the prefix is longer, the lease

@@ -154,7 +154,8 @@ pub enum MissReason {
     Frame,
     /// The checksum does not match: the stored bytes differ from the bytes written.
     Checksum,
-    /// The file system failed, or the segments were opened before a fork.
+    /// The file system failed, or the segments were opened before a fork. A put also reports this
+    /// reason if no staging memory became free in time.
     Io,
     /// The target has no memory for the page, or its memory is not as long as the page.
     Memory,

@@ -102,7 +102,7 @@ pub trait Catalog: Send + Sync {
     }
 
     /// Returns the places of the leading pages (in an unchained scope, of all pages present), under
-    /// a short lease that does not count towards the client's share.
+    /// a lease of at most 2 minutes that does not count towards the client's share.
     ///
     /// # Errors
     /// `Retry` if there are too many leases.

@@ -7,9 +7,9 @@ use crate::eviction::Victim;
 use parking_lot::MutexGuard;
 use ritornello_format::ScopeSlot;
 
-/// Maximum units that an eviction frees on avoided volumes, relative to the units that it needs. If
-/// the runs of a chain alternate between an avoided volume and another volume, each usable unit
-/// costs one unit on the avoided volume, so a factor of 1 would leave no margin.
+/// Units freed on avoided volumes, relative to the units that an eviction needs, after which the
+/// eviction stops. If the runs of a chain alternate between an avoided volume and another volume,
+/// each usable unit costs one unit on the avoided volume, so a factor of 1 would leave no margin.
 const WASTE_FACTOR: u64 = 4;
 
 impl StoreCore {
@@ -17,10 +17,10 @@ impl StoreCore {
     /// neither in sealed segments nor on avoided volumes. Lets waiting threads take the lock
     /// between steps. Returns the number of usable units freed; `None` if no page was evicted.
     ///
-    /// Spares the runs on avoided volumes, because no put gets their space, although these runs
-    /// become the oldest. If no other page can be evicted, because a run on an avoided volume
-    /// follows each of the other runs, evicts at most [`WASTE_FACTOR`] times `units` on avoided
-    /// volumes.
+    /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
+    /// these runs are the oldest, so the policy would choose them first. If no other page can be
+    /// evicted, because a run on an avoided volume follows each of the other runs, evicts there too,
+    /// and stops after the step in which [`WASTE_FACTOR`] times `units` were freed there.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);
@@ -55,15 +55,15 @@ impl StoreCore {
         any.then_some(units - left)
     }
 
-    /// Evicts about `units`, at most [`STEP_UNITS`], from a scope with a quota, leaves first.
+    /// Evicts about `units`, at most about [`STEP_UNITS`], from a scope with a quota, leaves first.
     /// Returns whether any page was evicted.
     pub(super) fn evict_from(&self, state: &mut State, slot: ScopeSlot, units: u64) -> bool {
         let victims = self.victims(state, Some(slot), units, &[]);
         self.remove_victims(state, Some(slot), &victims)
     }
 
-    /// Chooses victims that hold about `units`, at most [`STEP_UNITS`], and no run that is only on
-    /// the `spared` volumes.
+    /// Chooses victims that hold about `units`, at most about [`STEP_UNITS`], and no run that is
+    /// only on the `spared` volumes.
     fn victims(
         &self,
         state: &mut State,

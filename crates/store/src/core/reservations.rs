@@ -311,8 +311,9 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// Logs the end of a reservation. An error is only logged, because a missing record only
-    /// withholds the space for longer.
+    /// Logs the end of a reservation. If the append fails, the log names the reservation's space
+    /// until its next rewrite: after a crash, the next owner withholds this space, even if another
+    /// put has received it, except for the extents of committed runs (`withhold_reserved`).
     pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;

@@ -6,6 +6,7 @@ use ritornello_format::UNIT;
 /// between two steps, so their wait does not grow with the size of the store.
 pub(crate) const STEP_RUNS: usize = 1024;
 
-/// Maximum units evicted under one hold of the core state's lock, which bounds the delay of waiting
-/// threads.
+/// Approximate maximum of the units evicted under one hold of the core state's lock, which bounds
+/// the delay of waiting threads. The last victim may exceed it by less than two chunks of 16 MiB
+/// and one page: eviction cuts whole chunks and pages, and takes a remainder shorter than a chunk.
 pub(crate) const STEP_UNITS: u64 = (16 << 20) / UNIT;

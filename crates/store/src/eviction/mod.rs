@@ -70,7 +70,7 @@ pub enum Demand {
 /// The state of runs that a policy may query while it chooses victims.
 pub trait EvictionContext {
     /// Whether a run must stay complete: it is leased (by a reader, or by a put whose pages follow
-    /// it), retained or absent, or no put would get its space.
+    /// it), retained or absent, or only on volumes that this eviction spares.
     fn is_protected(&self, run: RunId) -> bool;
     /// The key of page `page` of a run: see [`Resident::key`]. Zero if the run has no page `page`.
     fn page_key(&self, run: RunId, page: u32) -> u64;
@@ -113,7 +113,7 @@ pub struct Victim {
     pub run: RunId,
     /// Pages that stay; zero evicts the whole run.
     pub keep_pages: u32,
-    /// Units of the pages to remove.
+    /// Units of the pages to remove, and of the header if the whole run is removed.
     pub units: u64,
 }
 

@@ -21,8 +21,8 @@ impl Segments {
     ///
     /// # Errors
     /// For each run: `Invalid` if place, header and source do not match; `Retry` if the file system
-    /// failed, staging memory ran out, or `control` stopped the call (context `reason`); `Closed`
-    /// if the segments were opened before a fork.
+    /// failed, a volume has stalled, staging memory ran out, or `control` stopped the call (context
+    /// `reason`); `Closed` if the segments were opened before a fork.
     pub fn write_runs(&self, runs: &[RunWrite<'_>], control: &Control) -> Vec<Result<u64>> {
         if self.is_inherited() {
             return runs.iter().map(|_| Err(inherited())).collect();

@@ -111,7 +111,7 @@ impl StoreSpace {
     }
 }
 
-/// The drain in progress. The extents that it drains are in [`Draining`].
+/// The drains in progress, at most one per volume. Their extents are in [`Draining`].
 #[derive(Default)]
 pub(crate) struct Drain {
     /// The volumes that are being drained.
