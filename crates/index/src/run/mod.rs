@@ -17,8 +17,9 @@
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
 //! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is also held during
-//! calls of a [`crate::SyncData`]. `pending` serialises writers. A probe takes only `tables`. No
-//! lock that a probe or a writer takes is held across I/O.
+//! calls of a [`crate::SyncData`]. `pending` serialises writers. A probe takes only `tables`.
+//! `touched` lists used runs, and is taken under `tables` or alone. No lock that a probe or a
+//! writer takes is held across I/O.
 
 mod check;
 mod checkpoint;
@@ -90,10 +91,11 @@ pub struct Recovered {
     /// Bytes at the end of a journal file, from a torn or damaged frame onwards, that were not
     /// replayed. A crash may tear the last frame.
     pub torn_bytes: u64,
-    /// Whether durable records may be lost: no checkpoint could be used, the used checkpoint
-    /// reflects records that the journal lacks, or the journal is damaged or lacks a file before
-    /// its end. A damaged checkpoint does not count if the other checkpoint restores everything,
-    /// nor does a torn frame at the end of the journal.
+    /// Whether durable records may be lost: no checkpoint could be used and the journal files lack
+    /// the first record, the newest intact checkpoint reflects records that the journal lacks, or
+    /// the journal is damaged or lacks a file before its end. A damaged checkpoint does not count
+    /// if the other checkpoint, or the journal alone, restores everything, nor does a torn frame at
+    /// the end of the journal.
     pub damaged: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,

@@ -4,10 +4,10 @@
 //! has no effect. Afterwards the slot table and the tree of attachments are built, and inconsistent
 //! runs are dropped together with their descendants.
 //!
-//! Files are **undamaged** if one checkpoint loads, or no checkpoint was written yet; if the
-//! journal has all changes that the checkpoint may show; and if at most a torn frame follows the
-//! journal's last record. The torn frame is truncated. Checkpoint, journal files and directory are
-//! synced, so that all recovered changes are durable.
+//! Files are **undamaged** if a checkpoint loads, or the journal is empty or has its first record;
+//! if the journal has all changes that the checkpoint may show; and if at most a torn frame follows
+//! the journal's last record. The torn frame is truncated. Checkpoint, journal files and directory
+//! are synced, so that all recovered changes are durable.
 //!
 //! **Rewriting.** All other states are damage, and a later recovery must not read the files that
 //! this recovery skipped. After an unclean end ([`RunOptions::clean`]) even files that look
