@@ -169,6 +169,7 @@ impl Fetch<'_> {
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
+            // No lookup waits longer, so no pending lookup could take pages that arrive later.
             deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()
@@ -203,6 +204,7 @@ impl Fetch<'_> {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
+        // No lookup waits longer for the pages. If no lookup takes the lease, it expires.
         if let Ok(leased) = first_tier.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {

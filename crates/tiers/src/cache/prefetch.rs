@@ -30,7 +30,7 @@ pub(super) struct Prefetch {
     stage: Mutex<Stage>,
     /// The gate's estimate of the duration of the fetch.
     expected: Mutex<Duration>,
-    /// Leases that keep fetched pages on the first tier.
+    /// Leases that keep fetched pages on the first tier, each for at most 30 seconds.
     kept: Mutex<Vec<LeaseNumber>>,
     /// Whether a lookup has returned the outcome.
     reported: AtomicBool,
@@ -98,7 +98,7 @@ impl Prefetch {
         *self.expected.lock() = expected;
     }
 
-    /// Keeps a lease on fetched pages until the outcome is taken.
+    /// Keeps a lease on fetched pages until the outcome is taken or the lease expires.
     pub(super) fn keep(&self, lease: LeaseNumber) {
         self.kept.lock().push(lease);
     }

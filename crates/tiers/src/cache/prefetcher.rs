@@ -30,7 +30,7 @@ const MAX_QUEUED: usize = 256;
 /// first removes the stale prefetches.
 const MAX_TRACKED: usize = 2048;
 const STALE_SWEEP_AT: usize = 128;
-/// Timeout of one query of the remote.
+/// Timeout of all queries for one prompt.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The prefetches of a cache and their threads.
