@@ -1,5 +1,5 @@
-"""The data path of CPU engines: copies between the engine's KV memory and the store. Passes vLLM's
-calls to the scheduler's or the worker's side, and times most of them.
+"""The data path of CPU engines, and the base of `DevicePath`: copies between the engine's KV memory
+and the store. Passes vLLM's calls to the scheduler's or the worker's side, and times most of them.
 """
 
 # vLLM is not installed where types are checked: its classes are Any.

@@ -2,7 +2,7 @@
 
 A request that computes one token per step fills a page at predictable steps. The request is
 examined for full pages at these steps, in steps that compute several of its tokens, and after its
-blocks changed.
+blocks changed, a load failed, or a worker reported a save to repeat.
 
 The saves travel to the workers with the step's metadata. After the forward pass a worker's `save`
 (`worker`) submits one put for each object that this worker writes. `save` drops all saves of a step

@@ -178,8 +178,8 @@ class VllmStore(FailSafeStore):
         return self.attempt("wait", lambda: ticket.wait_section(number, timeout), False)
 
     def cancel_and_wait(self, ticket: "Ticket") -> "Outcome | None":
-        """Cancels a get and waits, without a timeout, until the core has released its memory: a
-        late read into a block that is being recomputed would corrupt the block.
+        """Cancels a transfer and waits, without a timeout, until the core has released its memory:
+        a late read into a block that is being recomputed would corrupt the block.
         """
 
         def give_up() -> "Outcome | None":
@@ -199,7 +199,7 @@ class VllmStore(FailSafeStore):
         return done
 
     def request_cancel(self, ticket: "Ticket") -> None:
-        """Cancels a get without waiting; the kernel may write to its memory until the ticket
+        """Cancels a transfer without waiting; the kernel may use its memory until the ticket
         `is_done`.
         """
         self.attempt("cancel", ticket.cancel, None)
