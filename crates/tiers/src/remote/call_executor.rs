@@ -34,7 +34,7 @@ pub struct RemoteCalls {
     pub calls: u64,
     /// Attempts that were retries.
     pub retries: u64,
-    /// Calls that ended with an error or timed out. Panics are not counted.
+    /// Calls that ended with an error or timed out. A panic before the deadline is not counted.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
@@ -145,13 +145,14 @@ impl<T> PendingCall<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
             Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => {
+            // The thread drops a late answer and its sender, so both errors may mean a timeout.
+            Err(error) if error == RecvTimeoutError::Timeout || Instant::now() >= self.deadline => {
                 self.shared.counts.failures.fetch_add(1, Relaxed);
                 self.shared.counts.late.fetch_add(1, Relaxed);
                 self.shared.record(self.kind, CallOutcome::Failed, "no answer in time");
                 Err(Error::retry("the remote did not answer in time"))
             }
-            Err(RecvTimeoutError::Disconnected) => {
+            Err(_) => {
                 self.shared.record(self.kind, CallOutcome::Failed, "the backend panicked");
                 Err(Error::retry("the call to the remote ended without an answer"))
             }
@@ -228,6 +229,25 @@ mod tests {
     #![allow(clippy::panic, reason = "a user's backend may panic")]
     use super::super::MemoryBackend;
     use super::*;
+    use std::sync::mpsc::TryRecvError;
+
+    #[test]
+    fn answer_after_the_deadline_counts_as_timeout() {
+        let executor = CallExecutor::new(Arc::new(MemoryBackend::default()));
+        let deadline = Instant::now() + FIRST_PAUSE;
+        let call = executor.start(deadline, move |_| {
+            thread::sleep(deadline.saturating_duration_since(Instant::now()));
+            Ok(())
+        });
+        let call = call.unwrap();
+        // The waiting caller may see the end of the late call before its own timeout.
+        while !matches!(call.answer.try_recv(), Err(TryRecvError::Disconnected)) {
+            thread::yield_now();
+        }
+        assert_eq!(call.wait().unwrap_err().kind(), ErrorKind::Retry);
+        let calls = executor.calls();
+        assert_eq!((calls.failures, calls.late), (1, 1));
+    }
 
     #[test]
     fn panicking_backend_fails_calls_but_keeps_threads() {
@@ -239,6 +259,8 @@ mod tests {
         for call in calls {
             assert!(call.and_then(PendingCall::wait).is_err());
         }
+        let calls = executor.calls();
+        assert_eq!((calls.failures, calls.late), (0, 0));
         // The breaker stays open for a second or two before a trial call.
         while executor.call(until, |remote| remote.exists("a")).is_err() {
             assert!(Instant::now() < until, "no call succeeds after the panics");
