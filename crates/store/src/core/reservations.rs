@@ -273,6 +273,9 @@ pub(crate) struct ReservationLog {
     file: Arc<dyn MediumFile>,
     length: u64,
     outstanding: HashMap<u64, Withheld>,
+    /// Whether the log still names the space of an ended reservation, because the record of its end
+    /// could not be written.
+    lacks_an_end: bool,
 }
 
 impl ReservationLog {
@@ -291,7 +294,7 @@ impl ReservationLog {
             .collect();
         let log = ReservationRecord::encode_log(&records);
         let file = directory.replace_reservation_log(&log)?;
-        Ok(Self { directory, file, length: log.len() as u64, outstanding })
+        Ok(Self { directory, file, length: log.len() as u64, outstanding, lacks_an_end: false })
     }
 
     /// Rewrites the log with all outstanding reservations.
@@ -300,7 +303,15 @@ impl ReservationLog {
         Ok(())
     }
 
+    /// Logs a reservation, so that the next owner withholds its space after a crash. If the log
+    /// lacks an end, it is rewritten first: otherwise it could name the same space twice.
+    ///
+    /// # Errors
+    /// Errors of the file system: the reservation must not be granted.
     pub(crate) fn reserved(&mut self, id: u64, client: &str, runs: &[PlannedRun]) -> Result<()> {
+        if self.lacks_an_end {
+            self.rewrite()?;
+        }
         let extents: Vec<Extent> =
             runs.iter().flat_map(|run| run.place.extents.iter().copied()).collect();
         let client = client.to_owned();
@@ -311,15 +322,15 @@ impl ReservationLog {
         Ok(())
     }
 
-    /// Logs the end of a reservation. If the append fails, the log names the reservation's space
-    /// until its next rewrite: after a crash, the next owner withholds this space, even if another
-    /// put has received it, except for the extents of committed runs (`withhold_reserved`).
+    /// Logs the end of a reservation. An error is only logged: no other client receives the space
+    /// before [`ReservationLog::reserved`] has rewritten the log.
     pub(crate) fn note_ended(&mut self, id: u64) {
         if self.outstanding.remove(&id).is_none() {
             return;
         }
-        let done = self.append(&ReservationRecord::Ended { id }).and_then(|()| self.shorten());
-        if let Err(error) = done {
+        let ended = self.append(&ReservationRecord::Ended { id });
+        self.lacks_an_end |= ended.is_err();
+        if let Err(error) = ended.and_then(|()| self.shorten()) {
             tracing::warn!(%error, "the reservation log could not be written");
         }
     }
@@ -366,6 +377,8 @@ impl ReservationLog {
 mod tests {
     use super::*;
     use ritornello_format::ScopeId;
+    use ritornello_medium::{Faulty, MediumFault, Op, Rule, Schedule, SimDisk};
+    use std::path::Path;
 
     fn reservation(client: u64, units: u32) -> Reservation {
         let extents = vec![Extent { segment: SegmentId::new(0, 0), start: 0, units }];
@@ -414,5 +427,21 @@ mod tests {
         assert!(all.check_client(back, 7).is_ok() && all.check_client(ClientId::LOCAL, 7).is_ok());
         assert!(all.check_client(other, 7).is_err());
         assert!(all.take(back, 7).is_err(), "a withheld reservation cannot be committed");
+    }
+    #[test]
+    fn log_that_lacks_an_end_is_rewritten_before_the_next_reservation() {
+        let schedule = Schedule::new();
+        let medium = Faulty::new(Arc::new(SimDisk::new(1 << 24)), schedule.clone());
+        let directory = Directory::new(Arc::new(medium), Path::new("/"));
+        let mut log = ReservationLog::restart(directory.clone(), HashMap::new()).unwrap();
+        let runs = reservation(1, 10).runs;
+        log.reserved(1, "a", &runs).unwrap();
+        schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write));
+        log.note_ended(1);
+        assert!(log.reserved(2, "b", &runs).is_err());
+        schedule.heal();
+        log.reserved(2, "b", &runs).unwrap();
+        let left = ReservationLog::outstanding(&directory.reservation_log().unwrap()).unwrap();
+        assert_eq!(left.into_keys().collect::<Vec<_>>(), [2]);
     }
 }
