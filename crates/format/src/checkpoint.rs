@@ -3,13 +3,14 @@
 //! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. A frame's sequence
 //! number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
 //! that a frame of an older checkpoint in the same file is not mistaken for a frame of this
-//! checkpoint. Frames of kind 1 hold runs. Frames of kind 3 hold the retentions of preceding runs
-//! and the store's clock ([`Retentions`]). The last frame is of kind 2 ([`CheckpointEnd`]). A
-//! checkpoint without an intact and consistent last frame is invalid.
+//! checkpoint. Frames of kind 1 hold runs. Frames of kind 3 hold the retentions of runs in earlier
+//! frames, and the store's clock ([`Retentions`]). The last frame is of kind 2 ([`CheckpointEnd`]).
+//! A checkpoint is valid only if all its frames are intact, and the counts in the last frame equal
+//! the numbers of its runs and pages.
 //!
 //! **Fuzzy.** Runs are copied while the index changes, so a copy may already show the effect of
-//! journal records up to [`CheckpointEnd::last`]. The state is exact once the journal has been
-//! replayed from [`CheckpointHeader::first`] at least up to that record.
+//! journal records up to [`CheckpointEnd::last`]. The state is exact after the journal has been
+//! replayed from record [`CheckpointHeader::first`] at least up to record `last`.
 
 use crate::journal::{
     FRAME_OVERHEAD, Retentions, RunImage, read_header, write_frame, write_header,
@@ -66,9 +67,9 @@ pub struct CheckpointEnd {
     pub last: u64,
     /// The largest reuse count (see [`RunImage::run`]) assigned so far.
     pub reuse: u32,
-    /// Runs in the checkpoint.
+    /// Number of runs in the checkpoint.
     pub runs: u64,
-    /// Pages in the checkpoint, without removed pages.
+    /// Number of pages in the checkpoint. Removed pages do not count.
     pub pages: u64,
 }
 
@@ -83,7 +84,7 @@ pub enum CheckpointFrame<'a> {
     Retained(Retentions),
 }
 
-/// The runs of one frame, decoded one by one.
+/// The runs of one frame of kind 1. The iterator decodes them one by one.
 #[derive(Clone, Copy, Debug)]
 pub struct Runs<'a>(Reader<'a>);
 
@@ -97,7 +98,7 @@ impl Eq for Runs<'_> {}
 impl Iterator for Runs<'_> {
     type Item = Result<RunImage<'static>>;
 
-    /// After an error no further run is returned.
+    /// Returns no further run after an error.
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.remaining() == 0 {
             return None;
@@ -137,8 +138,8 @@ impl<'a> CheckpointFrame<'a> {
     /// Decodes the body of a frame.
     ///
     /// # Errors
-    /// `Miss` if the kind is unknown, or if an end or retentions are malformed. Malformed runs are
-    /// an error of [`Runs`] when they are read.
+    /// `Miss` if the kind is unknown, or if an end or retentions are malformed. Does not decode
+    /// runs: the iterator [`Runs`] returns an error at a malformed run.
     pub fn decode(kind: u8, body: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(body);
         match kind {
@@ -151,7 +152,9 @@ impl<'a> CheckpointFrame<'a> {
                     pages: reader.u64()?,
                 };
                 if reader.remaining() > 0 {
-                    return Err(Error::miss("the end of a checkpoint is longer than its fields"));
+                    return Err(Error::miss(
+                        "the last frame of a checkpoint is longer than its fields",
+                    ));
                 }
                 Ok(Self::End(end))
             }
@@ -222,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_runs_end_with_an_error() {
+    fn malformed_run_is_an_error_and_ends_iteration() {
         let mut runs = Runs(Reader::new(&[1; 40]));
         assert!(runs.next().unwrap().is_err());
         assert!(runs.next().is_none());

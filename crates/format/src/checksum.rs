@@ -32,7 +32,7 @@ impl SliceChecksum {
         self.0.update(bytes);
     }
 
-    /// The CRC register after all bytes added, before its final inversion. With
+    /// The CRC register after all bytes added, before the final inversion of CRC-64/NVME. With
     /// [`SliceChecksum::resume`], another implementation of CRC-64/NVME can add bytes.
     #[must_use]
     pub fn register(&self) -> u64 {
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn resumed_checksum_is_the_same() {
+    fn resumed_checksum_equals_uninterrupted_checksum() {
         let mut whole = SliceChecksum::new(b"key-0001", 7, 3);
         whole.update(b"abc");
         let mut resumed = SliceChecksum::resume(whole.register());
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn slice_checksum_depends_on_key_generation_and_number() {
+    fn slice_checksum_depends_on_key_generation_and_slice_number() {
         let of = |key: &[u8], generation, slice, bytes: &[&[u8]]| {
             let mut sum = SliceChecksum::new(key, generation, slice);
             bytes.iter().for_each(|part| sum.update(part));

@@ -84,7 +84,7 @@ impl Error {
         self
     }
 
-    /// Sets the cause, instead of an earlier cause.
+    /// Sets the cause, and replaces a cause that was set before.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
@@ -132,10 +132,10 @@ impl StdError for Error {
     }
 }
 
-/// A failed system call is a `Retry` by default. Code that knows that a retry cannot succeed makes
-/// an error of another kind instead.
+/// Converts a failed system call to a `Retry`. Code that knows that a retry cannot succeed makes an
+/// error of another kind instead.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::retry("the file system refused").because(error)
+        Self::retry("a call of the file system failed").because(error)
     }
 }

@@ -10,7 +10,8 @@ use std::ops::Range;
 
 /// The first eight bytes of every run header.
 pub const RUN_MAGIC: [u8; 8] = *b"RITORUN\0";
-/// The longest run header, in units. A longer batch becomes several runs.
+/// The longest run header, in units. A batch of pages whose header would be longer becomes several
+/// runs.
 pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 
 /// Number of extents for which [`RunHeader::units`] leaves room. A header lists further extents if
@@ -30,14 +31,14 @@ const BYTES_MAX: usize = RUN_HEADER_UNITS_MAX as usize * UNIT as usize;
 pub struct Slice {
     /// Encoded length in bytes.
     pub bytes: u32,
-    /// The codec; [`Slice::RAW`] if the slice is not encoded.
+    /// Number of the slice's codec; [`Slice::RAW`] if the slice is not encoded.
     pub codec: u8,
     /// [`crate::SliceChecksum`] of the encoded bytes.
     pub checksum: u64,
 }
 
 impl Slice {
-    /// The codec of bytes that are not encoded.
+    /// The codec number of bytes that are not encoded.
     pub const RAW: u8 = 0;
 
     /// The byte range of a page that slice `number` of `slices` holds. The lengths of a page's
@@ -95,7 +96,8 @@ impl RunHeader {
     }
 
     /// Number of units that the header of a run takes, given the lengths of the keys of its pages.
-    /// If it exceeds [`RUN_HEADER_UNITS_MAX`], split the batch: see [`RunHeader::pages_that_fit`].
+    /// If the number exceeds [`RUN_HEADER_UNITS_MAX`], split the batch: see
+    /// [`RunHeader::pages_that_fit`].
     #[must_use]
     pub fn units(key_lengths: impl IntoIterator<Item = usize>, slices_per_page: u16) -> u32 {
         let bytes = key_lengths
@@ -147,7 +149,10 @@ impl RunHeader {
             || !(self.parent.is_none() || key_fits(parent))
             || self.slices.len() != self.keys.len() * usize::from(self.slices_per_page)
         {
-            return Err(Error::invalid("a run header's keys and slices do not match"));
+            return Err(Error::invalid(
+                "a run header has a key of a wrong length, or its slices do not match its \
+                 keys",
+            ));
         }
         let bare = FIXED_BYTES
             + parent.len()
@@ -325,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn header_round_trips_before_other_bytes() {
+    fn header_round_trips_when_other_bytes_follow() {
         for (pages, extents) in [(0, 0), (1, 1), (57, 3), (200, 32)] {
             let header = header(pages, extents);
             let (mut bytes, sum) = header.encode().unwrap();
@@ -354,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_that_do_not_fit_are_left_out_and_counted() {
+    fn header_counts_extents_that_it_has_no_room_to_list() {
         let big = header(10, 2000);
         let (bytes, _) = big.encode().unwrap();
         let (read, _) = RunHeader::decode(&bytes).unwrap();
@@ -374,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flip_and_every_cut_misses() {
+    fn flipped_bit_or_cut_makes_header_a_miss() {
         let (bytes, _) = header(5, 2).encode().unwrap();
         for at in 0..bytes.len() {
             assert!(RunHeader::decode(&bytes[..at]).is_err(), "cut at {at}");
@@ -387,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn header_with_unknown_features_misses() {
+    fn header_with_unknown_features_is_a_miss() {
         let (mut bytes, _) = header(2, 1).encode().unwrap();
         bytes[16] = 1;
         let body = bytes.len() - CHECKSUM_BYTES;
@@ -400,7 +405,7 @@ mod tests {
         /// A header may have wrong fields and a matching checksum. Decoding such a header causes no
         /// panic, even if a wrong count is huge.
         #[test]
-        fn wrong_fields_under_valid_checksum_do_no_harm(
+        fn wrong_fields_under_valid_checksum_cause_no_panic(
             at in 16usize..400, value in any::<[u8; 4]>(), pages in 0usize..8
         ) {
             let (mut bytes, _) = header(pages, 2).encode().unwrap();
@@ -413,7 +418,7 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_not_a_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
+        fn random_bytes_are_not_a_header(noise in proptest::collection::vec(any::<u8>(), 0..600)) {
             let mut bytes = RUN_MAGIC.to_vec();
             bytes.extend(FORMAT_VERSION.to_le_bytes());
             bytes.extend(noise);

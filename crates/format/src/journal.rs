@@ -1,4 +1,4 @@
-//! The index's journal: its changes, in order, as checksummed frames.
+//! The index's journal: the changes of the index, in order, as checksummed frames.
 //!
 //! **File.** A [`JournalHeader`] (40 bytes), then frames up to the end of the file. Sequence
 //! numbers increase by one from frame to frame, across files too. The first frame that is short,
@@ -15,9 +15,9 @@
 //! | 8 | CRC-64/NVME of all preceding bytes of the frame, the length included |
 //!
 //! Replay is idempotent: replaying a record a second time changes nothing. A record about a removed
-//! run has no effect, even if a later run has the same number, because every run of one number has
-//! another reuse count ([`RunImage::run`]). A checkpoint can therefore be copied while the index
-//! changes.
+//! run has no effect, even if a later run has the same number, because the runs of one number
+//! differ in their reuse counts ([`RunImage::run`]). A checkpoint can therefore be copied while the
+//! index changes.
 
 use crate::version::check_version;
 use crate::wire::{Reader, Writer};
@@ -29,7 +29,7 @@ use std::borrow::Cow;
 /// The longest frame, without its length field and checksum. A reader treats a greater length as
 /// damage, so that a damaged length cannot cause a large allocation.
 pub const FRAME_BYTES_MAX: usize = 4 << 20;
-/// Bytes that a frame has besides its body.
+/// Bytes of a frame without its body.
 pub const FRAME_OVERHEAD: usize = 4 + 8 + 1 + 8;
 
 /// Appends a frame. `body` writes exactly `body_bytes` bytes.
@@ -97,8 +97,8 @@ pub fn read_frame(bytes: &[u8]) -> Parsed<'_> {
     }
 }
 
-/// Encodes the header of a file of frames, whose layout is the same in every version: magic (8),
-/// version `u32`, features `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
+/// Encodes the header of a file of frames. The layout of the header is the same in every version:
+/// magic (8), version `u32`, features `u32`, `N` numbers `u64`, CRC-64 of all preceding bytes.
 pub(crate) fn write_header<const N: usize>(magic: &[u8; 8], numbers: [u64; N]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.raw(magic).u32(FORMAT_VERSION).u32(0);
@@ -283,7 +283,9 @@ impl RunImage<'_> {
 
 /// Decodes `count` extents. Checks that their bytes exist before it allocates.
 fn read_extents(reader: &mut Reader<'_>, count: usize) -> Result<Vec<Extent>> {
-    let bytes = count.checked_mul(12).ok_or_else(|| Error::miss("impossible number of extents"))?;
+    let bytes = count
+        .checked_mul(12)
+        .ok_or_else(|| Error::miss("a record has an impossible number of extents"))?;
     let mut reader = Reader::new(reader.raw(bytes)?);
     (0..count)
         .map(|_| {
@@ -491,7 +493,11 @@ impl JournalRecord<'_> {
 /// Reads a `u32` count, and returns the bytes of `count` entries of `size` bytes.
 fn counted<'a>(reader: &mut Reader<'a>, size: usize) -> Result<&'a [u8]> {
     let count = reader.u32()? as usize;
-    reader.raw(count.checked_mul(size).ok_or_else(|| Error::miss("impossible number of entries"))?)
+    reader.raw(
+        count
+            .checked_mul(size)
+            .ok_or_else(|| Error::miss("a record has an impossible number of entries"))?,
+    )
 }
 
 #[cfg(test)]
@@ -539,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_is_short_and_every_flip_damaged() {
+    fn cut_frame_is_short_and_flipped_bit_is_detected() {
         for record in records() {
             let mut writer = Writer::new();
             record.encode(5, &mut writer);
@@ -556,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_counts_are_refused_before_allocation() {
+    fn huge_counts_cause_no_panic_or_allocation() {
         for kind in 0..=8 {
             for fill in [0u8, 0x7f, 0xff] {
                 for bytes in 0..96 {
@@ -569,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn different_version_is_invalid_and_damage_is_a_miss() {
+    fn header_of_other_version_is_invalid_and_damage_is_a_miss() {
         let header = JournalHeader { number: 3, first: 99 };
         let good = header.encode();
         assert_eq!(good.len(), JournalHeader::BYTES);

@@ -26,7 +26,7 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
     .with("bytes", keys[at].len()))
 }
 
-/// The index's name for a page: XXH3-128 of the page's key, seeded with its scope.
+/// Identifies a page in the index: XXH3-128 of the page's key, seeded with the id of its scope.
 ///
 /// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
 /// a read first compares the full key with the run header. A hash is never all zeroes:
@@ -62,7 +62,8 @@ impl PageHash {
     }
 }
 
-/// A sequence of page hashes. Hashes are computed on demand, because a probe needs only a few.
+/// A sequence of page hashes. Hashes are computed on demand, because a probe needs the hashes of
+/// only a few pages.
 pub trait PageHashes {
     /// Number of pages.
     fn len(&self) -> usize;
@@ -108,14 +109,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_of_wrong_length_are_refused_by_number() {
+    fn key_of_wrong_length_is_refused_with_its_position() {
         assert!(check_keys(&[&[0; 8], &[0; 64]]).is_ok());
         let error = check_keys(&[&[0; 8], &[0; 65]]).unwrap_err().to_string();
         assert!(error.contains("key=1") && error.contains("bytes=65"), "{error}");
     }
 
     #[test]
-    fn equal_keys_in_two_scopes_differ() {
+    fn equal_keys_in_two_scopes_have_different_hashes() {
         let (a, b) = (ScopeId([1; 16]), ScopeId([2; 16]));
         assert_ne!(PageHash::of(&a, b"12345678"), PageHash::of(&b, b"12345678"));
         assert_eq!(PageHash::of(&a, b"12345678"), PageHash::of(&a, b"12345678"));

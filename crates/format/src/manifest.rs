@@ -6,16 +6,16 @@ use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"RTRNMANI";
-/// Flags of a volume.
+/// Bits of the flags of a volume.
 const DRAINING: u8 = 1;
 const MARKED: u8 = 2;
 const UNSEARCHED: u8 = 4;
 
-/// A directory of segments.
+/// The manifest's entry for one volume.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct VolumeRecord {
-    /// Relative to the store's directory, or absolute. Empty if the volume is retired; its number
-    /// is not used again.
+    /// The volume's directory: relative to the store's directory, or absolute. Empty if the volume
+    /// is retired; the number of a retired volume is not used again.
     pub dir: String,
     /// No new run is placed in the volume, and it is retired once its segments are removed.
     pub draining: bool,
@@ -26,7 +26,7 @@ pub struct VolumeRecord {
     /// set and the marker is missing, the volume's file system is probably not mounted.
     pub marked: bool,
     /// A restore of the store left the volume out: its segments may hold runs that the index lacks,
-    /// so none of them is reused or removed before they are searched.
+    /// so no segment of the volume is reused or removed before the segments are searched.
     pub unsearched: bool,
 }
 
@@ -84,13 +84,13 @@ pub struct Manifest {
     /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
     /// open, and again before the lower 32 bits run out, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store, and all changes were durable then. After any other end,
-    /// reads of the store's files may return bytes that are in the page cache and never reach the
-    /// disk, and writes of that owner may still be in flight.
+    /// The last owner closed the store, and all changes were durable then. If the last owner ended
+    /// otherwise, reads of the store's files may return bytes that are in the page cache and never
+    /// reach the disk, and writes of that owner may still be in flight.
     pub clean: bool,
     /// Length of a segment file in bytes.
     pub segment_bytes: u64,
-    /// The limit of allocated bytes, segments and metadata together.
+    /// Maximum bytes of segments and metadata together.
     pub capacity: u64,
     /// Name of the index backend.
     pub index: String,
@@ -101,8 +101,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Whether a restore of the store has begun and not ended. A store that is being created has no
-    /// generations.
+    /// Whether a restore of the store has begun and not ended. In a store that is being created,
+    /// `generations` is zero too.
     #[must_use]
     pub fn is_being_restored(&self) -> bool {
         self.owner_epoch == 0 && self.generations > 0
@@ -142,7 +142,8 @@ impl Manifest {
         seal(MAGIC, body.as_slice())
     }
 
-    /// Whether `bytes` are a manifest, perhaps of another format or damaged.
+    /// Whether `bytes` begin with the magic number of a manifest. The manifest may be damaged, or
+    /// of another format version.
     #[must_use]
     pub fn recognize(bytes: &[u8]) -> bool {
         bytes.starts_with(MAGIC)

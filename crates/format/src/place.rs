@@ -158,9 +158,11 @@ impl Place {
         if self.units() == expected && self.extents.iter().all(inside) {
             Ok(())
         } else {
-            Err(Error::miss("a run's place is inconsistent")
-                .with("generation", self.generation)
-                .with("pages", pages))
+            Err(Error::miss(
+                "a run's extents do not match its number of pages, or exceed their segment",
+            )
+            .with("generation", self.generation)
+            .with("pages", pages))
         }
     }
 }

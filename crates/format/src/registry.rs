@@ -20,7 +20,7 @@ const DROPPED: u8 = 2;
 /// A user's settings of one scope. `None` means the store's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScopeSettings {
-    /// The codec of pages that are put: the number that a slice records.
+    /// The codec of pages that are put: see [`Slice::codec`](crate::Slice::codec).
     pub codec: Option<u8>,
     /// Maximum bytes on disk that the scope's pages take.
     pub quota_bytes: Option<u64>,
@@ -60,12 +60,12 @@ impl ScopeSettings {
 /// was dropped or its registration failed, and runs that name the slot are dropped too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScopeRegistry {
-    /// The slot of the next registration. The slot only increases, so that no slot is assigned
+    /// The slot of the next registration. `next` never decreases, so that no slot is assigned
     /// twice.
     pub next: u32,
     /// Live scopes.
     pub scopes: BTreeMap<ScopeSlot, Arc<Scope>>,
-    /// Settings of the scopes that have any.
+    /// Settings of the scopes whose settings were changed from the store's defaults.
     pub settings: BTreeMap<ScopeSlot, ScopeSettings>,
 }
 
@@ -74,9 +74,9 @@ pub struct ScopeRegistry {
 pub struct StoredRegistry {
     /// The registry in the head, changed by the records after it, up to the first damaged record.
     pub registry: ScopeRegistry,
-    /// Length of the head.
+    /// Length of the head, in bytes.
     pub head_bytes: usize,
-    /// Length of the records after the head.
+    /// Length of the records after the head, in bytes.
     pub appended_bytes: usize,
     /// Whether all bytes belong to intact records. If false, the last append was torn or records
     /// are damaged, and `registry.next` may be lower than before the damage.
@@ -151,8 +151,10 @@ impl ScopeRegistry {
         let mut registry = Self { next: reader.u32()?, ..Self::default() };
         let scopes = reader.u32()?;
         if identity != Scope::IDENTITY && scopes > 0 {
-            return Err(Error::miss("the scopes have ids that another version of Ritornello made")
-                .with("scopes", scopes));
+            return Err(Error::miss(
+                "the registry's scope ids were computed by another version of Ritornello",
+            )
+            .with("scopes", scopes));
         }
         for _ in 0..scopes {
             let slot = ScopeSlot(reader.u32()?);
@@ -255,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_tail_costs_only_itself() {
+    fn torn_record_leaves_earlier_records_readable() {
         let head = registry().encode();
         let first = ScopeRegistry::registration(ScopeSlot(9), &scope("b"));
         let second = ScopeRegistry::registration(ScopeSlot(10), &scope("c"));
@@ -275,8 +277,8 @@ mod tests {
         }
     }
 
-    /// Slot 8 is below `next`, so it was assigned before and its scope was dropped. No owner assigns
-    /// a slot twice.
+    /// Slot 8 is below `next`, so it was assigned before, and its scope was dropped. No owner
+    /// assigns a slot twice.
     #[test]
     fn registration_under_a_used_slot_is_refused() {
         let mut bytes = registry().encode();
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_of_another_identity_are_a_miss() {
+    fn scope_ids_of_another_identity_version_are_a_miss() {
         let bytes = registry().encode();
         let mut body = unseal(MAGIC, "scope registry", &bytes).unwrap().to_vec();
         body[0] = Scope::IDENTITY + 1;

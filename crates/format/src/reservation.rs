@@ -1,4 +1,4 @@
-//! The reservation log: space that may still be written by a client process. A head, which is a
+//! The reservation log: the space to which client processes may still write. A head, which is a
 //! whole-file record without a body, precedes the records.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
@@ -16,7 +16,7 @@ pub enum ReservationRecord {
         id: u64,
         /// The client's name: also the name of the lock file that the client holds while it runs.
         client: String,
-        /// The extents that may be written by the client.
+        /// The extents to which the client may write.
         extents: Vec<Extent>,
     },
     /// The reservation was committed or aborted: the client no longer writes to its space.
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn torn_tail_costs_only_itself() {
+    fn torn_record_leaves_earlier_records_readable() {
         let first = ReservationRecord::Reserved {
             id: 1,
             client: "c".into(),

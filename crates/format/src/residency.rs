@@ -68,7 +68,7 @@ impl Tiers {
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
-    /// The tiers that are not in `other`.
+    /// The tiers of this set that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -128,7 +128,7 @@ impl ResidencyHeader {
     }
 }
 
-/// One change: the body of a frame. Replay is idempotent.
+/// One change of residency: the body of a frame. Replay is idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResidencyRecord<'a> {
     /// Kind 1: holders were added to consecutive pages. Body: scope `u32`, parent (16 bytes, zero
@@ -156,7 +156,7 @@ pub enum ResidencyRecord<'a> {
     },
     /// Kind 3: a worker no longer holds any page. Body: worker `u32`.
     ClearedWorker(Worker),
-    /// Kind 4: no worker holds any page of a scope. Body: scope `u32`.
+    /// Kind 4: no worker holds any page of a scope any longer. Body: scope `u32`.
     ClearedScope(ScopeSlot),
     /// Kind 5: the copy of the state with which the file begins is complete. No body.
     Complete,
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn holders_need_tiers_and_order() {
+    fn stored_record_needs_ordered_holders_with_tiers() {
         let stored = |holders: &[(u32, u8)]| {
             let mut body = Writer::new();
             body.u32(1).raw(&[0; 16]).u32(holders.len() as u32);

@@ -44,7 +44,7 @@ pub struct ScopeSlot(pub u32);
 /// layout, or in whether they give the page length, are therefore one scope.
 #[derive(Clone, Debug, Eq, Serialize, Deserialize)]
 pub struct Scope {
-    /// The model's normalised configuration after overrides, or a name for it.
+    /// The model's normalised configuration after overrides, or a name for the model.
     pub model: String,
     /// Fingerprint of the weight files. The connectors hash names, sizes, headers and samples of
     /// the contents, and leave the field empty for weights that were not loaded from files.
@@ -61,7 +61,7 @@ pub struct Scope {
     pub layers: (u32, u32),
     /// The KV heads that a page holds: first, and one past the last.
     pub kv_heads: (u32, u32),
-    /// Numbers in one key or value vector of a head.
+    /// Elements in one key or value vector of a head.
     pub head_dim: u32,
     /// The engine's block-hash algorithm.
     pub hash_algorithm: String,
@@ -69,7 +69,7 @@ pub struct Scope {
     pub salt: Vec<u8>,
     /// Distinguishes versions of weights that are changed in place.
     pub epoch: Vec<u8>,
-    /// Number of the KV cache group that the pages belong to, if a model has several.
+    /// Number of the KV cache group that the pages belong to, if the model has several groups.
     pub part: u32,
     /// Other properties that decide about reuse, for example the instruction set for vLLM on CPUs.
     pub extra: BTreeMap<String, String>,
@@ -111,7 +111,7 @@ fn same(a: impl AsRef<[u8]>, b: impl AsRef<[u8]>) -> bool {
 const KNOWN_LAYOUTS: [&str; 3] = ["page_first", "layer_first", "page_head"];
 /// The layout of [`Scope::opaque`].
 const OPAQUE: &str = "opaque";
-/// The context of the identity digest. Changes with the fields of the identity, as
+/// BLAKE3's context string for the identity digest. Changes with the fields of the identity, as
 /// [`Scope::IDENTITY`] does, so that no digest of an earlier build equals one of this build.
 const CONTEXT: &str = "ritornello 2026 scope identity v1";
 /// The largest page, in bytes. A chunk of 256 tokens of Llama-3.1-405B, the largest page that the
@@ -162,7 +162,8 @@ impl Scope {
     ///
     /// # Errors
     /// `Invalid` if the layout is not opaque and the shape is empty, if the length is neither given
-    /// nor derived, if the two differ, or if it is zero, overflows or exceeds [`PAGE_BYTES_MAX`].
+    /// nor derived, if the given and the derived length differ, or if the length is zero, overflows
+    /// or exceeds [`PAGE_BYTES_MAX`].
     pub fn resolved_page_bytes(&self) -> Result<u64> {
         let derived = self.derived_page_bytes()?;
         let bytes = match (self.page_bytes, derived) {
@@ -252,8 +253,8 @@ impl Scope {
         (!differences.is_empty()).then(|| differences.join(", "))
     }
 
-    /// A digest of all fields except the fields that arrange pages: equal for scopes that differ
-    /// only in the arrangement of pages (see [`Scope::rearranged`]).
+    /// A digest of all fields except `layout`, `page_bytes` and `chained`: equal for scopes that
+    /// differ only in the arrangement of pages (see [`Scope::rearranged`]).
     #[must_use]
     pub fn content_digest(&self) -> [u8; 16] {
         let mut writer = Writer::new();
@@ -263,7 +264,7 @@ impl Scope {
         digest
     }
 
-    /// Whether all fields except the fields that arrange pages are equal.
+    /// Whether all fields except `layout`, `page_bytes` and `chained` are equal.
     fn has_same_content(&self, other: &Self) -> bool {
         // Destructures, so that a new field does not compile until it is considered here.
         let Self {

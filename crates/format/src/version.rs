@@ -7,7 +7,7 @@ use crate::{Error, Result};
 pub const FORMAT_VERSION: u32 = 1;
 
 /// The features that this build knows, one bit each: changes within a version that a reader must
-/// not ignore. Version 1 begins without any.
+/// not ignore. This build knows no feature.
 const FEATURES: u32 = 0;
 
 /// Checks that this build reads a file with this version and these features. `what` names the kind

@@ -16,7 +16,7 @@ use crate::version::check_version;
 use crate::wire::{Reader, Writer};
 use crate::{Error, FORMAT_VERSION, Result, checksum};
 
-/// Bytes besides the body.
+/// Bytes of a whole-file record without its body.
 pub(crate) const SEAL_BYTES: usize = 28;
 
 /// Encodes a whole-file record.
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_features_are_refused_by_name() {
+    fn unknown_features_are_refused_with_their_bits() {
         let error = unseal(MAGIC, "store", &record(1, 6)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains("features (0x6) of format 1"), "{error}");

@@ -13,32 +13,32 @@ impl Writer {
     pub fn new() -> Self {
         Self::default()
     }
-    /// One byte.
+    /// Appends one byte.
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.0.put_u8(value);
         self
     }
-    /// Two bytes.
+    /// Appends two bytes.
     pub fn u16(&mut self, value: u16) -> &mut Self {
         self.0.put_u16_le(value);
         self
     }
-    /// Four bytes.
+    /// Appends four bytes.
     pub fn u32(&mut self, value: u32) -> &mut Self {
         self.0.put_u32_le(value);
         self
     }
-    /// Eight bytes.
+    /// Appends eight bytes.
     pub fn u64(&mut self, value: u64) -> &mut Self {
         self.0.put_u64_le(value);
         self
     }
-    /// Bytes without a length.
+    /// Appends bytes without their length.
     pub fn raw(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.put_slice(bytes);
         self
     }
-    /// A `u32` length and the bytes.
+    /// Appends the length as a `u32`, then the bytes.
     pub fn blob(&mut self, bytes: &[u8]) -> &mut Self {
         self.u32(bytes.len() as u32).raw(bytes)
     }
@@ -47,7 +47,7 @@ impl Writer {
     pub fn as_slice(&self) -> &[u8] {
         &self.0
     }
-    /// The bytes.
+    /// The bytes written.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.0
@@ -64,38 +64,38 @@ impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> Result<u8> {
         self.0.try_get_u8().map_err(|_| short())
     }
-    /// Two bytes.
+    /// Reads two bytes.
     pub fn u16(&mut self) -> Result<u16> {
         self.0.try_get_u16_le().map_err(|_| short())
     }
-    /// Four bytes.
+    /// Reads four bytes.
     pub fn u32(&mut self) -> Result<u32> {
         self.0.try_get_u32_le().map_err(|_| short())
     }
-    /// Eight bytes.
+    /// Reads eight bytes.
     pub fn u64(&mut self) -> Result<u64> {
         self.0.try_get_u64_le().map_err(|_| short())
     }
-    /// `count` bytes.
+    /// Reads `count` bytes.
     pub fn raw(&mut self, count: usize) -> Result<&'a [u8]> {
         let (head, tail) = self.0.split_at_checked(count).ok_or_else(short)?;
         self.0 = tail;
         Ok(head)
     }
-    /// An array of bytes.
+    /// Reads `N` bytes.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         self.raw(N)?.try_into().map_err(|_| short())
     }
-    /// A `u32` length, then the bytes.
+    /// Reads a `u32` length, then as many bytes.
     pub fn blob(&mut self) -> Result<&'a [u8]> {
         let count = self.u32()?;
         self.raw(count as usize)
     }
-    /// A blob that is UTF-8.
+    /// Reads a blob that must be UTF-8.
     pub fn text(&mut self) -> Result<String> {
         String::from_utf8(self.blob()?.to_vec())
             .map_err(|error| Error::miss("a record's text is not UTF-8").because(error))

@@ -25,7 +25,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The recorded bytes of version 1, by name.
+/// The recorded bytes of version 1, by the name of the record.
 fn recorded() -> BTreeMap<String, Vec<u8>> {
     read(&path())
 }
@@ -70,7 +70,10 @@ fn compare(all: &[(&str, Vec<u8>)]) {
     if missing.is_empty() {
         return;
     }
-    assert!(std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some(), "not recorded:\n{missing}");
+    assert!(
+        std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some(),
+        "no bytes are recorded for these names:\n{missing}"
+    );
     let mut text = std::fs::read_to_string(path()).unwrap_or_default();
     text.push_str(&missing);
     std::fs::create_dir_all(path().parent().unwrap()).unwrap();
@@ -330,7 +333,7 @@ fn residency_files_match_recordings() {
     }
 }
 
-/// Files of version 0, as its last build wrote them.
+/// `0.txt` has files of version 0, as the last build of that version wrote them.
 #[test]
 fn version_0_is_refused_with_both_versions() {
     let old = read(&path().with_file_name("0.txt"));
