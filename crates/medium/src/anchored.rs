@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(
             Host.list(&dir).unwrap(),
             [""; 0],
-            "a file was created in the directory that took the path"
+            "no file may be created in the directory that took the path"
         );
 
         medium.open(&root.path().join("beside"), WRITE).unwrap();

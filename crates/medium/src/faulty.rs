@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_torn_transfers_move_the_stated_bytes() {
+    fn short_transfer_moves_half_and_torn_transfer_every_other_sector() {
         let schedule = Schedule::new();
         let disk = disk(&schedule);
         let file = disk.open(Path::new("/a"), WRITE).unwrap();
@@ -291,7 +291,7 @@ mod tests {
         let disk = Faulty::new(Arc::new(Host), schedule.clone());
         let path = root.path().join("f");
         let Ok(file) = disk.open(&path, Access { direct: true, ..WRITE }) else {
-            return; // no direct I/O here
+            return; // The file system of the test has no direct I/O.
         };
         assert!(file.descriptor().is_none());
         schedule.add(Rule::nth(1, MediumFault::Torn).on(Op::Write));

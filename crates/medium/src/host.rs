@@ -37,7 +37,7 @@ impl Medium for Host {
         }
         let fd = retry_on_intr(|| rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR));
         let file = match fd {
-            Err(Errno::LOOP) if access.write => return Err(refused("it is a symbolic link")),
+            Err(Errno::LOOP) if access.write => return Err(refused("the file is a symbolic link")),
             fd => File::from(fd?),
         };
         check(&file, access.write)?;
@@ -86,7 +86,7 @@ impl Medium for Host {
     fn close_to_others(&self, dir: &Path) -> io::Result<()> {
         let dir = open_dir(dir)?;
         if !FileOwner::of(&dir.metadata()?).is_this_user {
-            return Err(refused("it belongs to another user"));
+            return Err(refused("the directory belongs to another user"));
         }
         Ok(rustix::fs::fchmod(&dir, Mode::RWXU)?)
     }
@@ -102,10 +102,10 @@ fn open_dir(dir: &Path) -> io::Result<File> {
 fn check(file: &File, write: bool) -> io::Result<()> {
     let found = file.metadata()?;
     if !found.is_file() {
-        return Err(refused("it is not a regular file"));
+        return Err(refused("the path does not lead to a regular file"));
     }
     if write && found.uid() != rustix::process::geteuid().as_raw() {
-        return Err(refused("it belongs to another user"));
+        return Err(refused("the file belongs to another user"));
     }
     Ok(())
 }
@@ -208,7 +208,7 @@ mod tests {
         let again = Host.open(&dir.join("g"), Access::default()).unwrap();
         assert_eq!(again.read_at(&mut buffer, 0).unwrap(), 8);
         assert_eq!(&buffer[..8], b"\0\0\0hello");
-        assert!(again.write_at(b"x", 0).is_err(), "opened to read");
+        assert!(again.write_at(b"x", 0).is_err(), "a file opened for reading must refuse writes");
         Host.remove(&dir.join("g")).unwrap();
         assert!(Host.open(&dir.join("g"), Access::default()).is_err());
     }
@@ -222,7 +222,7 @@ mod tests {
             let error = Host.open(&link, Access { create, ..WRITE }).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
         }
-        assert!(!target.exists(), "a link was followed");
+        assert!(!target.exists(), "the open must not follow the link");
         let pipe = root.path().join("pipe");
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).unwrap();
         for write in [true, false] {

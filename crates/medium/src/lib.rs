@@ -54,7 +54,7 @@ pub struct Access {
     pub direct: bool,
 }
 
-/// [`Room::kind`] of a file system in memory.
+/// [`Room::kind`] of tmpfs, a file system in memory.
 pub const TMPFS: u64 = 0x0102_1994;
 
 /// Space on the file system that holds a directory.
@@ -111,7 +111,7 @@ pub trait MediumFile: Send + Sync + Debug {
     fn write_at(&self, buffer: &[u8], offset: u64) -> io::Result<()>;
     /// `fdatasync`: makes everything written to the file, by any process, durable.
     fn sync_data(&self) -> io::Result<()>;
-    /// Allocates blocks for the first `length` bytes and extends the file to them.
+    /// Allocates blocks for the first `length` bytes, and extends a shorter file to `length` bytes.
     fn allocate(&self, length: u64) -> io::Result<()>;
     /// Truncates or extends the file.
     fn set_len(&self, length: u64) -> io::Result<()>;

@@ -90,9 +90,9 @@ impl MediumFault {
 /// One rule of the schedule: which operations match, and which matches fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Matches only this kind; `None` matches any.
+    /// Matches only operations of this kind; `None` matches any operation.
     pub op: Option<Op>,
-    /// Matches only paths that contain this; empty matches any.
+    /// Matches only paths that contain this string; an empty string matches any path.
     pub path: String,
     /// Number of the match at which the fault is injected, counted from 1 since the rule was added.
     pub nth: u64,

@@ -36,7 +36,7 @@ pub trait Watch: Send + Sync + Debug {
     /// Called before a change.
     ///
     /// # Errors
-    /// An error is returned to the caller in place of the change.
+    /// If this method fails, the change is not made, and the caller of the change gets the error.
     fn before(&self, change: &DiskChange<'_>) -> io::Result<()> {
         let _ = change;
         Ok(())

@@ -97,7 +97,10 @@ fn unsynced_writes_are_kept_lost_and_torn() {
     }
     assert!(kept > 50 && lost > 50 && torn > 20, "kept {kept}, lost {lost}, torn {torn}");
     let images = |seed| get(&disk.crash(seed), "/s/v/a");
-    assert!(seeds().all(|seed| images(seed) == images(seed)), "the seed decides");
+    assert!(
+        seeds().all(|seed| images(seed) == images(seed)),
+        "equal seeds must give equal crashes"
+    );
 }
 
 #[test]

@@ -122,7 +122,7 @@ fn only_asynchronous_writes_outlive_the_process() {
     process.kill(0, 2);
     file.write_at(&[2; 4096], 0).unwrap();
     assert!(journal.write_at(b"x", 0).is_err());
-    assert!(file.write_at(&[2; 4096], 0).is_err(), "a write began after a refused change");
+    assert!(file.write_at(&[2; 4096], 0).is_err(), "no write may begin after a refused change");
     assert!(process.open(Path::new("/s/v/new"), WRITE).is_err());
     assert_eq!((disk.in_flight(), get(&disk, "/s/v/journal").unwrap().len()), (1, 0));
     let other = disk.process(is_segment);

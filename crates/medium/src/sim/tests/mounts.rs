@@ -5,7 +5,7 @@ use super::*;
 const DIR: &str = "/s/v";
 
 #[test]
-fn unmounted_directory_returns_complete() {
+fn remounted_directory_has_all_its_files() {
     let disk = disk();
     put(&disk, "/s/v/a", b"contents");
     disk.create_dir(Path::new("/s/v/d")).unwrap();
