@@ -60,7 +60,7 @@ fn main() -> Result<()> {
     println!("{pages} pages in {runs} runs of {run_pages}");
     println!("ingest with sync {:.2} M pages/s", pages as f64 / seconds / 1e6);
     println!(
-        "memory {:.1} B/page resident, {:.1} counted; journal {:.1} B/page",
+        "memory {:.1} B/page resident, {:.1} counted by the index; journal {:.1} B/page",
         taken as f64 / pages as f64,
         stats.memory_bytes as f64 / pages as f64,
         stats.written_bytes as f64 / pages as f64
@@ -68,16 +68,16 @@ fn main() -> Result<()> {
     let chains = (pages / 256).max(1);
     let mut clock: Vec<u64> =
         (0..10_000).map(|_| Instant::now().elapsed().as_nanos() as u64).collect();
-    println!("clock alone p50 {:.3} us", percentile(&mut clock, 0.5));
+    println!("reading the clock p50 {:.3} us", percentile(&mut clock, 0.5));
     let mut warm = probe(&index, &shape, 100_000, |_| 7 % chains);
     println!(
-        "probe of 256 warm p50 {:.3} us, p99 {:.3} us",
+        "probe of 256 pages, warm: p50 {:.3} us, p99 {:.3} us",
         percentile(&mut warm, 0.5),
         percentile(&mut warm, 0.99)
     );
     let mut cold = probe(&index, &shape, 100_000, |at| mix(at) % chains);
     println!(
-        "probe of 256 cold p50 {:.3} us, p99 {:.3} us",
+        "probe of 256 pages, cold: p50 {:.3} us, p99 {:.3} us",
         percentile(&mut cold, 0.5),
         percentile(&mut cold, 0.99)
     );
@@ -117,7 +117,7 @@ fn main() -> Result<()> {
             millis.push(started.elapsed().as_micros() as u64);
         }
         println!("reopen from {what} {:.1} ms", percentile(&mut millis, 0.5));
-        last.ok_or_else(|| ritornello_format::Error::miss("not opened"))
+        last.ok_or_else(|| ritornello_format::Error::miss("the index was not opened"))
     };
     let index = reopen(index, "journal")?;
     let started = Instant::now();

@@ -78,7 +78,8 @@ fn measure(
     let taken = resident().saturating_sub(before);
     let stats = index.stats();
     println!(
-        "{name}: {pages} pages, {entries} of workers, {puts} events of up to {run_pages} pages"
+        "{name}: {pages} pages, {entries} pairs of worker and page, {puts} events of up to \
+         {run_pages} pages"
     );
     println!(
         "  put, synced: {:.0}k pages/s, {:.0}k events/s",
@@ -86,7 +87,7 @@ fn measure(
         puts as f64 / seconds / 1e3
     );
     println!(
-        "  bytes per page: {:.1} resident, {:.1} counted, {:.1} on disk; {} sets",
+        "  bytes per page: {:.1} resident, {:.1} counted, {:.1} on disk; {} sets of holders",
         taken as f64 / pages as f64,
         stats.memory_bytes as f64 / pages as f64,
         stats.disk_bytes as f64 / pages as f64,

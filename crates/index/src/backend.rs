@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub enum Backend {
     /// Memory-resident, with a journal and two checkpoints: the default.
     Run,
-    /// Hash maps, lost when closed: tests compare other backends with it.
+    /// Hash maps, which are lost when the index is closed. Tests compare other backends with it.
     Memory,
     /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
     Art,
@@ -142,7 +142,7 @@ fn not_compiled(name: &str) -> Error {
     let known = Backend::ALL.iter().any(|backend| backend.name() == name);
     let compiled: Vec<&str> = Backend::compiled().map(Backend::name).collect();
     let why = if known { "is not compiled in: build with its cargo feature" } else { "is unknown" };
-    Error::invalid(format!("the index `{name}` {why}; there are {}", compiled.join(", ")))
+    Error::invalid(format!("the index `{name}` {why}; this build has {}", compiled.join(", ")))
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn backend_names_parse_and_unknown_names_list_them() {
+    fn error_of_an_unknown_backend_lists_the_compiled_backends() {
         for backend in Backend::compiled() {
             assert_eq!(backend.name().parse::<Backend>().unwrap(), backend);
         }

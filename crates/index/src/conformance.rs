@@ -151,8 +151,8 @@ pub fn run_all(make: Make<'_>) {
     scenarios::run_moves_and_keeps_its_name(make);
     scenarios::hashes_that_share_bits_are_distinguished(make);
     scenarios::recency_only_grows(make);
-    scenarios::last_retention_counts(make);
-    scenarios::names_are_not_reused(make);
+    scenarios::latest_retention_applies(make);
+    scenarios::run_names_are_not_reused(make);
     scenarios::long_runs_behave_like_short_runs(make);
     scenarios::sequences_of_any_length_are_found(make);
     scenarios::sync_makes_data_durable_first(make);

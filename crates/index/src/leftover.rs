@@ -1,7 +1,7 @@
 //! Files of a backend that remain after a store was converted to another backend.
 //!
-//! `run` and `lsm` use different names in one directory. The store's manifest names the backend
-//! whose files are in use.
+//! `run` and `lsm` use different file names in one directory. The store's manifest names the
+//! backend whose files are in use.
 
 use crate::Backend;
 use ritornello_medium::Medium;

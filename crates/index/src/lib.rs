@@ -1,15 +1,16 @@
 //! # ritornello-index
 //!
-//! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the plain
-//! oracle) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and `art` (for
-//! comparison). [`Backend`] opens each backend by its name. [`residency`] tells routers the workers
-//! and tiers on which pages are present.
+//! The index of pages: `trait PrefixIndex` and its backends, `run` (default), `memory` (the simple
+//! oracle of tests) and, by cargo features, `lsm` (RocksDB, for indexes larger than memory) and
+//! `art` (for comparison). [`Backend`] opens each backend by its name. [`residency`] tells routers
+//! the workers and tiers on which pages are present.
 //!
 //! **Promises.** A probe holds no lock across I/O, or across work that grows with the index. After
 //! [`PrefixIndex::sync`] all earlier changes survive power loss, except in `memory`, which has no
 //! files. With [`PrefixIndex::sync_after`], the backend `run` finds no run after a power loss whose
-//! data was not durable; `lsm` and `art` may find such a run, whose pages then miss by their
-//! checksums. In chained scopes the index is closed: removing a page removes all its descendants.
+//! data was not durable; `lsm` and `art` may find such a run; its pages are then misses, because
+//! their checksums are wrong. In chained scopes the index is closed: removing a page removes all
+//! its descendants.
 //!
 //! **Must not know** the bytes of pages, how they are read, and which pages are worth keeping.
 
@@ -180,7 +181,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// does not hold its pages.
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
-    /// Number of leading pages that are in the index.
+    /// Number of leading pages of `pages` that are in the index.
     fn probe(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> usize;
 
     /// Names of the methods that can answer [`PrefixIndex::probe`]; the first method is in use.
@@ -194,7 +195,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         self.probe(scope, pages)
     }
 
-    /// The leading pages that are in the index, by run.
+    /// The leading pages of `pages` that are in the index, by run.
     fn walk(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<MatchedRun>;
 
     /// Whether each of the pages is in the index. Pages are looked up independently of each other.

@@ -127,7 +127,10 @@ impl PrefixIndex for MemoryIndex {
         let misplaced = !new.place.extents.is_empty()
             && new.place.check(new.pages.len() as u32, u32::MAX).is_err();
         if malformed || misplaced {
-            return Err(Error::invalid("the run is malformed"));
+            return Err(Error::invalid(
+                "the run has no pages or too many, equal hashes, a hash of zeroes, or a place of \
+                 another length",
+            ));
         }
         let mut state = self.0.lock();
         if new.pages.iter().any(|page| state.pages.contains_key(&(new.scope, *page))) {

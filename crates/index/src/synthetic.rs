@@ -12,13 +12,13 @@ use ritornello_format::{
 /// The pages with which an index is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Pages in all.
+    /// Total number of pages.
     pub pages: u64,
     /// Pages per run, at most 65,535.
     pub run_pages: u32,
     /// Pages per chain: runs are attached to each other up to this length.
     pub chain_pages: u32,
-    /// Determines the keys.
+    /// Seed of the pseudo-random keys.
     pub seed: u64,
 }
 

@@ -73,7 +73,7 @@ impl Reason {
     }
 }
 
-/// A decision. If `from` equals `to`, the gain was too small for a change.
+/// A decision. If `from` equals `to`, the predicted saving was too small for a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TuningDecision {
     /// Operations counted before the decision.
@@ -103,7 +103,7 @@ pub struct Tuning {
     pub operations: u64,
     /// The setting that was applied last.
     pub applied: Setting,
-    /// The setting that is approached step by step.
+    /// The setting towards which the tuner changes `applied`, at most one step per flush.
     pub target: Setting,
     /// Number of levels of a tree of the size `tree` with the setting `applied`, computed instead
     /// of counted; zero while all entries fit the memtable.

@@ -22,7 +22,7 @@ fn open(dir: &Path) -> RunIndex {
     RunIndex::open(Arc::new(Host), dir, options).unwrap()
 }
 
-/// Anonymous memory of this process.
+/// Anonymous memory of this process, in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();

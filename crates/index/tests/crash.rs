@@ -41,7 +41,7 @@ fn checkpoint_while(
     mut after: impl FnMut(&Pair),
 ) {
     let (about, paused) = channel();
-    let (word, go) = channel();
+    let (permit, go) = channel();
     *recorder.pause.lock() = Some(Pause { about, go });
     let run = Arc::clone(&pair.run);
     let thread = std::thread::spawn(move || run.checkpoint());
@@ -53,9 +53,9 @@ fn checkpoint_while(
         let Some(op) = meanwhile.next() else { break };
         pair.apply(op);
         after(pair);
-        word.send(()).unwrap();
+        permit.send(()).unwrap();
     }
-    drop((paused, word));
+    drop((paused, permit));
     thread.join().unwrap().unwrap();
     *recorder.pause.lock() = None;
 }

@@ -147,7 +147,7 @@ fn assert_intact(index: &RunIndex, ever: &BTreeMap<u64, Content>) {
 proptest! {
     #![proptest_config(common::cases(256))]
     #[test]
-    fn damage_loses_runs_only(
+    fn damage_only_loses_runs(
         ops in prop::collection::vec(op(), 10..50),
         damages in prop::collection::vec(damage(), 1..4),
     ) {
@@ -178,7 +178,7 @@ proptest! {
 }
 
 #[test]
-fn absurd_lengths_are_read_in_bounded_memory() {
+fn files_of_huge_length_are_read_in_bounded_memory() {
     let mut pair = Pair::new();
     pair.apply(&Op::Put { scope: 0, path: 0, length: 9, attach: false, skip: 0 });
     pair.run.checkpoint().unwrap();

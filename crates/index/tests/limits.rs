@@ -24,7 +24,7 @@ fn open(medium: Arc<dyn Medium>, options: RunOptions) -> RunIndex {
 }
 
 #[test]
-fn failed_write_or_sync_poisons() {
+fn failed_write_or_sync_poisons_the_index() {
     for (op, fault) in [
         (Op::Write, MediumFault::Io),
         (Op::Write, MediumFault::Short),
@@ -56,7 +56,7 @@ fn failed_write_or_sync_poisons() {
 }
 
 #[test]
-fn full_disk_delays_but_does_not_poison() {
+fn full_disk_does_not_poison_the_index() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
     let medium = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -72,7 +72,7 @@ fn full_disk_delays_but_does_not_poison() {
 }
 
 #[test]
-fn failed_checkpoint_poisons_and_loses_nothing() {
+fn failed_checkpoint_poisons_but_loses_no_run() {
     for op in [Op::Write, Op::SyncData, Op::Open, Op::SetLen, Op::SyncDir] {
         for nth in 1..4 {
             let disk = SimDisk::new(1 << 24);
@@ -124,7 +124,7 @@ fn failed_open_changes_nothing() {
 }
 
 #[test]
-fn buffer_is_bounded_until_a_sync() {
+fn journal_buffer_is_bounded_until_a_sync() {
     let options = RunOptions { pending_bytes_max: 4096, ..RunOptions::default() };
     let index = open(Arc::new(SimDisk::new(1 << 24)), options);
     let mut refused = 0;
@@ -196,7 +196,7 @@ fn files_stay_within_their_budget() {
 }
 
 #[test]
-fn other_version_is_refused_with_its_number() {
+fn file_of_other_version_is_refused_with_its_version() {
     for name in ["checkpoint-0", "journal-0000000000000002"] {
         let disk = SimDisk::new(1 << 24);
         let index = open(Arc::new(disk.clone()), RunOptions::default());
@@ -258,12 +258,12 @@ fn runs_are_renumbered_before_names_run_out() {
 }
 
 #[test]
-fn concurrent_syncs_share_one() {
+fn concurrent_syncs_share_syncs_of_the_file() {
     let disk = Arc::new(SimDisk::new(1 << 26));
     let schedule = Schedule::new();
     let index = open(Arc::new(Faulty::new(disk, schedule.clone())), RunOptions::default());
     let before = schedule.count(Op::SyncData);
-    // The first sync holds the journal until all others wait for it.
+    // The first sync holds the journal's lock until the other callers wait for the lock.
     schedule.add(Rule::nth(1, MediumFault::Stall).on(Op::SyncData));
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -287,7 +287,7 @@ fn concurrent_syncs_share_one() {
 }
 
 #[test]
-fn many_threads_run_concurrently() {
+fn concurrent_threads_leave_a_consistent_index() {
     let disk = Arc::new(SimDisk::new(1 << 30));
     let options = RunOptions { metadata_bytes_max: 64 << 20, ..RunOptions::default() };
     let index = open(Arc::clone(&disk) as Arc<dyn Medium>, options.clone());

@@ -1,5 +1,5 @@
 //! Residency: every backend passes the suite; `run` and `lsm` match `memory` under random events;
-//! `run` recovers a past state from its files, and `lsm` begins anew after damage.
+//! `run` recovers a past state from its files, and `lsm` is created again, empty, after damage.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 
@@ -170,7 +170,8 @@ proptest! {
             check(&index, &model, event);
         }
         index.maintain().unwrap();
-        prop_assert_eq!(index.stats().pages, model.stats().pages, "no page is left");
+        let stats = index.stats();
+        prop_assert_eq!(stats.pages, model.stats().pages, "`maintain` must remove cleared pages");
     }
 
     /// The medium fails from one operation onward, as at a power loss. The index recovers a past
@@ -293,7 +294,7 @@ fn changes_continue_while_files_are_replaced() {
 }
 
 #[test]
-fn full_file_system_refuses_writes_and_poisons_at_syncs() {
+fn full_disk_is_retry_at_a_write_and_fatal_at_a_sync() {
     for (op, kind) in [(Op::Write, ErrorKind::Retry), (Op::SyncData, ErrorKind::Fatal)] {
         let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
         let index = open_on(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
@@ -354,7 +355,7 @@ fn branch_after_removed_holes_does_not_match() {
 }
 
 #[test]
-fn file_without_predecessor_counts_if_complete() {
+fn complete_file_after_a_gap_replaces_earlier_files() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);
     let pages = conformance::pages(1, 100);
@@ -384,7 +385,7 @@ fn file_without_predecessor_counts_if_complete() {
 }
 
 #[test]
-fn run_refuses_puts_at_its_ceilings_only() {
+fn run_refuses_puts_only_at_its_limits() {
     let limits =
         RunResidencyOptions { memory_bytes_max: 4 << 20, pending_bytes_max: 1 << 20, ..options() };
     let disk = Arc::new(SimDisk::new(1 << 30));

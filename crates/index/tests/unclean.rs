@@ -38,7 +38,7 @@ fn put(index: &RunIndex, families: std::ops::Range<u64>) {
     }
 }
 
-/// Makes nine runs durable. The newer checkpoint has the first seven, the older checkpoint the
+/// Makes nine runs durable. The newer checkpoint has the first seven runs, the older checkpoint the
 /// first five. The journal has records of the last runs only, so recovery needs one of the
 /// checkpoints.
 fn flushed(medium: impl Medium + 'static) -> RunIndex {
@@ -62,8 +62,8 @@ enum Failure {
 
 const FAILURES: [Failure; 2] = [Failure::Journal, Failure::Checkpoint];
 
-/// Returns a disk after an owner whose last sync failed, the contents that were durable before that
-/// sync, and the contents of the owner's index.
+/// Returns a disk whose last owner ended after a failed sync, the contents that were durable before
+/// that sync, and the contents of the owner's index.
 fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Contents) {
     let disk = SimDisk::new(1 << 24);
     let index = flushed(disk.clone());
@@ -270,7 +270,7 @@ fn killed_journal_tail_is_synced_at_open() {
 }
 
 #[test]
-fn killed_rotation_has_its_name_synced() {
+fn name_of_new_journal_file_is_synced_after_a_kill() {
     for seed in 0..24 {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();

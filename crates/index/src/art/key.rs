@@ -11,7 +11,7 @@
 //! | `r` run | the run's record: the commit marker of its pages |
 //! | `c` parent, child | the page of the parent to which the child is attached |
 //! | `t` run | the end of the run's retention |
-//! | `m` name | counters of the whole index |
+//! | `m`, a letter | counters of the whole index |
 
 use crate::RunId;
 use ritornello_format::{PageHash, ScopeSlot};
@@ -19,7 +19,7 @@ use ritornello_format::{PageHash, ScopeSlot};
 /// Maximum page hashes in the value of one key: 2 KiB.
 pub(super) const CHUNK: usize = 128;
 
-/// Key of the limit of run numbers: an open takes all numbers below the limit to be assigned.
+/// Key of the limit of run numbers: an open treats all numbers below the limit as assigned.
 pub(super) const NUMBERS: [u8; 2] = *b"mn";
 /// Key of the total numbers of runs and of pages.
 pub(super) const SUM: [u8; 2] = *b"ms";

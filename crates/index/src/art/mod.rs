@@ -26,9 +26,10 @@
 //! * *No sync without a checkpoint.* Either every batch waits for an `fdatasync` of the log
 //!   ([`ArtOptions::durable`]), or the only barrier is a checkpoint, which writes every dirty frame
 //!   of 512 KiB. [`crate::PrefixIndex::sync`] writes a checkpoint, which is durable, but expensive.
-//! * *Records cannot be held back until their data is durable.* The log gets an inserted run
-//!   immediately, so the run may exist without its pages after a power loss; their checksums make
-//!   them misses. The backend `run` withholds records until their data is durable.
+//! * *Records cannot be held back until their data is durable.* Holt appends an inserted run to its
+//!   log immediately, so the run may exist without the bytes of its pages after a power loss. A
+//!   read of these pages finds wrong checksums, and is a miss. The backend `run` withholds records
+//!   until their data is durable.
 //! * *Damage is not detected.* Holt's frames have no checksums. Every value except the position of
 //!   a page therefore carries a checksum seeded with its key. A position is compared with the
 //!   hashes of the run instead. A damaged value is a miss. The open checks the records of all runs,
@@ -104,7 +105,7 @@ pub struct ArtIndex {
     recovered: ArtRecovered,
 }
 
-/// Retentions by run; few runs are retained.
+/// The end of the retention of each retained run, and the store's clock.
 #[derive(Debug, Default)]
 struct Retained {
     runs: BTreeMap<RunId, u64>,
@@ -114,7 +115,7 @@ struct Retained {
 #[derive(Debug, Default)]
 struct Gauges {
     poisoned: AtomicBool,
-    /// Whether damage has been logged.
+    /// Whether this index has logged damage or a failed read.
     damage_logged: AtomicBool,
     runs: AtomicU64,
     pages: AtomicU64,
@@ -131,8 +132,8 @@ pub struct ArtRecovered {
     pub log_dropped: bool,
     /// Whether Holt refused all of its files, which were therefore dropped.
     pub all_dropped: bool,
-    /// Whether the numbers of runs and pages differ from the stored numbers, or the stored numbers
-    /// are lost.
+    /// Whether the numbers of runs and pages that the open found differ from the stored numbers, or
+    /// the stored numbers are lost.
     pub lost: bool,
     /// Runs dropped as inconsistent, including their descendants.
     pub dropped_runs: u64,

@@ -1,10 +1,10 @@
 //! Opens the index, and verifies it.
 //!
 //! Holt recovers its tree. This module reads the records of runs, and with
-//! [`ArtOptions::verify`](super::ArtOptions), or without the entry of the assigned run numbers,
-//! every chunk and every link as well. A run is valid if its record and all its chunks are intact
-//! and its parent is valid. The read entries that belong to no valid run are removed: the run was
-//! being written or removed when the process died, or it was damaged.
+//! [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the assigned run
+//! numbers, every chunk and every link as well. A run is valid if its record and all its chunks are
+//! intact and its parent is valid. The read entries that belong to no valid run are removed: the
+//! run was being written or removed when the process died, or it was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -40,9 +40,9 @@ pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
             }
             Ok(Err(error)) => error,
             Err(_) if recovered.all_dropped => {
-                return Err(Error::fatal("Holt panics over an empty directory"));
+                return Err(Error::fatal("Holt panicked while it opened an empty directory"));
             }
-            Err(_) => Error::fatal("Holt panicked over its files"),
+            Err(_) => Error::fatal("Holt panicked while it opened its files"),
         };
         let what = if recovered.log_dropped { "every file" } else { "its log" };
         tracing::warn!(dir = %dir.display(), %error, "the index cannot be read; {what} is dropped");

@@ -59,7 +59,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Pairs of paths share their first 100 pages, and all paths their first 40.
+/// Paths `2n` and `2n + 1` share their first 100 pages. All paths share their first 40 pages.
 fn key(path: u64, at: u64) -> PageHash {
     page(
         if at < 40 {
@@ -204,7 +204,7 @@ fn insert_failing_midway_changes_nothing() {
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
         assert!(error.to_string().contains("remove pages"), "the error has advice: {error}");
         assert_eq!(contents(&index), before);
-        assert!(index.tree.scan(b"p").count() == 1, "no key is left");
+        assert!(index.tree.scan(b"p").count() == 1, "only the chunk of the first run is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
         // The same insert succeeds after `fail_after` has fired.
         let run = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap();
@@ -304,8 +304,8 @@ fn durable_index_needs_no_sync() {
     assert_eq!(index.stats().checkpoints, 0);
 }
 
-/// Checks that every recovered run existed before with the same pages and place, and that its
-/// parent exists.
+/// Checks that every recovered run existed before the damage with the same pages and place, and
+/// that its parent exists.
 fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
     let mut views = BTreeMap::new();
     index.for_each(&mut |run, view| drop(views.insert(run, view)));
@@ -329,7 +329,7 @@ fn assert_intact(index: &ArtIndex, before: &BTreeMap<u64, Content>) {
 }
 
 #[test]
-fn damage_causes_misses_or_drops_only() {
+fn damage_only_causes_misses_or_dropped_runs() {
     let source = tempfile::tempdir().unwrap();
     let index = open(source.path());
     let mut parent = None;
@@ -374,5 +374,5 @@ fn damage_causes_misses_or_drops_only() {
         insert(&index, 4, None, &pages(900, 20), 9000).unwrap();
         assert_eq!(index.probe(ScopeSlot(4), &pages(900, 20)), 20);
     }
-    assert!(lost > 0, "some damage was found");
+    assert!(lost > 0, "recovery must report damage for some seeds");
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 /// Operations per batch. A batch is one record of Holt's log, of at most about 1 MiB.
 pub(super) const OPS: usize = 1024;
 
-/// Bytes to which values are padded.
+/// Minimum bytes of a stored value. Shorter values are padded.
 ///
 /// A frame of Holt has 512 KiB and 10,240 slots, one per node. If a frame runs out of slots before
 /// bytes, Holt cannot move a part of it to another frame, because the move takes a slot. All later

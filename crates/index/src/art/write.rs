@@ -70,7 +70,11 @@ impl ArtIndex {
     /// applied.
     pub(super) fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
         self.apply(batch).inspect_err(|error| {
-            tracing::error!(dir = %self.dir.display(), %error, "the index could not be changed");
+            tracing::error!(
+                dir = %self.dir.display(),
+                %error,
+                "a change of the index failed: the index refuses changes until it is reopened"
+            );
             self.gauges.poisoned.store(true, Ordering::Release);
         })
     }

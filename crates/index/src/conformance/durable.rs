@@ -55,7 +55,7 @@ pub(super) fn failed_data_sync_withholds_records(persistent: &PersistentIndex) {
     assert_eq!(failed.map_err(|error| error.kind()), Err(ErrorKind::Retry));
     assert!(persistent.generations().is_empty(), "records must not be durable without their data");
     persistent.insert(2);
-    assert!(persistent.index.sync().is_ok(), "a sync may be repeated");
+    assert!(persistent.index.sync().is_ok(), "a sync after a failed data sync must succeed");
     assert_eq!(
         persistent.generations(),
         [1, 2],

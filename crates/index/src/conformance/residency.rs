@@ -19,14 +19,14 @@ const B: Worker = Worker(1 << 20);
 /// # Panics
 /// If a guarantee is broken.
 pub fn run_residency(make: Make<'_>) {
-    prefixes_end_where_each_worker_does(make().as_ref());
-    hole_ends_a_prefix_and_keeps_the_rest(make().as_ref());
-    repeated_and_useless_events_are_harmless(make().as_ref());
-    cleared_pages_may_return(make().as_ref());
+    prefix_of_each_worker_ends_at_its_first_missing_page(make().as_ref());
+    hole_ends_a_prefix_and_keeps_later_pages(make().as_ref());
+    repeated_and_ineffective_events_change_nothing(make().as_ref());
+    cleared_pages_may_be_put_again(make().as_ref());
     hashes_that_share_bytes_are_distinguished(make().as_ref());
     short_and_long_sequences_are_found(make().as_ref());
     chain_may_arrive_page_by_page(make().as_ref());
-    readers_see_pages_that_are_not_removed(make().as_ref());
+    concurrent_readers_see_pages_that_are_not_removed(make().as_ref());
 }
 
 fn done(result: Result<()>) {
@@ -48,7 +48,7 @@ fn holder(worker: Worker, tiers: impl Into<Tiers>) -> Holder {
     Holder { worker, tiers: tiers.into() }
 }
 
-fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
+fn prefix_of_each_worker_ends_at_its_first_missing_page(index: &dyn Residency) {
     let chain = pages(1, 10);
     assert_eq!(prefixes(index, &chain), [], "there are no holders yet");
     put(index, A, Tier::Device, &chain[..6]);
@@ -77,10 +77,14 @@ fn prefixes_end_where_each_worker_does(index: &dyn Residency) {
     );
     assert_eq!(index.holders(SCOPE, chain[9]), []);
     let branch = [&chain[..5], &pages(2, 3)[..]].concat();
-    assert_eq!(prefixes(index, &branch)[0].1, 5, "another chain ends where it branches off");
+    assert_eq!(
+        prefixes(index, &branch)[0].1,
+        5,
+        "a branch matches up to the page at which it leaves the chain"
+    );
 }
 
-fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
+fn hole_ends_a_prefix_and_keeps_later_pages(index: &dyn Residency) {
     let chain = pages(1, 8);
     put(index, A, Tier::Device, &chain);
     put(index, B, Tier::Device, &chain);
@@ -105,12 +109,12 @@ fn hole_ends_a_prefix_and_keeps_the_rest(index: &dyn Residency) {
     assert_eq!(prefixes(index, &chain[4..])[0].1, 4, "other tiers keep their pages");
 }
 
-fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
+fn repeated_and_ineffective_events_change_nothing(index: &dyn Residency) {
     let chain = pages(1, 6);
     index.remove_block(SCOPE, A, chain[0]);
     index.clear_worker(A);
     index.clear_scope(SCOPE);
-    assert_eq!(prefixes(index, &chain), [], "an empty put changes nothing");
+    assert_eq!(prefixes(index, &chain), [], "removals from an empty index change nothing");
     let unknown = Some(pages(9, 1)[0]);
     let stored = |parent, pages: &[PageHash]| {
         done(index.put(SCOPE, A, Tier::Device, parent, pages));
@@ -136,7 +140,7 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     index.remove_blocks(SCOPE, A, Tiers::NONE, &chain);
     index.remove_block(SCOPE, B, chain[0]);
     index.remove_block(ScopeSlot(2), A, chain[0]);
-    assert_eq!(prefixes(index, &chain)[0].1, 5, "unknown page, other tier, other worker");
+    assert_eq!(prefixes(index, &chain)[0].1, 5, "removals that name no holder change nothing");
     let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
     index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
@@ -144,7 +148,7 @@ fn repeated_and_useless_events_are_harmless(index: &dyn Residency) {
     assert_eq!(prefixes(index, &[chain[0], PageHash::NONE])[0].1, 1);
 }
 
-fn cleared_pages_may_return(index: &dyn Residency) {
+fn cleared_pages_may_be_put_again(index: &dyn Residency) {
     let (chain, other) = (pages(1, 40), ScopeSlot(7));
     let fill = || {
         for worker in [A, B] {
@@ -168,7 +172,7 @@ fn cleared_pages_may_return(index: &dyn Residency) {
         assert_eq!(
             index.holders(SCOPE, chain[2]),
             expected,
-            "the worker may return under its name"
+            "the worker may be added again under its number"
         );
         index.clear_scope(SCOPE);
         assert_eq!(prefixes(index, &chain), []);
@@ -243,7 +247,7 @@ fn chain_may_arrive_page_by_page(index: &dyn Residency) {
     assert_eq!(prefixes(index, &chain)[0].1, 1500);
 }
 
-fn readers_see_pages_that_are_not_removed(index: &dyn Residency) {
+fn concurrent_readers_see_pages_that_are_not_removed(index: &dyn Residency) {
     let chain = pages(1, 300);
     put(index, A, Tier::Device, &chain);
     let stop = AtomicBool::new(false);

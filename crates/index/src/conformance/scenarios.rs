@@ -189,8 +189,11 @@ pub(super) fn truncation_removes_descendants(make: Make<'_>) {
     let early = bench.insert(true, Some(trunk[3]), &pages(2, 3));
     let late = bench.insert(true, Some(trunk[6]), &pages(3, 3));
     let later = bench.insert(true, Some(page(3, 1)), &pages(4, 3));
-    assert!(bench.index.truncate(run, 10).is_empty(), "no page is after the end");
-    assert!(bench.index.truncate(run, 70_000).is_empty(), "no page is far after the end");
+    assert!(bench.index.truncate(run, 10).is_empty(), "a cut at the end removes nothing");
+    assert!(
+        bench.index.truncate(run, 70_000).is_empty(),
+        "a cut far after the end removes nothing"
+    );
     let place = bench.index.place(run).unwrap_or_default();
     let removed = bench.index.truncate(run, 6);
     let (freed, gone, whole) = sum(&removed);
@@ -383,7 +386,7 @@ pub(super) fn recency_only_grows(make: Make<'_>) {
     bench.index.touch(RunId(u64::MAX), 11);
 }
 
-pub(super) fn last_retention_counts(make: Make<'_>) {
+pub(super) fn latest_retention_applies(make: Make<'_>) {
     let bench = Bench::new(make);
     let run = bench.insert(true, None, &pages(1, 2));
     let until = || bench.index.run(run).map(|view| view.retain_until);
@@ -399,7 +402,7 @@ pub(super) fn last_retention_counts(make: Make<'_>) {
     assert_eq!(bench.index.clock(), 8);
 }
 
-pub(super) fn names_are_not_reused(make: Make<'_>) {
+pub(super) fn run_names_are_not_reused(make: Make<'_>) {
     let bench = Bench::new(make);
     let mut names = BTreeSet::new();
     for _ in 0..50 {

@@ -23,8 +23,8 @@ const WINDOWS: usize = 16;
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// Share of the current cost that a new setting must save: about the error of the cost model, so
-/// that a smaller saving may not exist.
+/// Share of the current cost that a new setting must save: about the relative error of the cost
+/// model. A smaller predicted saving may not be real.
 const GAIN: f64 = 0.1;
 /// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
@@ -333,14 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_single_and_need_events() {
+    fn step_changes_each_parameter_by_one_after_a_flush() {
         let controller = Controller::new(Mode::Adaptive);
         read(&controller, 1);
         let target = controller.log()[0].to;
         let mut events = 0;
         let mut steps = 0;
         while controller.applied() != target {
-            assert_eq!(controller.step(events), None, "a step needs further events");
+            assert_eq!(controller.step(events), None, "a step needs a further flush");
             events += 1;
             let before = controller.applied();
             let after = controller.step(events).unwrap();

@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn tree_within_memtable_costs_nothing_below_it() {
+    fn tree_that_fits_the_memtable_costs_nothing() {
         let small = TreeSize { bytes: 1e6, memtable: 16e6 };
         for setting in Setting::all() {
             assert_eq!(PRICES.cost(&mix(1.0, 1.0, 1.0, 1.0), &small, setting), 0.0);

@@ -113,7 +113,8 @@ impl Families {
 
     fn named(&self, name: &'static str) -> Result<&ColumnFamily> {
         self.db.cf_handle(name).ok_or_else(|| {
-            Error::fatal("the index lacks one of its column families").with("name", name)
+            Error::fatal("the index lacks one of its column families: open the store again")
+                .with("name", name)
         })
     }
 
@@ -138,7 +139,12 @@ impl Families {
             && !error.to_string().contains("No such file");
         if refused {
             if !self.poisoned.swap(true, Ordering::AcqRel) {
-                tracing::error!(%error, path = %self.db.path().display(), "the index is poisoned");
+                tracing::error!(
+                    %error,
+                    path = %self.db.path().display(),
+                    "RocksDB could not read or write a file: the index refuses writes until the \
+                     store is opened again"
+                );
             }
         } else {
             self.note_damage(error);

@@ -61,7 +61,7 @@ pub(super) fn page(scope: ScopeSlot, hash: PageHash) -> [u8; 20] {
     key
 }
 
-/// `run | page`: the value of a hash.
+/// `run | page`: the value of an entry of the family `page`.
 pub(super) fn page_position(run: RunId, page: u16) -> [u8; 10] {
     let mut value = [0; 10];
     value[..8].copy_from_slice(&run.0.to_be_bytes());

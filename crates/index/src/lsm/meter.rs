@@ -49,8 +49,8 @@ pub(super) struct Meter {
 /// Totals of all flushes, and the totals that the model predicted.
 #[derive(Debug, Default)]
 struct Written {
-    /// Number of the oldest log that RocksDB needs, when it was last read. Each flush covers all
-    /// families, and increases the number.
+    /// Number of the oldest log that RocksDB needed when [`Meter::flushes`] was last called. Each
+    /// flush covers all families, and increases the number.
     log: Option<u64>,
     bytes: u64,
     entries: u64,
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn outliers_hardly_count() {
+    fn outlier_hardly_changes_the_mean() {
         let mean = Mean::new(100.0);
         mean.add(1e9);
         assert!(mean.get() < 130.0);

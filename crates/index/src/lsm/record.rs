@@ -58,7 +58,7 @@ impl Record {
             place.extents.push(Extent { segment, start: input.u32()?, units: input.u32()? });
         }
         if pages == 0 || live == 0 || live > pages {
-            return Err(Error::miss("a run without pages"));
+            return Err(Error::miss("a record of a run has an impossible number of pages"));
         }
         Ok(Self { scope, chained, parent, depth, pages, live, place })
     }

@@ -21,7 +21,11 @@ pub(super) fn write(database: &Path, seal: &Path) {
     let written =
         list(database).and_then(|(name, length)| fs::write(seal, format!("{name} {length}\n")));
     if let Err(error) = written {
-        tracing::warn!(%error, path = %seal.display(), "the index could not be sealed");
+        tracing::warn!(
+            %error,
+            path = %seal.display(),
+            "the length of RocksDB's manifest could not be recorded"
+        );
     }
 }
 

@@ -115,9 +115,9 @@ fn apply(db: &Families, shape: &TreeShape, first: bool) -> Result<()> {
 fn apply_to_family(db: &Families, family: Family, shape: &TreeShape) -> Result<()> {
     let names = shape.options();
     let names = names.each_ref().map(|(name, value)| (*name, value.as_str()));
-    db.db
-        .set_options_cf(db.handle(family)?, &names)
-        .map_err(|error| Error::fatal("RocksDB refuses the shape of the tree").because(error))
+    db.db.set_options_cf(db.handle(family)?, &names).map_err(|error| {
+        Error::fatal("RocksDB refused the options for the shape of the LSM-tree").because(error)
+    })
 }
 
 fn tree(db: &Families, memtable: f64) -> TreeSize {

@@ -83,7 +83,8 @@ impl LsmIndex {
         record.map_or(0, |record| record.depth + u64::from(page) + 1)
     }
 
-    /// Logs an error of a method that does not return errors; the next sync reports it.
+    /// Logs an error of a method that does not return errors. The next sync fails, because the
+    /// error poisoned the index.
     pub(super) fn log(&self, result: Result<()>, what: &str) {
         if let Err(error) = result {
             tracing::error!(%error, what, "a change of the index failed");
@@ -183,7 +184,7 @@ impl LsmIndex {
         })();
         // Keep runs that were touched again during the write.
         self.touched.lock().retain(|run, recency| touched.get(run) != Some(recency));
-        self.log(written, "recency");
+        self.log(written, "a change of recency");
     }
 
     pub(super) fn is_full(&self) -> bool {

@@ -52,7 +52,7 @@ const PAGES: &str = "page";
 const VERSION: &[u8] = b"version";
 /// The first byte of the key of a worker's epoch.
 const WORKER: u8 = b'w';
-/// Maximum keys of a chain that one read looks up.
+/// Maximum pages of a chain that one call of RocksDB looks up.
 const AT_ONCE: usize = 32;
 
 /// The epoch of every worker that was cleared.
@@ -79,7 +79,7 @@ impl std::fmt::Debug for LsmResidency {
     }
 }
 
-/// Big-endian, so that the pages of a scope are adjacent.
+/// The key of a page. The scope comes first, so that the pages of a scope are adjacent.
 fn page_key(scope: ScopeSlot, page: PageHash) -> [u8; 20] {
     let mut key = [0; 20];
     key[..4].copy_from_slice(&scope.0.to_be_bytes());
@@ -156,7 +156,11 @@ impl LsmResidency {
     }
 
     fn recreate(dir: &Path, options: &LsmResidencyOptions, why: &str) -> Result<Self> {
-        tracing::warn!(why, dir = %dir.display(), "the residency index is damaged: it is created again");
+        tracing::warn!(
+            why,
+            dir = %dir.display(),
+            "the residency index is damaged: its database is removed and created again"
+        );
         let path = dir.join("lsm");
         match fs::remove_dir_all(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(refused(dir, error)),
@@ -227,7 +231,9 @@ impl LsmResidency {
     /// # Errors
     /// Never, because the family was opened with the database; the type cannot express this.
     fn pages(&self) -> Result<&ColumnFamily> {
-        self.db.cf_handle(PAGES).ok_or_else(|| Error::fatal("the residency index lacks a family"))
+        self.db.cf_handle(PAGES).ok_or_else(|| {
+            Error::fatal("the residency index lacks its column family `page`: open it again")
+        })
     }
 
     /// The values of keys; `None` for a key that does not exist or cannot be read.
@@ -237,7 +243,10 @@ impl LsmResidency {
         let readable = |value: std::result::Result<_, rocksdb::Error>| match value {
             Ok(value) => value,
             Err(error) => {
-                tracing::warn!(%error, "a page's residency cannot be read");
+                tracing::warn!(
+                    %error,
+                    "an entry of the residency index cannot be read: its page has no holders"
+                );
                 None
             }
         };
@@ -253,7 +262,8 @@ impl LsmResidency {
             self.failed.store(true, Ordering::Release);
             tracing::error!(
                 %error,
-                "the residency index could not be written: changes are no longer stored"
+                "the residency index could not be written: a change is lost, and every later sync \
+                 fails"
             );
             Error::fatal("the residency index could not be written: open it again").because(error)
         })

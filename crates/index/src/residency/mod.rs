@@ -14,8 +14,8 @@
 //! backends itself, as `examples/residency.rs` does.
 //!
 //! **A hint.** Events come late, twice, out of order, or not at all. None of this is an error, and
-//! readers of pages do not rely on the answers: a wrong answer costs a hit. Events that cannot be
-//! applied and damaged records on disk are therefore dropped.
+//! readers of pages do not rely on the answers: a wrong answer costs at most a cache hit. Events
+//! that cannot be applied and damaged records on disk are therefore dropped.
 //!
 //! **Chains.** A page's hash commits to all pages before it, as block hashes of engines do: pages
 //! with equal hashes have equal pages before them. Holders are independent of the chain: a worker
@@ -126,6 +126,9 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
 fn check(pages: &[PageHash]) -> Result<()> {
     match pages.iter().position(|page| *page == PageHash::NONE) {
         None => Ok(()),
-        Some(at) => Err(Error::invalid("a page's hash is not all zeroes").with("page", at)),
+        Some(at) => {
+            Err(Error::invalid("a page hash of zeroes stands for no page: leave the page out")
+                .with("page", at))
+        }
     }
 }

@@ -40,8 +40,8 @@ pub(super) struct Prefixes {
 }
 
 impl Prefixes {
-    /// Advances by `pages` pages, which `holders`, ordered by worker, hold. Returns `false` if no
-    /// worker is left.
+    /// Advances by `pages` pages that have the holders `holders`, which are ordered by worker.
+    /// Returns `false` if every prefix has ended.
     pub(super) fn extend(&mut self, holders: &[Holder], pages: u32) -> bool {
         if !self.begun {
             self.begun = true;
@@ -65,7 +65,7 @@ impl Prefixes {
         self.extend_same(pages)
     }
 
-    /// Advances by `pages` pages with the same holders as the last call.
+    /// Advances by `pages` pages that have the holders of the last call.
     pub(super) fn extend_same(&mut self, pages: u32) -> bool {
         for (prefix, tiers) in &mut self.alive {
             prefix.add(*tiers, pages);

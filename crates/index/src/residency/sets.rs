@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(
             sets.take(one, Worker(2), Tier::Host.into(), 11),
             one,
-            "the worker does not hold it on this tier"
+            "the worker does not hold the pages on this tier"
         );
         assert_eq!(sets.take(one, Worker(2), Tiers::ALL, 11), EMPTY);
         assert_eq!((sets.len(), sets.held, sets.names.len()), (0, 0, 1));

@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn spans_are_a_list_of_sets(
+        fn spans_match_a_plain_list_of_sets(
             ops in prop::collection::vec((0u16..40, 1u16..40, 0u32..3, 0u8..8), 1..60),
         ) {
             let (mut spans, mut model) = (Spans::default(), Vec::new());

@@ -7,14 +7,14 @@ use crate::NewRun;
 use ritornello_format::journal::{FRAME_BYTES_MAX, FRAME_OVERHEAD, RunImage};
 use ritornello_format::{Error, PageHash, Place, Result};
 
-/// Checks that do not need the tables.
+/// Checks a run without reading the tables.
 pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     if new.pages.is_empty() || new.pages.len() > usize::from(u16::MAX) {
         return Err(Error::invalid("a run has 1 to 65,535 pages: split longer runs")
             .with("pages", new.pages.len()));
     }
     if new.pages.contains(&PageHash::NONE) {
-        return Err(Error::invalid("a page hash of zeroes stands for no page"));
+        return Err(Error::invalid("a page hash of zeroes stands for no page: leave the page out"));
     }
     if has_twins(new.pages) {
         return Err(Error::invalid("a page occurs twice in the run: insert it once"));
@@ -31,9 +31,8 @@ pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
         })?;
     }
     if RunImage::bytes(pages, place.extents.len()) + FRAME_OVERHEAD > FRAME_BYTES_MAX {
-        return Err(
-            Error::invalid("the run has too many extents").with("extents", place.extents.len())
-        );
+        return Err(Error::invalid("the run has too many extents: insert shorter runs")
+            .with("extents", place.extents.len()));
     }
     Ok(())
 }
@@ -57,7 +56,7 @@ impl RunIndex {
     /// Checks that there is memory for a run.
     ///
     /// # Errors
-    /// `Retry` at the ceiling.
+    /// `Retry` if the run would exceed the memory ceiling.
     pub(super) fn check_memory(&self, pages: &[PageHash], extents: usize) -> Result<()> {
         let most = self.options.tables_max();
         let tables = self.tables.read();
@@ -68,9 +67,11 @@ impl RunIndex {
             return Ok(());
         }
         drop(tables);
-        Err(Error::retry("the index has reached its memory ceiling: remove pages, or raise it")
-            .with("bytes", held)
-            .with("memory_bytes_max", self.options.memory_bytes_max))
+        Err(Error::retry(
+            "the index has reached its memory ceiling: remove pages, or raise the ceiling",
+        )
+        .with("bytes", held)
+        .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
     /// Checks a run against the tables. Returns the run and page of its parent; [`NO_RUN`] if it

@@ -73,9 +73,9 @@ impl Checkpoints {
 }
 
 impl RunIndex {
-    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file is
-    /// long, if the budget is nearly used up and journals take a large part of it, or if the files
-    /// exceed the budget.
+    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file has the
+    /// length [`journal_bytes_max`], if all journal files together have this length and the worst
+    /// case takes three quarters of the budget, or if the files exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =
@@ -109,9 +109,9 @@ impl RunIndex {
     /// becomes valid after `sync_data` has made the data of all its runs durable.
     ///
     /// # Errors
-    /// `Fatal` if the medium refused: the index is then poisoned. `Retry` if the file system had no
-    /// room, or the error of `sync_data`: the newer checkpoint and all journal files then stay
-    /// valid; the older checkpoint may be overwritten.
+    /// `Fatal` if a write or sync failed: the index is then poisoned. `Retry` if the file system
+    /// had no room, or the error of `sync_data`: the newer checkpoint and all journal files then
+    /// stay valid; the older checkpoint may be overwritten.
     pub fn checkpoint_after(&self, sync_data: SyncData<'_>) -> Result<()> {
         let Some(mut checkpoints) = self.checkpoints.try_lock() else { return Ok(()) };
         let journal = self.rotate()?;
@@ -136,7 +136,7 @@ impl RunIndex {
     }
 
     /// Writes a checkpoint to the file `path` and returns its length. File and name are durable
-    /// when this returns.
+    /// when the call returns.
     pub(super) fn write_checkpoint(
         &self,
         path: &Path,

@@ -34,10 +34,9 @@ impl PrefixIndex for RunIndex {
         // The run passed all checks. No other writer can invalidate them while this call holds the
         // writers' lock.
         let mut tables = self.tables.write();
-        let run = tables
-            .runs
-            .allocate()
-            .ok_or_else(|| Error::retry("the index holds as many runs as it can: remove some"))?;
+        let run = tables.runs.allocate().ok_or_else(|| {
+            Error::retry("the index holds the maximum number of runs: remove pages")
+        })?;
         tables.runs.fill(run, new.scope, new.chained, new.recency, pages);
         tables.runs.set_place(run, new.place);
         let mut from = 0;
@@ -332,9 +331,9 @@ impl PrefixIndex for RunIndex {
 }
 
 impl RunIndex {
-    /// Removes all but the first `keep` pages of a run. Before it removes them, it removes their
-    /// descendants, leaves before their parents. Neither a probe nor a recovery from a part of the
-    /// journal therefore finds a page without the pages before it.
+    /// Removes all but the first `keep` pages of a run. First removes the descendants of the
+    /// removed pages, leaves before their parents. Neither a probe nor a recovery from a part of
+    /// the journal therefore finds a page without the pages before it.
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();

@@ -2,7 +2,7 @@
 //!
 //! Records are appended to the last file; each checkpoint begins a new file. Bytes of a file never
 //! change once they are written. The index keeps two checkpoint files; a journal file is removed
-//! once recovery from neither of them needs its records.
+//! once recovery from neither checkpoint needs its records.
 
 use super::RunIndex;
 use super::pending::poisoned;
@@ -217,7 +217,11 @@ pub(super) fn write_refused(dir: &Path, error: io::Error) -> Error {
     if !is_full(&error) {
         return error.into();
     }
-    tracing::warn!(dir = %dir.display(), %error, "no room for the index");
+    tracing::warn!(
+        dir = %dir.display(),
+        %error,
+        "the file system has no room for the files of the index"
+    );
     Error::retry("no room for the index: free some space on its file system")
         .with("dir", dir.display())
         .because(error)

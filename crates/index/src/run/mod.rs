@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `slots` | the slot table: from a page's hash to its run and its position in the run, 8 bytes per page |
 //! | `record` | the record of one run |
-//! | `runs` | the table of records, and their tree |
+//! | `runs` | the table of records, and the tree that links each run to its parent |
 //! | `tables` | slots and records together, and lookups in them |
 //! | `index` | changes and lookups: the implementation of [`crate::PrefixIndex`] |
 //! | `check` | whether a run can be inserted |

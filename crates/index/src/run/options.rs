@@ -16,10 +16,10 @@ pub struct RunOptions {
     /// limit are refused with `Retry`; removals, whose records are small, are always accepted.
     pub pending_bytes_max: u64,
     /// Maximum bytes of resident memory. Inserts that would exceed the limit are refused with
-    /// `Retry`; reads and removals still work, and removals make room. Up to one eighth of it is
-    /// kept for journal records, and a quarter of the remainder for the allocator's fragmentation.
-    /// An existing index is loaded even if it exceeds the limit, and loading takes 8 more bytes per
-    /// page for a short time.
+    /// `Retry`; reads and removals still work, and removals make room. Up to one eighth of the
+    /// limit is kept for journal records, and a quarter of the remainder for the allocator's
+    /// fragmentation. An existing index is loaded even if it exceeds the limit, and loading takes 8
+    /// more bytes per page for a short time.
     pub memory_bytes_max: u64,
     /// Bytes of runs gathered for one write of a checkpoint, approximately.
     pub checkpoint_write_bytes: usize,

@@ -71,7 +71,8 @@ impl Pending {
         (records, self.writable_through)
     }
 
-    /// Puts back records that were taken and could not be written, before all others.
+    /// Puts back records that were taken and could not be written, before the records appended
+    /// since.
     pub(super) fn put_back(&mut self, records: Vec<u8>, last: u64) {
         self.sealed.push_front((last, records));
     }
@@ -112,7 +113,7 @@ impl RunIndex {
         let worst = self.worst_case(image as u64) + waiting + HEADROOM_BYTES;
         if worst > self.budget() {
             return Err(Error::retry(
-                "the index has reached its share of the budget: sync, or remove pages",
+                "the index's files have reached their budget: sync, or remove pages",
             )
             .with("bytes", worst)
             .with("metadata_bytes_max", self.budget()));

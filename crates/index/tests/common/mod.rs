@@ -29,8 +29,8 @@ pub const SCOPES: u32 = 4;
 #[derive(Clone, Debug)]
 pub enum Op {
     /// Puts the first `length` pages of a path, which [`key`] describes. The missing pages become
-    /// one run, as in a store. A `skip` above 6 leaves out the first `skip` - 6 of them. Without
-    /// `attach` the run names no parent.
+    /// one run, as in a store. A `skip` above 6 leaves out the first `skip` - 6 of the missing
+    /// pages. Without `attach` the run names no parent.
     Put {
         scope: u32,
         path: u8,
@@ -264,7 +264,7 @@ impl Pair {
         let found = self.history.iter().any(|then| shape(then) == now);
         assert!(
             found,
-            "a crash leaves a moment since the last sync: {now:#?}\n{:#?}",
+            "a crash must leave a state since the last sync, but left {now:#?}\n{:#?}",
             self.history
         );
         // The oracle continues with the recovered state, without the runs that the crash lost.

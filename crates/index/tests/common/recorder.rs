@@ -8,8 +8,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Adds two states that a power loss may leave to `crashes` after each change of `disk`. While
-/// `pause` is set, each write to a checkpoint waits until the test permits it.
+/// After each change of `disk` except allocations, adds to `crashes` two states that a power loss
+/// may leave. While `pause` is set, each write to a checkpoint waits until the test permits it.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     pub disk: SimDisk,

@@ -170,7 +170,10 @@ fn truncated_manifest_is_damage() {
             assert_eq!(index.probe(SCOPE, &keys), 15);
         }
     }
-    assert!(families.len() > 5, "every number of families was met: {families:?}");
+    assert!(
+        families.len() > 5,
+        "the cuts must leave manifests that list different numbers of families: {families:?}"
+    );
 }
 
 /// Returns the offsets of the record types in the first block of a manifest or log.
@@ -214,7 +217,7 @@ fn record_of_recycled_log_does_not_block_opening() {
     };
     let logged = files(dir.path(), ".log").into_iter().map(|log| types_of_records(&log).len());
     let logged = logged.max().unwrap();
-    assert!(logged > 2, "there is a log to replay");
+    assert!(logged > 2, "the log must have more than two records");
     for record in [0, 1, logged - 1] {
         let (index, _copy) = damaged(".log", record, 4);
         assert!(index.recovered().damaged, "record {record} of {logged} in the log");
@@ -234,7 +237,7 @@ fn record_of_recycled_log_does_not_block_opening() {
 }
 
 #[test]
-fn intact_but_suspected_database_is_copied_whole() {
+fn intact_database_marked_as_damaged_is_copied_whole() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..300);
@@ -261,11 +264,11 @@ fn copy_files(from: &Path, to: &Path) {
     }
 }
 
-/// Models a failed sync of the log, or of log and manifest, after which reads still return the
-/// pages that never reached the disk. `on_disk` holds the disk's versions of these files, `cached`
-/// the versions that reads return. Tables are equal in both, because RocksDB syncs a table before
-/// the manifest names it. Checks that opening and syncing the index makes its pages independent of
-/// the old versions.
+/// Models a failed sync of the log, or of log and manifest, after which reads still return bytes
+/// that never reached the disk. `on_disk` holds the disk's versions of these files, `cached` the
+/// versions that reads return. Tables are equal in both, because RocksDB syncs a table before the
+/// manifest names it. Checks that after an open and a sync no page of the index depends on the
+/// cached versions.
 fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
     let database = cached.join("lsm");
     // Keep the old files open, so that no new file gets the inode number of an old file.
@@ -300,7 +303,7 @@ fn check_dropped_pages(root: &Path, on_disk: &Path, cached: &Path) {
 }
 
 #[test]
-fn pages_dropped_by_failed_sync_are_rewritten_at_open() {
+fn data_dropped_by_failed_sync_is_rewritten_at_open() {
     for closed in [false, true] {
         let root = tempfile::tempdir().unwrap();
         let [dir, on_disk, cached] = ["index", "disk", "cache"].map(|name| root.path().join(name));

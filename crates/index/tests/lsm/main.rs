@@ -41,7 +41,7 @@ fn fill(index: &dyn PrefixIndex, families: std::ops::Range<u64>) {
 /// Opens one directory by several paths: RocksDB's guard against a second opening compares paths
 /// only.
 #[test]
-fn index_opens_once_by_whichever_path() {
+fn second_open_by_another_path_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let through = |file: &File| PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let (one, two) = (File::open(dir.path()).unwrap(), File::open(dir.path()).unwrap());
@@ -144,7 +144,7 @@ fn open_index_is_not_repaired() {
 }
 
 #[test]
-fn other_format_is_refused_with_its_number() {
+fn database_of_other_format_is_refused_with_its_format() {
     let dir = tempfile::tempdir().unwrap();
     drop(open(dir.path()));
     let path = dir.path().join("lsm");
@@ -287,7 +287,7 @@ fn statistics_count_written_entries() {
 }
 
 #[test]
-fn many_threads_run_concurrently() {
+fn concurrent_threads_leave_a_consistent_index() {
     let dir = tempfile::tempdir().unwrap();
     let index = LsmIndex::open(dir.path(), &LsmOptions::within(64 << 20)).unwrap();
     let index = &index;

@@ -53,7 +53,8 @@ impl Pending {
         (std::mem::take(&mut self.buffer).into_vec(), first)
     }
 
-    /// Puts back records that were taken and could not be written, before all others.
+    /// Puts back records that were taken and could not be written, before the records appended
+    /// since.
     fn put_back(&mut self, records: &[u8], first: u64) {
         let since = std::mem::take(&mut self.buffer);
         self.buffer.raw(records).raw(since.as_slice());
@@ -245,10 +246,15 @@ impl RunResidency {
         result.map_err(|error| self.poison(error))
     }
 
-    /// Ends all writing: the contents of the disk are unknown.
+    /// Poisons the index, which then writes no further records, because the contents of the disk
+    /// are unknown.
     fn poison(&self, error: io::Error) -> Error {
         self.poisoned.store(true, Ordering::Release);
-        tracing::error!(dir = %self.dir.display(), %error, "residency is no longer written");
+        tracing::error!(
+            dir = %self.dir.display(),
+            %error,
+            "the residency index could not be written: it stores no further changes"
+        );
         poisoned().because(error)
     }
 }

@@ -14,7 +14,7 @@
 //!
 //! **Locks**, in the order in which they may be taken: `copying` and `journal` are held across I/O,
 //! and only calls that sync or maintain take them; `pending` serialises writers; a probe takes only
-//! the lock `runs`, and releases it after about 512 stretches of pages with equal holders.
+//! the lock `runs`, and releases it after about 512 spans of pages with equal holders.
 
 mod journal;
 mod recovery;
@@ -41,7 +41,8 @@ const SWEPT: usize = 16;
 /// Options of a [`RunResidency`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunResidencyOptions {
-    /// Maximum bytes of memory. At this limit puts are refused with `Retry`; one put may exceed it.
+    /// Maximum bytes of memory. At this limit puts are refused with `Retry`; a single put may
+    /// exceed the limit.
     pub memory_bytes_max: u64,
     /// Maximum bytes of changes that wait for a sync. Puts beyond the limit are refused with
     /// `Retry`; removals, whose records are small, are always accepted.
@@ -109,7 +110,8 @@ impl RunResidency {
         Err(error)
     }
 
-    /// Refuses a put at a limit. At the limit of memory it first removes cleared pages.
+    /// Returns an error if a put of `pages` pages would exceed a limit. At the memory limit, first
+    /// removes cleared pages.
     fn admit(&self, pending: &Pending, pages: usize) -> Result<()> {
         if self.poisoned.load(Ordering::Acquire) {
             return Err(poisoned());
