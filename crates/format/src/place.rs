@@ -48,7 +48,7 @@ impl SegmentId {
 pub struct Extent {
     /// The segment.
     pub segment: SegmentId,
-    /// First unit.
+    /// First unit of the extent in its segment.
     pub start: u32,
     /// Number of units, at least one.
     pub units: u32,
@@ -148,8 +148,8 @@ impl Place {
     /// of `segment_units` units.
     ///
     /// # Errors
-    /// `Miss` if the extents are shorter or longer in total, or if an extent is empty or exceeds
-    /// its segment.
+    /// `Miss` if the extents are shorter or longer in total than the header and the pages, or if an
+    /// extent is empty or exceeds its segment.
     pub fn check(&self, pages: u32, segment_units: u32) -> Result<()> {
         let expected = u64::from(self.header_units) + u64::from(pages) * u64::from(self.page_units);
         let inside = |e: &Extent| {

@@ -123,8 +123,8 @@ impl ScopeRegistry {
         record(&body)
     }
 
-    /// Decodes a file: the head, and the records after it up to the first that is cut, damaged or
-    /// out of order.
+    /// Decodes a file: the head, and the records after it up to the first record that is cut,
+    /// damaged or out of order.
     ///
     /// # Errors
     /// `Invalid` if the file is not a registry, or of another version or with unknown features;

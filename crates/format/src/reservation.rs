@@ -59,7 +59,7 @@ impl ReservationRecord {
 
     /// Decodes a log: its records until it ends or a record is damaged (a torn tail). A log without
     /// an intact head decodes to no records: a power loss can tear the head of the unsynced log,
-    /// but it also ends all clients, so no reservation remains.
+    /// but also ends all clients, so no reservation remains.
     ///
     /// # Errors
     /// `Invalid` if the log is of another version or with unknown features.

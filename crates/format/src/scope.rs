@@ -216,7 +216,7 @@ impl Scope {
         let numbers = [l1 - l0, h1 - h0, self.page_tokens, self.head_dim]
             .iter()
             .try_fold(2 * item, |bytes: u64, &factor| bytes.checked_mul(u64::from(factor)));
-        numbers.map(Some).ok_or_else(|| Error::invalid("the page size overflows"))
+        numbers.map(Some).ok_or_else(|| Error::invalid("the page size overflows 64 bits: correct the shape"))
     }
 
     /// Checks that `other`, which has the same [`Scope::id`], is the same scope.
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn field_borders_change_the_id() {
+    fn bytes_moved_between_fields_change_the_id() {
         let a = Scope { model: "ab".into(), adapter: "c".into(), ..llama() };
         let b = Scope { model: "a".into(), adapter: "bc".into(), ..llama() };
         assert_ne!(a.id(), b.id());
