@@ -53,7 +53,7 @@ impl Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     state: u64,
-    /// Mean number of survivors per four unsynced changes.
+    /// Mean number of changes that survive, of four unsynced changes.
     quarters: u64,
     /// Whether the rate differs between files: a file may be complete while another file is lost.
     varies_by_file: bool,

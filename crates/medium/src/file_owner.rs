@@ -18,7 +18,7 @@ pub struct FileOwner {
 }
 
 impl FileOwner {
-    /// The owner of a directory that only this user can access.
+    /// The owner of a directory that only this process's user can access.
     #[must_use]
     pub fn this_user() -> Self {
         let uid = geteuid().as_raw();

@@ -62,7 +62,7 @@ pub const TMPFS: u64 = 0x0102_1994;
 pub struct Room {
     /// Bytes available to an unprivileged process.
     pub available: u64,
-    /// Total bytes.
+    /// Total bytes of the file system.
     pub total: u64,
     /// `f_type` of `statfs(2)`.
     pub kind: u64,

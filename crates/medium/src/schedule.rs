@@ -150,7 +150,7 @@ pub struct Schedule(Arc<Mutex<Script>>);
 struct Script {
     /// Each rule with its number of matches.
     rules: Vec<(Rule, u64)>,
-    /// An operation, a part of its path, and a function to run once before it.
+    /// An operation, a part of its path, and a function to run once before the operation.
     hooks: Vec<(Op, String, Hook)>,
     counts: [u64; OPS],
     injected: u64,
@@ -176,7 +176,7 @@ impl Schedule {
     }
 
     /// Adds a rule, which counts matches after this call. If several rules inject a fault into one
-    /// operation, the fault of the oldest applies.
+    /// operation, the fault of the oldest rule applies.
     pub fn add(&self, rule: Rule) {
         debug_assert!(rule.nth > 0, "matches are counted from 1");
         self.0.lock().rules.push((rule, 0));

@@ -119,7 +119,7 @@ impl Pace {
     }
 
     /// Schedules a transfer of `bytes` that is requested at `now`, after all scheduled transfers.
-    /// Returns its end. Both times are since the disk's start.
+    /// Returns the end of the transfer. Both times are since the disk's start.
     fn reserve(&mut self, now: Duration, bytes: u64) -> Duration {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let length = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));

@@ -46,7 +46,7 @@ fn writes_in_flight_land_after_the_kill() {
 }
 
 #[test]
-fn landing_takes_any_subset_in_any_order() {
+fn writes_in_flight_land_in_any_subset_and_order() {
     let mut seen = BTreeSet::new();
     for seed in seeds() {
         let (disk, process, file) = disk_with_file();
