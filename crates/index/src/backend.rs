@@ -30,12 +30,13 @@ pub enum Backend {
 pub struct OpenOptions {
     /// Maximum bytes of files: see [`RunOptions::metadata_bytes_max`].
     pub metadata_bytes_max: u64,
-    /// Bytes of memory that cache the files.
+    /// Maximum bytes of memory in which the files are cached.
     pub cache_bytes: u64,
-    /// Whether every change is durable when the call returns. Only `art` obeys it; in other
-    /// persistent backends a change is durable after the next sync.
+    /// Whether every change is durable when the call that makes it returns. Only `art` obeys this
+    /// option; in other persistent backends a change is durable after the next sync.
     pub durable: bool,
-    /// Whether the open checks everything on disk. `lsm` and `art` obey it; `run` always checks.
+    /// Whether the open checks everything on disk. `lsm` and `art` obey this option; `run` always
+    /// checks.
     pub verify: bool,
     /// Whether the previous owner closed the index without a failed sync: see
     /// [`RunOptions::clean`]. `lsm` ignores it: every open rewrites data that may exist in the page

@@ -46,9 +46,10 @@ pub use tuning::Tuning;
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};
 
 /// Makes durable the data of all runs that are in the index when the function is called. An index
-/// calls it before it syncs its own records. In the backend `run` no durable record therefore names
-/// data that a power loss can destroy. The index may call it several times, from any thread that
-/// syncs. During the call the index holds no lock that a writer or a probe needs.
+/// calls the function before it syncs its own records. In the backend `run` no durable record
+/// therefore names data that a power loss can destroy. The index may call the function several
+/// times, from any thread that syncs. During the call the index holds no lock that a writer or a
+/// probe needs.
 pub type SyncData<'a> = &'a dyn Fn() -> Result<()>;
 
 /// The name of a run. Unique while the index is open, and not reused in that time. The name may
@@ -93,11 +94,11 @@ pub struct Removed {
 pub struct MatchedRun {
     /// The run.
     pub run: RunId,
-    /// Number of the first of these pages in the run, counted from zero.
+    /// Number of the first matching page in the run, counted from zero.
     pub first: u32,
-    /// Number of pages.
+    /// Number of matching pages.
     pub pages: u32,
-    /// Position of the first page in the sequence of keys.
+    /// Position of the first matching page in the sequence of keys.
     pub at: u32,
 }
 
@@ -152,7 +153,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Inserts a run. In a chained scope, a run with a `parent` is attached to that page.
     ///
     /// # Errors
-    /// `Invalid` if a page exists already, if the given `parent` does not, or if the run is
+    /// `Invalid` if a page exists already, if the given `parent` does not exist, or if the run is
     /// malformed; `Retry` at a limit (call [`PrefixIndex::sync`], or remove pages); `Fatal` if the
     /// index is poisoned. In each case nothing is changed.
     fn insert(&self, run: &NewRun<'_>) -> Result<RunId>;
@@ -165,7 +166,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// Cuts run `run` after `keep` pages. In chained scopes this also removes all descendants of
     /// the removed pages; for each run that loses pages there is one `Removed`. If no live page is
     /// left before the cut, the whole run is removed. Returns nothing if the run does not exist, or
-    /// if the cut is at or after its end.
+    /// if the cut is at or after the run's end.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
     /// Removes single pages. In chained scopes this cuts the run at each page. In other scopes a
@@ -178,7 +179,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Moves a run to a new place. Pages, holes and name stay the same. Returns the extents of the
     /// old place, with zero pages; `None`, without a change, if the run does not exist or the place
-    /// does not hold its pages.
+    /// does not hold the run's pages.
     fn relocate(&self, run: RunId, place: &Place) -> Option<Removed>;
 
     /// Number of leading pages of `pages` that are in the index.
@@ -242,7 +243,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
 
     /// Reduces the size of the files, if necessary. Does I/O and takes long, but does not delay
     /// other calls for long: meant for a background thread. If this method is never called, the
-    /// backend `run` does the work in [`PrefixIndex::sync_after`], once it cannot be postponed.
+    /// backend `run` does the work in [`PrefixIndex::sync_after`], once the work cannot be
+    /// postponed.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::sync_after`].
@@ -274,8 +276,9 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     }
 
     /// Sets the maximum bytes that the index's files may take, copies written by checkpoints or
-    /// compactions included. If the files exceed it already, inserts are refused until pages are
-    /// removed and [`PrefixIndex::maintain_after`] is called. `memory` and `art` ignore it.
+    /// compactions included. If the files exceed this maximum already, inserts are refused until
+    /// pages are removed and [`PrefixIndex::maintain_after`] is called. `memory` and `art` ignore
+    /// the maximum.
     fn set_budget(&self, bytes: u64) {
         let _ = bytes;
     }

@@ -1,4 +1,4 @@
-//! Runs the suite for every backend.
+//! Runs the conformance suite on every backend.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 #![cfg(not(loom))]
 

@@ -258,7 +258,7 @@ fn runs_are_renumbered_before_names_run_out() {
 }
 
 #[test]
-fn concurrent_syncs_share_syncs_of_the_file() {
+fn concurrent_index_syncs_share_file_syncs() {
     let disk = Arc::new(SimDisk::new(1 << 26));
     let schedule = Schedule::new();
     let index = open(Arc::new(Faulty::new(disk, schedule.clone())), RunOptions::default());

@@ -177,7 +177,7 @@ fn power_loss_while_rewriting_is_not_damage() {
 }
 
 #[test]
-fn new_index_killed_early_opens_unclean() {
+fn index_killed_at_its_creation_opens_without_damage() {
     let disk = SimDisk::new(1 << 24);
     let schedule = Schedule::new();
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));
@@ -230,7 +230,7 @@ fn full_disk_refuses_rewriting_and_keeps_files() {
 }
 
 #[test]
-fn killed_checkpoint_is_synced_before_reuse() {
+fn checkpoint_of_a_killed_owner_is_synced_at_open() {
     for seed in 0..24 {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();
@@ -251,7 +251,7 @@ fn killed_checkpoint_is_synced_before_reuse() {
 }
 
 #[test]
-fn killed_journal_tail_is_synced_at_open() {
+fn journal_tail_of_a_killed_owner_is_synced_at_open() {
     for seed in 0..24 {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();
@@ -270,7 +270,7 @@ fn killed_journal_tail_is_synced_at_open() {
 }
 
 #[test]
-fn name_of_new_journal_file_is_synced_after_a_kill() {
+fn journal_file_name_of_a_killed_owner_is_synced_at_open() {
     for seed in 0..24 {
         let disk = SimDisk::new(1 << 24);
         let schedule = Schedule::new();

@@ -75,8 +75,9 @@ use write::Numbers;
 pub struct ArtOptions {
     /// Memory for frames that are cached and not dirty, in bytes.
     pub cache_bytes: u64,
-    /// Whether every change is durable when the call returns. [`crate::PrefixIndex::sync`] then
-    /// writes only the recency from [`crate::PrefixIndex::touch`].
+    /// Whether every change is durable when the call that makes it returns.
+    /// [`crate::PrefixIndex::sync`] then writes only the recency from
+    /// [`crate::PrefixIndex::touch`].
     pub durable: bool,
     /// Whether the open checks the pages and the links of every run, in addition to its record. If
     /// `false`, damage of a run's pages is found when they are used, and the run's descendants are
@@ -170,8 +171,8 @@ impl ArtIndex {
         }
     }
 
-    /// Returns the value, or `None` after an error, which is logged unless damage or an error has
-    /// been logged. The caller treats an error as a miss.
+    /// Returns the value, or `None` after an error, which is logged unless this index has already
+    /// logged damage or a failed read. The caller treats an error as a miss.
     fn or_miss<T>(&self, result: Result<T>) -> Option<T> {
         result
             .inspect_err(|error| {

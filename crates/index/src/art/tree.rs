@@ -4,7 +4,7 @@ use holt::{CheckpointConfig, Durability, KeyRangeEntryRef, RangeEntry, Tree, Tre
 use ritornello_format::{Error, Result};
 use std::path::Path;
 
-/// Operations per batch. A batch is one record of Holt's log, of at most about 1 MiB.
+/// Maximum operations per batch. A batch is one record of Holt's log, of at most about 1 MiB.
 pub(super) const OPS: usize = 1024;
 
 /// Minimum bytes of a stored value. Shorter values are padded.
@@ -133,7 +133,8 @@ impl Holt {
     }
 
     /// Applies a batch. The log gets the whole batch or no part of it. After a failure, a part of
-    /// the batch may have been applied to the tree. Returns the bytes of its keys and values.
+    /// the batch may have been applied to the tree. Returns the number of bytes of the batch's keys
+    /// and values.
     pub(super) fn apply(&self, batch: &Batch) -> Result<u64> {
         #[cfg(test)]
         let after = self.fail_after.lock().take();

@@ -16,7 +16,7 @@ const NUMBERS: u64 = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Numbers {
     pub(super) next: u64,
-    /// The tree records all numbers below this as assigned.
+    /// The tree records all numbers below `reserved` as assigned.
     pub(super) reserved: u64,
 }
 

@@ -1,8 +1,8 @@
 //! Watches the operations on the index, and selects the size ratio and the number of runs per level
 //! that suit them.
 //!
-//! **Off by default**, like the backend: the cargo feature `lsm` compiles it, and a store whose
-//! index is `lsm` runs it. [`Mode::Static`] turns it off.
+//! **Off by default**, like the backend: the cargo feature `lsm` compiles the controller, and a
+//! store whose index is `lsm` runs it. [`Mode::Static`] turns the controller off.
 //!
 //! Counting an operation takes one or two relaxed atomic additions. Decisions are made in
 //! [`Controller::decide`], which only [`crate::PrefixIndex::maintain_after`] calls. A new target is
@@ -28,7 +28,7 @@ const SHIFT: f64 = 0.15;
 const GAIN: f64 = 0.1;
 /// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;
-/// Maximum number of decisions kept.
+/// Maximum number of decisions in [`Controller::log`].
 const LOG: usize = 64;
 
 /// Whether the controller changes the setting.
@@ -69,7 +69,7 @@ impl Counts {
 #[derive(Debug)]
 struct State {
     mode: Mode,
-    /// The counts at the start of the current window.
+    /// The counts of operations at the start of the current window.
     began: [u64; 4],
     windows: VecDeque<Mix>,
     /// Mix and tree of the last decision.

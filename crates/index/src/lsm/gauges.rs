@@ -73,7 +73,8 @@ impl Gauges {
         *self.snapshot.lock() = None;
     }
 
-    /// The files, and the bytes of batches written since their snapshot.
+    /// The files in the latest snapshot of the directory, and the bytes of batches written since
+    /// that snapshot.
     pub(super) fn files(&self, db: &Families) -> (Files, u64) {
         let mut snapshot = self.snapshot.lock();
         let appended = self.appended.load(Ordering::Acquire);
@@ -88,8 +89,8 @@ impl Gauges {
     }
 
     /// Returns the maximum bytes that the files may take without further inserts. Tables count
-    /// twice, because a compaction writes new tables before it deletes the old ones. Bytes written
-    /// since the snapshot count three times: once in the log, twice in tables.
+    /// twice, because a compaction writes new tables before it deletes the old tables. Bytes
+    /// written since the snapshot count three times: once in the log, twice in tables.
     pub(super) fn worst_bytes(&self, db: &Families) -> u64 {
         let (files, since) = self.files(db);
         files.bytes + files.tables + 3 * since

@@ -19,7 +19,7 @@ use rocksdb::statistics::Ticker;
 const EVERY: u64 = 256;
 /// One of `EVERY_SEEK` seeks is timed.
 const EVERY_SEEK: u64 = 32;
-/// Weight of a new time in a mean.
+/// Weight of a new sample in a running mean of times.
 const WEIGHT: f64 = 1.0 / 32.0;
 /// A measured time counts as at most this multiple of the mean time. A longer time includes other
 /// work, for example of a preempting process.

@@ -15,8 +15,8 @@
 //! | `shape` | maps a setting to RocksDB's options |
 //! | `tuner` | applies `cost`, `controller`, `meter` and `shape` to the open database |
 //! | `gauges` | sizes and write statistics |
-//! | `recovery` | opens, repairs, and starts over |
-//! | `claim` | opens each database once per process |
+//! | `recovery` | opens and repairs the database, or replaces it by an empty database |
+//! | `claim` | refuses a second open of one database in one process |
 //! | `wal_corruption` | finds records that RocksDB would read in an endless loop |
 //! | `seal` | the recorded length of RocksDB's manifest |
 //!
@@ -40,16 +40,16 @@
 //! closing writes the batches to tables only if all of them were synced.
 //!
 //! **After a failed sync** reads may return bytes that are not on the disk, because the kernel has
-//! dropped the dirty state of their pages ([`crate::RunOptions::clean`]). Every open rewrites all
-//! data that may have been lost, so the failure does not have to be recorded:
+//! marked the pages of these bytes in the page cache as clean ([`crate::RunOptions::clean`]). Every
+//! open rewrites all data that may have been lost, so the failure does not have to be recorded:
 //!
 //! * The log: its records are read into memtables, and flushed to new, synced tables before the
 //!   open returns (`avoid_flush_during_recovery` is off). No record is appended to the old log.
 //! * The manifest: the first change after an open, which the open itself makes, writes the whole
 //!   manifest to a new file, syncs it, and only then lets `CURRENT` name it
 //!   (`reuse_manifest_on_open` is off). Old files are removed after that.
-//! * Tables: the manifest names a table only after it was synced. If that sync fails, the log is
-//!   kept, and the next open deletes the table.
+//! * Tables: the manifest names a table only after the table was synced. If that sync fails, the
+//!   log is kept, and the next open deletes the table.
 //!
 //! A process does not write or sync a file again after a failure; the index is poisoned.
 //!

@@ -1,9 +1,9 @@
 //! Options of the index, with the time at which they can be changed, and their RocksDB names.
 //!
-//! | | while open | RocksDB's own word |
+//! | option | can be changed | option of RocksDB |
 //! |---|---|---|
-//! | [`LsmOptions::mode`] | yes | see `shape` |
-//! | [`LsmOptions::budget`] | yes | not an option of RocksDB: inserts are refused |
+//! | [`LsmOptions::mode`] | while open | see `shape` |
+//! | [`LsmOptions::budget`] | while open | not an option of RocksDB: inserts are refused |
 //! | [`LsmOptions::memtable_bytes`] | at open, as it bounds all families together | `db_write_buffer_size` |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written later | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
@@ -75,7 +75,7 @@ impl Default for LsmOptions {
     }
 }
 
-/// Minimum bytes of a memtable: RocksDB raises smaller values to this.
+/// Minimum bytes of a memtable: RocksDB raises smaller values to this minimum.
 const MEMTABLE_BYTES_MIN: u64 = 64 << 10;
 /// Maximum bytes that a file preallocates.
 const PREALLOCATED_BYTES: usize = 64 << 10;

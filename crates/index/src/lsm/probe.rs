@@ -93,7 +93,7 @@ pub(super) fn scan(
         let (start, mut page) = (at, first);
         db.controller.ranged(1);
         db.meter.seek(|| iterator.seek(keys::path(scope, run, first)));
-        // The iterator does not see runs that were inserted after it was made.
+        // The iterator does not see runs that were inserted after the iterator was made.
         if iterator.key().is_none_or(|key| keys::read_path(key) != Some((scope, run, first))) {
             iterator = db.db.raw_iterator_cf(handle);
             iterator.seek(keys::path(scope, run, first));

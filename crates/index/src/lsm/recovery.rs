@@ -253,7 +253,9 @@ fn classify(path: &Path, error: rocksdb::Error) -> OpenFailure {
 }
 
 fn refused(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::fatal("the index cannot be opened").with("dir", path.display()).because(error)
+    Error::fatal("the index cannot be opened: check its directory and its disk")
+        .with("dir", path.display())
+        .because(error)
 }
 
 /// Copies the consistent runs into a new database.
@@ -340,7 +342,8 @@ fn open_damaged(names: &Names, options: &LsmOptions) -> Result<Option<Families>>
     }
 }
 
-/// Inserts every consistent run. Returns the numbers of runs copied and dropped.
+/// Inserts every consistent run of `old` into `new`. Returns the numbers of runs copied and
+/// dropped.
 fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
     let mut names: HashMap<RunId, RunId> = HashMap::new();
     let mut later = Vec::new();

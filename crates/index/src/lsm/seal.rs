@@ -3,8 +3,8 @@
 //! name.
 //!
 //! `lsm.seal` holds the name and the length of the manifest at the last open or close of the index.
-//! RocksDB syncs a manifest before it relies on it, so a crash makes no manifest shorter. If
-//! RocksDB has begun another manifest since, the seal proves nothing.
+//! RocksDB syncs a manifest before it uses the manifest, so a crash makes no manifest shorter.
+//! If RocksDB has begun another manifest since, the seal proves nothing.
 
 use std::path::Path;
 use std::{fs, io};

@@ -1,7 +1,7 @@
 //! Maps size ratio and runs to RocksDB's universal compaction, whose options can be changed while
 //! the database is open. `docs/adaptive-lsm.md` describes the limits of this mapping.
 //!
-//! | | RocksDB's own word |
+//! | rule | options of RocksDB |
 //! |---|---|
 //! | when a level has `K` runs, the next run causes a merge | `min_merge_width` = `max_merge_width` = `level0_file_num_compaction_trigger` = K + 1; for K = 1, `max_merge_width` is unlimited |
 //! | the merge includes the next older run if it has at most `T / K` times the total size of the newer runs | `size_ratio` = 100 (T / K - 1) |

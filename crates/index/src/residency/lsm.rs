@@ -319,7 +319,9 @@ fn is_missing_file(error: &rocksdb::Error) -> bool {
 }
 
 fn refused(dir: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::fatal("the residency index cannot be opened").with("dir", dir.display()).because(error)
+    Error::fatal("the residency index cannot be opened: check its directory and its disk")
+        .with("dir", dir.display())
+        .because(error)
 }
 
 fn database() -> Options {

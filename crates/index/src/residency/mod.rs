@@ -1,8 +1,8 @@
 //! Residency: the workers and tiers on which pages are present, for routers.
 //!
 //! A router receives events from many workers about pages that they stored, removed and cleared.
-//! For each request it needs, for each worker, the number of leading pages that the worker holds.
-//! [`Residency`] answers this; three backends implement it:
+//! For each request the router needs, for each worker, the number of leading pages that the worker
+//! holds. [`Residency`] answers this; three backends implement it:
 //!
 //! | | holds | keeps after a restart |
 //! |---|---|---|
@@ -45,7 +45,7 @@ use ritornello_format::{Error, PageHash, PageHashes, Result, ScopeSlot};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyStats {
     /// Number of pages, including pages of cleared holders that [`Residency::maintain`] has not
-    /// removed yet. The backend `lsm` estimates it.
+    /// removed yet. The backend `lsm` estimates the number.
     pub pages: u64,
     /// Number of sets of holders, each shared by all pages with these holders. Until
     /// [`Residency::maintain`] the number includes sets that became empty, or equal to another set,

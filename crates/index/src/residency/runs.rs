@@ -304,7 +304,7 @@ impl Runs {
         }
     }
 
-    /// Changes the sets of pages of a run, and removes the pages that have no holders then.
+    /// Changes the sets of pages of a run, and removes the pages that then have no holders.
     fn change(
         &mut self,
         number: Number,

@@ -42,9 +42,9 @@ pub(super) fn path(dir: &Path, slot: usize) -> PathBuf {
     dir.join(format!("checkpoint-{slot}"))
 }
 
-/// Returns the path at which a rewriting open writes its checkpoint before it renames it to one of
-/// the two checkpoint files. The file at this path is never read: after a crash, the next open
-/// removes it.
+/// Returns the path at which a rewriting open writes its checkpoint, before it renames the file to
+/// one of the two checkpoint files. The file at this path is never read: after a crash, the next
+/// open removes it.
 pub(super) fn path_of_new(dir: &Path) -> PathBuf {
     dir.join("checkpoint-new")
 }
@@ -73,9 +73,10 @@ impl Checkpoints {
 }
 
 impl RunIndex {
-    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file has the
-    /// length [`journal_bytes_max`], if all journal files together have this length and the worst
-    /// case takes three quarters of the budget, or if the files exceed the budget.
+    /// Returns whether a checkpoint is due. A checkpoint is due if the current journal file has at
+    /// least the length [`journal_bytes_max`], if all journal files together have at least this
+    /// length and [`RunIndex::worst_case`] is at least three quarters of the budget, or if the
+    /// files exceed the budget.
     pub(super) fn is_checkpoint_due(&self) -> bool {
         let budget = self.budget();
         let (journal, limit) =

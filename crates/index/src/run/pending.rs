@@ -7,9 +7,9 @@
 //! stay for the next sync.
 //!
 //! A writer does no I/O, so the caller of the index must call `sync`, which empties the buffer,
-//! before it grows large. [`crate::IndexStats::pending_bytes`] reports its length; beyond
-//! [`super::RunOptions::pending_bytes_max`], or a sixteenth of the index's memory if that is less,
-//! inserts are refused until the next sync.
+//! before the buffer grows large. [`crate::IndexStats::pending_bytes`] reports the buffer's length;
+//! beyond [`super::RunOptions::pending_bytes_max`], or a sixteenth of the index's memory if that is
+//! less, inserts are refused until the next sync.
 
 use super::RunIndex;
 use super::options::checkpoint_bytes;

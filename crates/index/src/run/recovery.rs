@@ -24,13 +24,14 @@
 //! No file that was read is changed before step 3. A checkpoint that looks intact in the page cache
 //! may be damaged on the disk; the other checkpoint and its journal are then the only valid state.
 //! Power loss before the end of step 3 leaves the old files and an empty journal file, which is not
-//! damage; after it the new checkpoint suffices. `checkpoint-new` is never read, and the next open
-//! removes it.
+//! damage; after step 3 the new checkpoint suffices. `checkpoint-new` is never read, and the next
+//! open removes it.
 //!
 //! Until step 4 the files may exceed the budget by the new checkpoint. If the file system has no
-//! room for it, the open fails with `Retry`, reports the bytes that it needs, and leaves the old
-//! files unchanged. No old file can be removed first, because each may be needed. No old file is
-//! overwritten in place, because a disk that has just failed may tear the only copy.
+//! room for the new checkpoint, the open fails with `Retry`, reports the bytes that the checkpoint
+//! needs, and leaves the old files unchanged. No old file can be removed first, because each may be
+//! needed. No old file is overwritten in place, because a disk that has just failed may tear the
+//! only copy.
 
 use super::checkpoint::{self, CheckpointFile, Checkpoints};
 use super::frames::{Frames, Next};

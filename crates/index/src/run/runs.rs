@@ -61,7 +61,8 @@ pub(crate) struct Runs {
     heap_bytes: usize,
     /// Bytes that all runs and retentions take in a checkpoint, without frames.
     pub(crate) image_bytes: u64,
-    /// The ends of retentions, by run. Few runs are retained, so the records have no field for it.
+    /// The ends of retentions, by run. Few runs are retained, so the records have no field for this
+    /// time.
     retained: BTreeMap<Number, u64>,
     /// The store's clock at the last retention.
     pub(crate) clock: u64,
@@ -75,7 +76,7 @@ pub(crate) struct Cut {
     pub(crate) pages: u32,
     /// Number of the first page of `hashes`.
     pub(crate) first: u16,
-    /// The hashes after the cut; [`PageHash::NONE`] for pages that had been removed.
+    /// The hashes after the cut; [`PageHash::NONE`] for pages that had been removed before the cut.
     pub(crate) hashes: Vec<PageHash>,
     pub(crate) extents: Vec<Extent>,
 }
@@ -114,7 +115,7 @@ impl Runs {
         (run != NO_RUN && self.is_live(run) && self.id(run) == id).then_some(run)
     }
 
-    /// Whether a run exists. Numbers without a record are allowed.
+    /// Whether a run exists. Returns `false` for a number that has no record.
     pub(crate) fn is_live(&self, run: Number) -> bool {
         let chunk = self.hot.get(run as usize >> CHUNK_BITS);
         chunk.and_then(|chunk| chunk.get(run as usize % CHUNK)).is_some_and(|hot| hot.length > 0)
@@ -370,7 +371,7 @@ impl Runs {
         Some(Cut { whole, pages: freed as u32, first: keep as u16, hashes, extents })
     }
 
-    /// Sets the length and frees the hashes after it.
+    /// Shortens a run to its first `keep` pages, and frees the hashes of the other pages.
     fn shorten(&mut self, run: Number, keep: usize) {
         let hot = self.hot_mut(run);
         hot.length = keep as u16;

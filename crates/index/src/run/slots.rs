@@ -1,4 +1,5 @@
-//! The slot table: from a page's hash to its run and its number in the run, in 8 bytes per page.
+//! The slot table: from a page's hash to the page's run and the page's number in the run, in 8
+//! bytes per page.
 //!
 //! A slot is `tag (20 bits) | run (28) | page (16)`. Twelve bits of the hash select one of 4,096
 //! shards, twenty others are the tag. A shard is a sorted linear-probing table: a slot's home
@@ -171,8 +172,8 @@ impl Slots {
         shard.slots.get(shard.home(Self::tag(hash))).copied().unwrap_or_default()
     }
 
-    /// Adds a slot, unless `same` returns true for one of the candidates. Returns whether it was
-    /// added.
+    /// Adds a slot, unless `same` returns true for one of the candidates. Returns whether the slot
+    /// was added.
     pub(crate) fn insert(
         &mut self,
         hash: PageHash,
@@ -236,7 +237,7 @@ impl Shard {
         }
     }
 
-    /// Inserts a slot; fails if there is no free slot at or after its home position.
+    /// Inserts a slot. Returns `false` if no position at or after the slot's home position is free.
     fn try_insert(&mut self, slot: u64) -> bool {
         let tail = &mut self.slots
             [((u64::from(tag_of(slot)) * u64::from(self.capacity)) >> TAG_BITS) as usize..];

@@ -1,11 +1,11 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
-//! [`super::RunIndex`] guards them with one read-write lock. A probe holds it once, for reading:
-//! for less than a microsecond for some hundred pages. A writer changes slots in *batches* of at
-//! most [`LOCK_BATCH`] pages, and retentions in batches of at most 1,024. It holds the lock for
-//! writing during one batch at a time, and a reader may see the state between two batches. A run
-//! that is being inserted therefore has length zero until all its slots exist, and a cut reduces
-//! the length of a run before it removes slots.
+//! [`super::RunIndex`] guards them with one read-write lock. A probe holds the lock once, for
+//! reading: for less than a microsecond for some hundred pages. A writer changes slots in *batches*
+//! of at most [`LOCK_BATCH`] pages, and retentions in batches of at most 1,024. The writer holds
+//! the lock for writing during one batch at a time, and a reader may see the state between two
+//! batches. A run that is being inserted therefore has length zero until all its slots exist, and a
+//! cut reduces the length of a run before it removes slots.
 
 use super::runs::{Cut, NO_RUN, Runs};
 use super::slots::{Number, Slots};

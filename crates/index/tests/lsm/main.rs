@@ -56,7 +56,7 @@ fn second_open_by_another_path_is_refused() {
 }
 
 /// Fills an index until [`synced_changes_survive_a_kill`], which runs this test in another process,
-/// kills the process. Does nothing if it is run in any other way.
+/// kills the process. Does nothing if the variable `RITORNELLO_TEST_KILLED_DIR` is not set.
 #[test]
 fn child_that_is_killed() {
     let Some(dir) = std::env::var_os("RITORNELLO_TEST_KILLED_DIR") else { return };
@@ -132,7 +132,7 @@ fn recency_retention_and_clock_survive_a_close() {
 }
 
 #[test]
-fn open_index_is_not_repaired() {
+fn second_open_leaves_an_open_index_intact() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     fill(&index, 0..3);
@@ -265,9 +265,9 @@ fn decisions_follow_operations_and_are_reported() {
     }
     let read = index.tuning().unwrap();
     let last = *read.decisions.last().unwrap();
-    // The tuner decides anew after two consecutive windows of 4,096 operations whose mix has
-    // shifted. The first of them may have begun while the test still wrote, so the mix may contain
-    // writes.
+    // The tuner makes a new decision after two consecutive windows of 4,096 operations whose mix
+    // has shifted. The first of them may have begun while the test still wrote, so the mix may
+    // contain writes.
     assert!(last.mix.writes < 0.3 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
     assert!(read.target.runs <= written.target.runs, "{read:?}");
 }

@@ -61,7 +61,7 @@ impl Default for RunResidencyOptions {
 /// The result of [`RunResidency::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResidencyRecovered {
-    /// Records applied.
+    /// Number of records applied.
     pub replayed: u64,
     /// Bytes at the ends of files, from a torn or damaged frame onwards, that were not applied. A
     /// crash may tear the last frame.

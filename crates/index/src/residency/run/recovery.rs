@@ -28,7 +28,7 @@ struct Restored {
     last: u64,
     /// End of the intact part of the last file.
     length: u64,
-    /// Length of the last file when its initial copy was complete; zero if it is incomplete.
+    /// Length of the last file when its initial copy was complete; zero if the copy is incomplete.
     copied: u64,
     is_whole: bool,
     recovered: ResidencyRecovered,
@@ -109,8 +109,8 @@ pub(super) fn open(
         let file = medium.open(&journal::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
-            // A file without an intact header is damage, unless it is the last: its creation was
-            // then interrupted.
+            // A file without an intact header is damage, unless it is the last file, whose creation
+            // was then interrupted.
             damaged |= Some(&number) != numbers.last();
             continue;
         };
