@@ -216,7 +216,9 @@ impl Scope {
         let numbers = [l1 - l0, h1 - h0, self.page_tokens, self.head_dim]
             .iter()
             .try_fold(2 * item, |bytes: u64, &factor| bytes.checked_mul(u64::from(factor)));
-        numbers.map(Some).ok_or_else(|| Error::invalid("the page size overflows 64 bits: correct the shape"))
+        numbers
+            .map(Some)
+            .ok_or_else(|| Error::invalid("the page size overflows 64 bits: correct the shape"))
     }
 
     /// Checks that `other`, which has the same [`Scope::id`], is the same scope.

@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         self.raw(N)?.try_into().map_err(|_| short())
     }
-    /// Reads a `u32` length, then as many bytes.
+    /// Reads a `u32` length, then bytes of this length.
     pub fn blob(&mut self) -> Result<&'a [u8]> {
         let count = self.u32()?;
         self.raw(count as usize)
