@@ -150,8 +150,7 @@ impl RunHeader {
             || self.slices.len() != self.keys.len() * usize::from(self.slices_per_page)
         {
             return Err(Error::invalid(
-                "a run header has a key of a wrong length, or its slices do not match its \
-                 keys",
+                "a run header has a key of a wrong length, or slices that do not match its keys",
             ));
         }
         let bare = FIXED_BYTES
