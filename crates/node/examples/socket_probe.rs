@@ -1,4 +1,5 @@
-//! Measures a probe of 256 keys of 32 bytes through the socket, and in the owner itself.
+//! Measures how long a probe of 256 keys of 32 bytes takes: a client's probe through the socket,
+//! and a probe in the owner's process.
 //!
 //! ```sh
 //! cargo run --release -p ritornello-node --example socket_probe

@@ -62,13 +62,13 @@ impl Channel {
         Ok(Self { stream, slice, input, filled: 0, consumed: 0, bytes_max, grant, output })
     }
 
-    /// Limits received messages to the length of a hello, until the peer is known.
+    /// Limits received messages to [`HELLO_BYTES_MAX`] until [`Channel::authenticate`] is called.
     pub(crate) fn unauthenticated(mut self) -> Self {
         self.bytes_max = HELLO_BYTES_MAX;
         self
     }
 
-    /// Accepts long messages of a known peer, up to the limits of `grant`.
+    /// Raises the limit of received messages to [`MESSAGE_BYTES_MAX`]. `grant` limits their memory.
     pub(crate) fn authenticate(&mut self, grant: Grant) {
         self.bytes_max = MESSAGE_BYTES_MAX;
         self.grant = grant;
@@ -83,8 +83,9 @@ impl Channel {
         let mut output = std::mem::take(&mut self.output);
         output.clear();
         output.extend_from_slice(&[0; PREFIX]);
-        let mut output = postcard::to_extend(message, output)
-            .map_err(|error| Error::fatal("a message cannot be encoded").because(error))?;
+        let mut output = postcard::to_extend(message, output).map_err(|error| {
+            Error::fatal("a message cannot be encoded: report this").because(error)
+        })?;
         let length = output.len() - PREFIX;
         if length > MESSAGE_BYTES_MAX {
             return Err(Error::invalid("too many keys for one call: pass fewer at a time")
@@ -204,7 +205,7 @@ impl Channel {
         let length = u32::from_le_bytes(*prefix) as usize;
         if length > self.bytes_max {
             return Err(Error::invalid(
-                "this is not Ritornello's protocol, or the message is too long",
+                "a message is too long, or the peer does not speak Ritornello's protocol",
             )
             .with("bytes", length)
             .with("bytes_max", self.bytes_max));
@@ -245,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_all_sizes_come_through() {
+    fn messages_of_all_sizes_arrive_unchanged() {
         for length in [0usize, 1, 100, BUFFER_START, 3 * BUFFER_KEPT] {
             let (mut near, far) = pair();
             let message: Vec<u8> = (0..length).map(|at| at as u8).collect();
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn truncated_message_is_lost_and_silence_times_out() {
+    fn incomplete_message_times_out_or_loses_the_peer() {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
@@ -289,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_peer_times_out() {
+    fn receive_and_send_time_out_on_a_slow_peer() {
         let (near, far) = UnixStream::pair().unwrap();
         let mut near = Channel::new(Arc::new(near), Duration::from_millis(100)).unwrap();
         let mut reader = far.try_clone().unwrap();
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn last_message_arrives_whole_or_fails() {
+    fn shutdown_returns_a_whole_message_or_fails_its_send() {
         let (mut near, mut far) = pair();
         far.write_all(&[2, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).is_err());
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn first_message_is_limited() {
+    fn length_of_the_first_message_is_limited() {
         let (near, mut far) = pair();
         let mut near = near.unauthenticated();
         far.write_all(&(HELLO_BYTES_MAX as u32 + 1).to_le_bytes()).unwrap();
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn long_message_holds_its_grant_until_the_next() {
+    fn next_receive_returns_memory_of_a_long_message() {
         let (mut near, mut far) = pair();
         let budget = MemoryBudget::new(2 * BUFFER_KEPT);
         near.authenticate(Grant::of(vec![Arc::clone(&budget)]));

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum connections of one process to its owner. A call occupies its connection until the
 /// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// Maximum time to wait for a handshake. After it, the owner is treated as silent.
+/// Maximum duration of a handshake. An owner whose handshake takes longer is treated as silent.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
 /// immediately. The check finds dead owners whose connections a forked child keeps open.
@@ -56,15 +56,15 @@ struct Pool {
 }
 
 impl Client {
-    /// Connects to the owner of `directory`, if one listens.
+    /// Connects to the owner of `directory`.
     ///
     /// # Errors
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if there is no owner, or it died;
     /// [`OwnerSilent`] if it does not answer; [`StoreReopening`](ritornello_store::StoreReopening)
-    /// if it reopens the store; `Invalid` if another user owns it; `Retry` if it has too many
-    /// clients, or another format, or if this process's name cannot be locked; `Retry` if it has no
-    /// protocol version in common with this build, an error that is repeated for a second without a
-    /// new handshake.
+    /// if it reopens the store; `Invalid` if the owner's process runs as another user; `Retry` if
+    /// the owner has too many clients or another format, or if this process's name cannot be
+    /// locked; `Retry` if the owner has no protocol version in common with this build. For a
+    /// second, further calls return this last error without a handshake.
     pub(crate) fn connect(directory: &Arc<NodeDirectory>, until: Instant) -> Result<Arc<Self>> {
         // Read the holder before connecting: if the owner changes afterwards, the first liveness
         // check notices the change.
@@ -193,7 +193,7 @@ impl Client {
         };
         let thread = std::thread::Builder::new().name("ritornello-probe".to_owned());
         if let Err(error) = thread.spawn(move || probe.run()) {
-            tracing::warn!(%error, "no thread to probe whether the store's owner responds");
+            tracing::warn!(%error, "cannot start a thread to probe the store's owner");
             self.liveness.end_probe(false);
         }
     }
@@ -205,14 +205,14 @@ impl Client {
         }
     }
 
-    /// Makes a call as soon as the silent owner responds.
+    /// Makes `call` when the silent owner responds again, or now if it has responded since.
     pub(crate) fn call_later(self: &Arc<Self>, call: LaterCall) {
         if self.liveness.defer(call) {
             self.send_deferred();
         }
     }
 
-    /// Makes the calls that were deferred during a silence.
+    /// Makes the calls that were deferred while the owner was silent.
     fn send_deferred(self: &Arc<Self>) {
         for call in self.liveness.take_deferred() {
             if let Err(error) = self.call(&call.request(), Instant::now() + DEFERRED_TIMEOUT) {

@@ -28,8 +28,8 @@ const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Maximum names of one process, unless it is in another PID namespace. The process takes a new
 /// name with each owner, and keeps every name under which reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Number of connections without a complete handshake from which each new connection shuts down the
-/// oldest of them.
+/// Number of unauthenticated connections at which, or above which, each new connection shuts down
+/// the oldest unauthenticated connection.
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Maximum bytes of long messages over all clients. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per
 /// client.
@@ -187,7 +187,7 @@ impl ConnectionGuard {
 impl State {
     fn check_new_client(&self, name: &str, pid: i32) -> Result<()> {
         if self.clients.contains_key(name) {
-            return Err(Error::invalid("a client of this name is connected"));
+            return Err(Error::invalid("a client of this name is already connected"));
         }
         if self.clients.len() >= CLIENTS_MAX {
             return Err(

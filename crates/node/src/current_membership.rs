@@ -104,7 +104,7 @@ impl CurrentMembership {
     }
 
     /// Returns whether this process owns the store and no thread waits to change the membership.
-    /// While this holds, a call waits neither for another process nor for the membership's lock.
+    /// While both are true, a call waits neither for another process nor for the membership's lock.
     /// Never waits.
     pub(crate) fn answers_at_once(&self) -> bool {
         // `try_read` fails while a writer waits, because a waiting writer blocks new readers.
@@ -161,7 +161,7 @@ impl CurrentMembership {
         Some(ChangeGuard { current: self, failed_search })
     }
 
-    /// Takes over from an owner that died, as any call does.
+    /// If the owner died, connects to the next owner or becomes the owner, as any call does.
     ///
     /// # Errors
     /// [`OwnerSilent`] if the owner does not respond; `Closed` if the store is closed, or its path
@@ -229,7 +229,7 @@ impl CurrentMembership {
             return Err(guard.close_as_replaced());
         }
         let (role, dir) = (membership.role().word(), directory.path().display());
-        tracing::info!(role, %dir, "the store's owner has ended");
+        tracing::info!(role, %dir, "the previous owner ended; `role` is this process's role now");
         guard.use_owner(membership);
         // Notify again, because a core that was poisoned before this point was not visible to the
         // heal thread.

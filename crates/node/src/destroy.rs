@@ -94,7 +94,7 @@ fn is_index(name: &str) -> bool {
         || ["lsm.damaged", "lsm.seal"].contains(&name)
 }
 
-/// RocksDB's own files, of any version.
+/// Whether `name` is a file of RocksDB, of any version.
 fn is_rocksdb(name: &str) -> bool {
     let numbered = name.split_once('.').is_some_and(|(number, ending)| {
         number.bytes().all(|b| b.is_ascii_digit()) && ["sst", "log", "dbtmp"].contains(&ending)
@@ -112,12 +112,12 @@ fn remove_where(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
 }
 
 fn remove_files(dir: &Path, which: impl Fn(&str) -> bool) -> io::Result<()> {
-    let replies = match fs::read_dir(dir) {
-        Ok(replies) => replies.collect::<result::Result<Vec<_>, _>>()?,
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries.collect::<result::Result<Vec<_>, _>>()?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
     };
-    for entry in replies {
+    for entry in entries {
         if entry.file_name().to_str().is_some_and(&which) && !entry.file_type()?.is_dir() {
             remove(&entry.path())?;
         }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 /// Maximum duration of a call that waits for a disk, such as a commit in `durable` mode, `flush` or
 /// `clear`.
 const DISK_CALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Maximum time to wait for writes in progress when closing.
+/// Maximum time to wait for writes and calls in progress when closing.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Number of retries of one call that are made immediately after its owner was lost; each further
 /// retry first waits for [`RETRY_PAUSE`].
@@ -413,7 +413,7 @@ mod tests {
         let soon = || Instant::now() + Duration::from_millis(20);
         assert!(reservations.begin() && reservations.begin());
         assert!(!reservations.close(soon()));
-        assert!(!reservations.begin(), "closed");
+        assert!(!reservations.begin(), "reservations are closed");
         reservations.complete(None);
         reservations.complete(Some((7, Arc::clone(&owner))));
         assert!(!reservations.close(soon()));
@@ -426,7 +426,7 @@ mod tests {
         });
         assert!(reservations.remove(7).is_none());
         reservations.reopen(&AtomicBool::new(true));
-        assert!(!reservations.begin(), "closed permanently");
+        assert!(!reservations.begin(), "the store is being closed");
         reservations.reopen(&AtomicBool::new(false));
         assert!(reservations.begin());
     }

@@ -1,4 +1,4 @@
-//! Socket messages for a fuzzer, compiled only with the feature `fuzzing`.
+//! Socket messages for a fuzzer, compiled only in tests and with the feature `fuzzing`.
 //!
 //! The first byte of an input selects which of the four kinds of message follows. On the socket no
 //! such byte exists: each message's position in the exchange decides its kind.
@@ -107,8 +107,8 @@ pub fn ask(catalog: &dyn Catalog, message: &[u8]) -> bool {
 #[must_use]
 pub fn messages(scope: &Scope, known: ScopeRef) -> Vec<Vec<u8>> {
     let keys: [&[&[u8]]; 2] = [&[&[1; 16], &[2; 16], &[3; 16]], &[&[1; 8], &[2; 64], &[3; 64]]];
-    // A core accepts an empty `page_units`, or one entry per key, at most the units of an unencoded
-    // page. Timeouts are zero, so requests do not wait for space.
+    // A core accepts an empty `page_units`, or one entry per key, each at most the number of units
+    // of an unencoded page. Timeouts are zero, so requests do not wait for space.
     let raw = ReserveRequest::default();
     let (page_units, retain_until) = (vec![1; 3], 1 << 33);
     let encoded = ReserveRequest { page_units, slices_per_page: 2, retain_until, ..raw.clone() };
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_is_made() {
+    fn every_message_variant_is_generated() {
         let made = |kind: u8| -> BTreeSet<u8> {
             all().iter().filter(|message| message[0] == kind).map(|message| message[1]).collect()
         };

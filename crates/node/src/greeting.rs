@@ -101,9 +101,9 @@ impl OtherVersion {
     /// The error for a peer with these versions.
     pub(crate) fn error(self, peer: &'static str) -> Error {
         let advice = if self.newest > NEWEST {
-            "is a newer version of Ritornello: restart this process with that version"
+            "runs a newer version of Ritornello: restart this process with that version"
         } else {
-            "is an older version of Ritornello: restart it with the version of this process"
+            "runs an older version of Ritornello: restart it with the version of this process"
         };
         Error::retry(format!("{peer} {advice}; nothing is hit or stored until then"))
             .with("protocol", span(OLDEST, NEWEST))
@@ -118,7 +118,7 @@ fn span(oldest: u32, newest: u32) -> String {
 
 impl fmt::Display for OtherVersion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the two have no protocol version in common")
+        f.write_str("the two processes have no protocol version in common")
     }
 }
 

@@ -4,8 +4,8 @@
 //! A failed write or sync poisons a core permanently, because the kernel may have dropped the pages
 //! it could not write and may report success afterwards. The owner therefore closes the core and
 //! opens a new core, which recovers as after a kill: it writes the index into new files, because a
-//! sync of the old files could report success without writing them, and drains all free space
-//! before it reuses the space. A dedicated thread does this with back-off; while the disks reject
+//! sync of the old files could report success without writing them, and drains the segments before
+//! it reuses free space. A dedicated thread does this with back-off; while the disks reject
 //! writes, the poisoned core keeps answering lookups and reads. If only some volumes reject writes,
 //! the new core opens without them.
 //!
@@ -93,7 +93,9 @@ pub(crate) fn start(catalog: &Arc<FailoverCatalog>) -> Result<()> {
         .name("ritornello-heal".to_owned())
         .spawn(move || run(&catalog, &heal_signal))
         .map(drop)
-        .map_err(|error| Error::retry("no thread to reopen a failed store").because(error))
+        .map_err(|error| {
+            Error::retry("cannot start the thread that reopens a failed store").because(error)
+        })
 }
 
 fn run(catalog: &Weak<FailoverCatalog>, heal_signal: &HealSignal) {
@@ -172,7 +174,7 @@ impl FailoverCatalog {
         tracing::warn!(
             dir = %directory.path().display(),
             volumes = volumes.join(", "),
-            "{departure}: the store is closed here, and the next call opens the store at the path"
+            "{departure}: this process closes the store, and may open the path again"
         );
         while !self.try_leave() && heal_signal.sleep(PAUSES.0) {}
     }
@@ -206,7 +208,7 @@ impl FailoverCatalog {
                 )
             }
             Err(error) => {
-                tracing::debug!(%error, %dir, "the store to be left cannot be closed yet");
+                tracing::debug!(%error, %dir, "the store to leave cannot be closed yet");
                 return false;
             }
         }

@@ -58,7 +58,10 @@ impl DirectoryLock {
         if let Some(file) = self.file.lock().as_ref()
             && let Err(error) = record_lock::unlock(file)
         {
-            tracing::warn!(%error, "the lock was not released: it is held until the process ends");
+            tracing::warn!(
+                %error,
+                "the store's LOCK file cannot be unlocked: it stays locked until this process ends"
+            );
         }
     }
 

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_differ_by_number_device_root_and_point() {
+    fn mountinfo_line_gives_number_device_root_and_point() {
         let line = "36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
         let mount = ["36", "98:0", "/mnt1", "/mnt2"].map(str::to_owned);
         assert_eq!(parse(line), Some(mount));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptor_tells_the_same_mount_as_statx() {
+    fn fdinfo_and_statx_report_the_same_mount() {
         for path in ["/", "/proc", "/dev"].map(Path::new) {
             let number = number_by_descriptor(path).unwrap();
             assert!(number.is_some() && number == number_of(path).unwrap(), "{}", path.display());

@@ -112,7 +112,7 @@ fn prepare(medium: &Arc<dyn Medium>, options: &Options, name: &Path) -> Result<P
         }
         found => found.map_err(refused)?,
     };
-    // Check the owner before anything in the directory is read.
+    // Check which user owns the directory before reading anything in it.
     let owner = medium.owner(&path).map_err(refused)?;
     if !owner.is_this_user {
         return Err(foreign_directory(&path, owner));
@@ -169,8 +169,8 @@ impl Node {
         self.shared.catalog.membership.get().role()
     }
 
-    /// Returns whether this process owns the store, and a call that needs no disk waits for
-    /// nothing: the store is not being reopened or closed. Never waits.
+    /// Returns whether this process owns the store and neither reopens nor closes it, so that a
+    /// call that needs no disk returns immediately. Never waits.
     #[must_use]
     pub fn answers_at_once(&self) -> bool {
         self.shared.catalog.membership.answers_at_once()

@@ -274,7 +274,7 @@ pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
         }
         io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
         _ => {
-            return Error::retry("the store's directory failed")
+            return Error::retry("a file operation in the store's directory failed")
                 .with("dir", path.display())
                 .because(error);
         }
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn owner_waits_while_its_path_cannot_be_examined() {
+    fn lock_is_refused_while_the_path_cannot_be_examined() {
         let root = tempfile::tempdir().unwrap();
         let (dir, away) = (root.path().join("dir"), root.path().join("away"));
         std::fs::create_dir(&dir).unwrap();

@@ -32,7 +32,7 @@ mod tests {
     use ritornello_store::OwnerSilent;
 
     #[test]
-    fn only_a_lost_owner_counts_as_lost() {
+    fn other_errors_do_not_count_as_a_lost_owner() {
         let cause = || io::Error::from(io::ErrorKind::BrokenPipe);
         assert!(is_owner_lost(&owner_lost(cause()).with("dir", "d")));
         assert!(!is_owner_lost(&Error::retry("busy").because(cause())));

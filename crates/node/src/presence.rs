@@ -149,8 +149,10 @@ fn path(name: &str) -> String {
 }
 
 fn unannounced(error: io::Error) -> Error {
-    Error::retry("this process cannot announce itself under clients/ in the store's directory")
-        .because(error)
+    Error::retry(
+        "this process cannot lock a file of its own under clients/ in the store's directory",
+    )
+    .because(error)
 }
 
 #[cfg(test)]

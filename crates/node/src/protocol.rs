@@ -85,8 +85,8 @@ mod tests {
         let owner = messages(include_bytes!("../tests/recorded/owner-7.bin"));
         let hello = First::<Hello>::read(client[0], spoken.clone(), peer).unwrap();
         assert_eq!((hello.version, encoded(&hello)), (7, client[0].to_vec()));
-        let entry = First::<HelloReply>::read(owner[0], spoken, peer).unwrap();
-        assert_eq!((entry.version, encoded(&entry)), (7, owner[0].to_vec()));
+        let reply = First::<HelloReply>::read(owner[0], spoken, peer).unwrap();
+        assert_eq!((reply.version, encoded(&reply)), (7, owner[0].to_vec()));
         for message in &client[1..] {
             assert_eq!(encoded(&decode::<Request<'_>>(message).unwrap()), *message);
         }

@@ -96,7 +96,7 @@ impl Reopening {
         match Server::start(directory, authority, &Arc::default(), former.epoch) {
             Ok(server) => *refusing = Some(server),
             Err(error) => {
-                tracing::debug!(%error, "no server reports to clients that the store is reopened")
+                tracing::debug!(%error, "cannot start the server that refuses clients")
             }
         }
     }

@@ -11,8 +11,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Restores in `dir`, which is new or empty, the store of which `others` are directories, with the
-/// pages in them: see [`Restore`]. `progress` receives the number of bytes searched and the total.
+/// Restores into `dir`, which must be new or empty, the store whose other directories are `others`,
+/// with the pages in these directories: see [`Restore`]. `progress` receives the number of bytes
+/// searched and the total.
 ///
 /// # Errors
 /// `Invalid` if a process is seen to use `others`, or owns the store in `dir`; errors of creating
@@ -31,7 +32,7 @@ pub fn restore(
         }
         found => found.map_err(|error| unusable(dir, error))?,
     };
-    // Check all before the directory is created, and before a lock file is.
+    // Check everything before creating the directory and its lock file.
     Restore::plan(&medium, &path, others)?;
     if let Some(process) = user_of(others) {
         return Err(Error::invalid(

@@ -36,7 +36,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of [`CHECK_INTERVAL`]s between two sweeps of files that dead clients left under
 /// `clients/`.
 const SWEEP_CHECKS: u32 = 12;
-/// Maximum wait for received calls when the server stops. Their connections are then shut down.
+/// Maximum time that a stopping server waits for the end of received calls. It then shuts down all
+/// connections.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait for the end of all connections after the core was closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -162,12 +163,12 @@ impl Acceptor {
         let stream = match accept_with(&self.listener.socket, SocketFlags::CLOEXEC) {
             Ok(stream) => Arc::new(UnixStream::from(stream)),
             Err(error) => {
-                tracing::warn!(%error, "a client could not be accepted");
+                tracing::warn!(%error, "a client's connection could not be accepted");
                 return false;
             }
         };
         let Some(guard) = self.connections.accept(&stream) else {
-            tracing::warn!("too many connections: a client was refused");
+            tracing::warn!("too many unauthenticated connections: a new connection was closed");
             return false;
         };
         let (directory, epoch) = (Arc::clone(&self.directory), self.epoch);
@@ -181,7 +182,7 @@ impl Acceptor {
         match thread.spawn(work) {
             Ok(_) => true,
             Err(error) => {
-                tracing::warn!(%error, "no thread for a client");
+                tracing::warn!(%error, "a connection was closed: no thread can be started for it");
                 false
             }
         }
@@ -249,9 +250,11 @@ fn admit(
     // The owner grants space only to a client that holds the lock on its name: the owner learns
     // from this lock when the client has died.
     if !presence::is_alive(directory, &hello.name) {
-        return Err(Error::retry("the client's name is not locked").with("pid", hello.pid));
+        return Err(
+            Error::retry("the client's file under clients/ is not locked").with("pid", hello.pid)
+        );
     }
-    tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "connected");
+    tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "a client greeted");
     guard.register(&hello.name, pid, hello.first)
 }
 
@@ -315,7 +318,11 @@ fn undo_unsent(catalog: &dyn Catalog, response: &Response) {
         _ => return,
     };
     if let Err(error) = undone {
-        tracing::warn!(%error, "space stays withheld until its client or its lease ends");
+        tracing::warn!(
+            %error,
+            "a response was not sent, and its reservation or lease cannot be released: the space \
+             stays in use until the client disconnects or the lease expires"
+        );
     }
 }
 
@@ -336,5 +343,5 @@ fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
 }
 
 fn timed_out() -> Error {
-    Error::retry("the peer stopped in the middle of a message")
+    Error::retry("the peer did not send or read a message in time")
 }

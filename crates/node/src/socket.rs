@@ -134,9 +134,12 @@ pub(crate) fn check_peer(socket: &impl AsFd) -> Result<i32> {
     if peer.uid() == own {
         return Ok(peer.pid());
     }
-    Err(Error::invalid("the process at the other end of the store's socket is another user's")
-        .with("theirs", peer.uid())
-        .with("ours", own))
+    Err(Error::invalid(
+        "the process at the other end of the store's socket runs as another user: run all \
+         processes of a store as the same user",
+    )
+    .with("theirs", peer.uid())
+    .with("ours", own))
 }
 
 fn stream_socket() -> io::Result<OwnedFd> {
@@ -158,7 +161,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn sweep_removes_unpublished_sockets_only() {
+    fn sweep_removes_temporary_sockets_only() {
         let dir = tempfile::tempdir().unwrap();
         let directory = NodeDirectory::open(dir.path()).unwrap();
         let listener = Listener::bind(&directory).unwrap();

@@ -37,8 +37,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // Puts a page into a scope that has the name of the tests' scope, and pages of twice the
-        // length.
+        // Puts a page into a scope that has the same name as the tests' scope, and pages of twice
+        // the length.
         ["wide"] => {
             let wide = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
             let keys = keys(9, 1);
@@ -316,7 +316,7 @@ fn hoarding_leases_leaves_space_for_others() {
 }
 
 #[test]
-fn arrangements_stay_apart_across_processes() {
+fn scopes_of_different_page_lengths_are_separate() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());

@@ -114,7 +114,7 @@ fn store_in_use_is_not_converted() {
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),
         0,
-        "a refused destroy must create no file"
+        "a refused conversion must create no file"
     );
     let memory = Options { index: Some(IndexKind::Memory), ..options(dir.path()) };
     let node = open(&memory).unwrap();

@@ -1,5 +1,5 @@
 //! A forked child cannot use its parent's handle, but can open the store again.
-#![allow(unsafe_code, reason = "fork is")]
+#![allow(unsafe_code, reason = "`fork` is an unsafe function")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -53,7 +53,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 assert_eq!(get(own.store(), 1, 5).unwrap(), 5);
                 assert_eq!(put(own.store(), 2, 5).unwrap().pages, 5);
                 own.close().unwrap();
-                "child is content".to_owned()
+                "the child was refused, then served".to_owned()
             });
             let mut status = 0;
             // SAFETY: waits for the child made above.
@@ -126,7 +126,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                     });
                     return format!("child cannot use {}", index.word());
                 }
-                eventually("the child owns", || {
+                eventually("the child owns the store", || {
                     own.store().stats().is_ok() && own.role() == Role::Owner
                 });
                 // Dropping the copy of the parent's handle must not release the lock.
@@ -146,14 +146,14 @@ fn child_needs_its_own_handle() {
     let dir = tempfile::tempdir().unwrap();
     let mut parent = Helper::opened(dir.path());
     assert_eq!(parent.ask("put 1 5"), "5");
-    assert_eq!(parent.ask("fork-and-look"), "child is content");
+    assert_eq!(parent.ask("fork-and-look"), "the child was refused, then served");
     assert_eq!(parent.listen(), "waited 0");
     assert_eq!(parent.ask("get 2 5"), "5");
     assert_eq!(parent.ask("role"), "owner");
     // A child of a client needs its own handle too.
     let mut other = Helper::opened(dir.path());
     assert_eq!(other.ask("role"), "client");
-    assert_eq!(other.ask("fork-and-look"), "child is content");
+    assert_eq!(other.ask("fork-and-look"), "the child was refused, then served");
     assert_eq!(other.listen(), "waited 0");
     assert_eq!(other.ask("get 2 5"), "5");
     other.finish();

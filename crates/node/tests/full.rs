@@ -23,7 +23,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
 }
 
 #[test]
-fn stopped_client_holds_only_its_leases() {
+fn expired_lease_of_a_stopped_client_frees_space() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let store = node.store();

@@ -31,9 +31,9 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
     let count: usize = count.parse().unwrap();
     let mut kept: Vec<UnixStream> = Vec::new();
     let said = match what {
-        "strangers" => {
+        "unauthenticated" => {
             kept.extend((0..count).map(|_| connect(dir)));
-            "here".to_owned()
+            "connected".to_owned()
         }
         // Registers under new names repeatedly.
         "names" => {
@@ -245,7 +245,7 @@ fn unauthenticated_connections_block_no_client() {
     let node = open(&options(dir.path())).unwrap();
     let mut crowd = Helper::opened(dir.path());
     for _ in 0..5 {
-        assert_eq!(crowd.ask("strangers 60"), "here");
+        assert_eq!(crowd.ask("unauthenticated 60"), "connected");
         let mut client = Helper::opened(dir.path());
         assert_eq!(client.ask("put 1 5"), "5");
         client.finish();
@@ -281,7 +281,7 @@ fn excess_names_and_connections_are_refused() {
 }
 
 #[test]
-fn slow_peer_takes_nothing_from_others() {
+fn unread_and_slow_connections_delay_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let mut client = Helper::opened(dir.path());
@@ -301,7 +301,7 @@ fn slow_peer_takes_nothing_from_others() {
     }
     if let (Some(before), Some(after)) = (before, ritornello_volume::heap_bytes()) {
         let grown = after.wrapping_sub(before).cast_signed();
-        assert!(grown < 32 << 20, "{grown} bytes more");
+        assert!(grown < 32 << 20, "the owner's heap grew by {grown} bytes");
     }
     // A stopped peer, which reads no response, delays no client either.
     crowd[0].stop();

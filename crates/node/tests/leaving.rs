@@ -110,7 +110,10 @@ fn moved_store_has_one_owner_while_closing() {
             Ok(again) => break again,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Retry, "{error}"),
         }
-        assert!(began.elapsed() < Duration::from_secs(30), "the store is not closed");
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "the moved store was not closed within 30 seconds"
+        );
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!(again.role(), Role::Owner);
@@ -163,7 +166,7 @@ fn overlapping_flushes_do_not_keep_a_moved_store_open() {
 }
 
 #[test]
-fn directory_replaced_while_opening_is_opened_again() {
+fn open_fails_with_retry_if_the_directory_is_replaced() {
     let moved = Moved::new();
     moved.slow_syncs(Duration::from_millis(500));
     assert_eq!(put(moved.node.store(), 2, 4).unwrap().pages, 4);

@@ -78,7 +78,7 @@ fn clients_add_the_same_directories_concurrently() {
 /// The processes start at the same time, as the ranks of an engine do, and one of them creates the
 /// store.
 #[test]
-fn processes_that_start_at_once_make_one_store() {
+fn processes_started_together_make_one_store() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let mut helpers: Vec<Helper> = (0..4).map(|_| Helper::start(&at("a"))).collect();
@@ -138,9 +138,11 @@ fn refused_list_makes_no_directory() {
     }
 }
 
-/// The mount point of an unmounted disk is a directory of the root file system.
+/// The mount point of an unmounted disk is a directory of the root file system. A new store with a
+/// directory on another file system is therefore refused such a directory, and an existing store
+/// does not add it.
 #[test]
-fn root_file_system_beside_another_is_taken_for_an_unmounted_disk() {
+fn directory_on_the_root_file_system_counts_as_unmounted() {
     use std::os::unix::fs::MetadataExt;
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev()).ok();
     let (here, memory) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm"));

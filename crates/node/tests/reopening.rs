@@ -385,7 +385,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
         assert_eq!((probe(store, 1, 4).unwrap(), get(store, 1, 4).unwrap()), (0, 0));
         assert_eq!(put(store, 2, 4).unwrap().reason, "reopening");
     }
-    assert!(schedule.injected() > failed, "the owner did not try the disk again");
+    assert!(schedule.injected() > failed, "no takeover was attempted on the failing disk");
     assert!(node.problem().is_some());
     schedule.heal();
     eventually("the client took over", || get(store, 1, 4).unwrap() == 4);
@@ -395,7 +395,7 @@ fn takeover_on_failing_disk_misses_until_healed() {
 /// Makes all syncs of the index fail: the poisoned core is closed, and the next core cannot open
 /// the index.
 #[test]
-fn calls_miss_at_once_while_reopening() {
+fn calls_miss_immediately_while_reopening() {
     if !index_is_on_the_medium() {
         return;
     }
@@ -421,7 +421,7 @@ fn calls_miss_at_once_while_reopening() {
     }
     assert_eq!(client.ask("problem"), "true");
     assert_eq!((client.ask("role"), node.role()), ("client".into(), Role::Owner));
-    assert!(began.elapsed() < Duration::from_secs(20), "no call waited for the owner");
+    assert!(began.elapsed() < Duration::from_secs(20), "calls waited for the owner");
     schedule.heal();
     eventually("the store is reopened", || reopened(&node));
     assert_eq!(get(store, 1, 4).unwrap(), 4);

@@ -202,7 +202,8 @@ fn successor_that_never_listens_delays_once() {
     assert_eq!(node.role(), Role::Owner);
 }
 
-/// A close that cannot sync fails, and keeps the store from other owners until the disk has answered.
+/// A close that cannot sync fails, and keeps the store from other owners until the disk has
+/// answered.
 #[test]
 #[ignore = "long: waits for the time limit of a close, a minute"]
 fn close_ends_while_a_disk_does_not_answer() {

@@ -366,14 +366,14 @@ fn dead_owners_socket_is_ignored() {
 }
 
 #[test]
-fn replaced_directory_is_recognised() {
+fn takeover_in_a_moved_directory_fails() {
     let root = tempfile::tempdir().unwrap();
     let (dir, old) = (root.path().join("store"), root.path().join("old"));
     let owner = Helper::opened(&dir);
     let node = open(&options(&dir)).unwrap();
     std::fs::rename(&dir, &old).unwrap();
     owner.kill();
-    let error = probe_known(&node).unwrap_err().to_string();
+    let error = flush(&node).unwrap_err().to_string();
     assert!(error.contains("moved or replaced"), "{error}");
     assert!(
         !Path::new(&dir).exists(),
@@ -409,6 +409,6 @@ fn recreated_store_opens_beside_old_handles() {
     assert_eq!((get(anew.store(), 2, 4).unwrap(), anew.role()), (4, Role::Owner));
 }
 
-fn probe_known(node: &Node) -> ritornello_format::Result<()> {
+fn flush(node: &Node) -> ritornello_format::Result<()> {
     node.store().flush()
 }

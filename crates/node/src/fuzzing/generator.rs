@@ -165,7 +165,7 @@ impl<'de> Deserializer<'de> for &mut Generator<'de> {
     }
 
     fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value> {
-        Err(Error::custom("no message holds this type yet: add it here"))
+        Err(Error::custom("no message has a field of this type yet: add the type to `Generator`"))
     }
 
     forward_to_deserialize_any! {

@@ -127,5 +127,9 @@ fn pinned_messages_match_recordings() {
              this file's head says"
         );
     }
-    assert_eq!(made.lines().count(), recorded.lines().count(), "variants were added at the end");
+    assert_eq!(
+        made.lines().count(),
+        recorded.lines().count(),
+        "variants were added or removed at the end: see this file's head"
+    );
 }
