@@ -76,7 +76,7 @@ fn unmounted_volume_is_whole_at_next_opening() {
 }
 
 #[test]
-fn segment_that_fails_to_open_once_keeps_its_pages() {
+fn segment_that_fails_to_open_keeps_its_pages() {
     for fault in [MediumFault::NoSystemFiles, MediumFault::NoProcessFiles, MediumFault::Io] {
         let disk = SimDisk::new(64 * MIB);
         fill(&disk);
@@ -103,7 +103,7 @@ fn segment_that_fails_to_open_once_keeps_its_pages() {
 }
 
 #[test]
-fn retired_volume_loses_pages_and_number() {
+fn retired_volume_is_not_used_again() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let forget = |open: &Open, dir: &str| {
@@ -138,10 +138,10 @@ fn retired_volume_loses_pages_and_number() {
 }
 
 #[test]
-fn main_directory_with_foreign_volumes_is_refused() {
+fn new_store_refuses_volumes_of_another_store() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
-    // While the main directory is not mounted, a new store must not take its volumes.
+    // While a store's directory is not mounted, a new store must not use the store's volumes.
     let elsewhere = Options { dir: "/elsewhere".into(), ..two_volumes() };
     let error = open_on(Arc::new(disk.clone()), &elsewhere).map(Open::close).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -159,7 +159,7 @@ fn read_failure_removes_no_page() {
     schedule.add(Rule::nth(1, MediumFault::Io).onward().on(Op::Read).at("seg-"));
     assert_eq!(found(&open), 0);
     schedule.heal();
-    assert_eq!(found(&open), PAGES, "a reader's report of a failed read took pages out");
+    assert_eq!(found(&open), PAGES, "a reader's report of a failed read removed pages");
     assert_eq!(open.store.stats().unwrap().catalog.counters["damaged_pages"], 0);
     open.close();
 }

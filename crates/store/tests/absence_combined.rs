@@ -59,7 +59,7 @@ fn drained_volume_waits_for_its_absent_segment() {
         }
         let stats = open.store.stats().unwrap().catalog;
         println!(
-            "{path}: while absent {absent}; {:?} {:?}; left in /b: {:?}",
+            "{path}: {absent} pages found while it is absent; {:?} {:?}; left in /b: {:?}",
             stats.absent_space,
             stats.paths,
             segments(&disk, "/b")
@@ -70,14 +70,14 @@ fn drained_volume_waits_for_its_absent_segment() {
         let again = found(&open);
         assert!(
             again as u64 + evictions >= 60,
-            "{now}, and {again} after reopening, of 60 found, {evictions} evicted: pages were lost"
+            "pages were lost: of 60, {now} were found, {again} after reopening, {evictions} evicted"
         );
     }
 }
 
 /// Segments that cannot be opened count towards the store's capacity.
 #[test]
-fn absent_segments_count_for_the_budget() {
+fn absent_segments_count_towards_the_capacity() {
     let disk = SimDisk::new(256 * MIB);
     fill(&disk);
     let before: Vec<String> = ["/a", "/b"]
@@ -97,7 +97,7 @@ fn absent_segments_count_for_the_budget() {
     schedule.heal();
     let max = open.store.stats().unwrap().catalog.segments_max;
     let files = segments(&disk, "/a").len() + segments(&disk, "/b").len();
-    assert!(files as u64 <= max, "{files} segment files, the budget has {max}");
+    assert!(files as u64 <= max, "{files} segment files exceed the maximum of {max}");
 }
 
 /// The store gives up a segment that it could not open and whose file was removed: its pages can be
@@ -188,7 +188,7 @@ fn live_clients_absent_space_stays_withheld() {
 /// Pages are deleted while `reattach_absent` syncs: their space must not be reused before the
 /// deletion is durable.
 #[test]
-fn space_deleted_while_returning_waits_for_durability() {
+fn space_freed_while_reattaching_waits_for_durability() {
     let disk = SimDisk::new(64 * MIB);
     let small = Options { capacity: Some(10 * MIB), ..two_volumes() };
     {
@@ -279,7 +279,7 @@ fn volume_lost_while_reattaching_keeps_its_pages() {
 
 /// A volume is unmounted before an opening lists its segments, and mounted again afterwards.
 #[test]
-fn volume_unmounted_while_listed_is_not_empty() {
+fn volume_unmounted_while_listed_keeps_its_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill(&disk);
     let schedule = Schedule::new();
@@ -290,7 +290,7 @@ fn volume_unmounted_while_listed_is_not_empty() {
     });
     let open = reopen(Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone())));
     open.core.run_once();
-    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or none of its files was opened");
     assert_eq!(found(&open), PAGES);
     open.close();
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
@@ -315,7 +315,7 @@ fn volume_returning_after_listing_is_kept() {
     for _ in 0..4 {
         open.core.run_once();
     }
-    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or not looked for afterwards");
+    assert_eq!(schedule.hooks(), 0, "the volume was not listed, or none of its files was opened");
     assert_eq!(found(&open), PAGES);
     open.close();
     assert_eq!(found(&reopen(Arc::new(disk))), PAGES);
@@ -345,7 +345,7 @@ fn upgrade_with_unmounted_volume_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// A directory of another store whose volumes carry no marker yet is not taken.
+/// The store uses no directory that is a volume of another store, even if it has no marker yet.
 #[test]
 fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);

@@ -21,7 +21,7 @@ use std::time::Duration;
 const PAGE: u64 = 64 << 10;
 const LONG: Duration = Duration::from_secs(30);
 
-/// A way to put the given keys, of which another client has stored the first six.
+/// A function that puts pages of the given keys. Another client has stored the first six pages.
 type Way = fn(&Open, &Arc<Scope>, &[Vec<u8>]) -> Outcome;
 
 fn copy(open: &Open, scope: &Arc<Scope>, keys: &[Vec<u8>]) -> Outcome {
@@ -158,8 +158,8 @@ fn plain_and_encoded_puts_acknowledge_durable_pages_only() {
     }
 }
 
-/// A source that deletes a page when the put copies its first page: after the caller's probe, and
-/// before the worker reserves space.
+/// A source of the pages of a put. The first access to the source deletes a stored page: after the
+/// caller's probe, and before the worker reserves space.
 struct Deleting<'a> {
     pages: BorrowedPages<'a>,
     delete: Box<dyn Fn() + Send + Sync + 'a>,
@@ -180,6 +180,7 @@ unsafe impl PageSource for Deleting<'_> {
 }
 
 /// Puts eight pages, six of which are stored at first; page `deleted` is deleted during the put.
+/// Returns the outcome of the put, and which pages are present after it.
 fn put_while_deleting(scope: &Scope, deleted: usize) -> (Outcome, Vec<bool>) {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);

@@ -62,7 +62,11 @@ fn zero_budget_writes_nothing_and_reads() {
         let refused = put(&open.store, &scope, &sequence(2, 8), None);
         assert_eq!((refused.pages, refused.reason), (0, "write_budget"));
     }
-    assert_eq!(put(&open.store, &scope, &sequence(1, 8), None).pages, 8, "already present");
+    assert_eq!(
+        put(&open.store, &scope, &sequence(1, 8), None).pages,
+        8,
+        "stored pages need no budget"
+    );
     assert_eq!(get(&open.store, &scope, &sequence(1, 8)).pages, 8);
     let seen = stats(&open);
     assert_eq!(seen.counters["refused_write_budget"], 24);
@@ -84,7 +88,7 @@ fn low_budget_admits_pages_at_second_put() {
     }
     let seen = stats(&open);
     assert_eq!(seen.admission.policy, "second_sight");
-    assert!((15..=17).contains(&stored), "a quarter of the bucket: {stored} pages");
+    assert!((15..=17).contains(&stored), "a quarter of the bucket is 16 pages, not {stored}");
     assert_eq!(seen.counters["refused_admission"], 32 - stored);
     let available = seen.admission.available_bytes.unwrap();
     assert!(available < 5 * MIB / 4, "{available}");
@@ -100,7 +104,7 @@ fn low_budget_admits_pages_at_second_put() {
 }
 
 #[test]
-fn unplaced_pages_are_refunded() {
+fn budget_of_unplaced_pages_is_refunded() {
     let dir = tempfile::tempdir().unwrap();
     let scope = chained(PAGE);
     let open = open_with(dir.path(), AdmissionMode::WriteThrough, Some("1TB/day"));

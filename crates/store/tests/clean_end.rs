@@ -50,9 +50,10 @@ fn absent_segment_makes_the_end_unclean() {
 }
 
 /// The manifest names a capacity below the segments that exist, as after a kill while the store
-/// shrank. The next owner keeps and moves as much after an unclean end as after a clean end.
+/// shrank. The next owner keeps the same number of pages, and moves the same number of bytes, after
+/// an unclean end as after a clean end.
 #[test]
-fn shrink_resumes_with_emptiest_segments_after_kill() {
+fn shrink_resumes_equally_after_a_close_and_a_kill() {
     let run = |clean: bool| {
         let disk = SimDisk::new(64 * MIB);
         let one = Options { background_threads: false, ..options(Path::new("/store"), 16) };

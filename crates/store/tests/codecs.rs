@@ -128,7 +128,7 @@ fn lossless_codecs_return_every_bit() {
 }
 
 #[test]
-fn lossy_codecs_need_known_numbers() {
+fn lossy_codecs_reject_unknown_layouts() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 64);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -180,8 +180,8 @@ fn all_codecs_are_read_after_restart() {
         let open = open(dir.path(), 64);
         for (at, codec) in codecs.into_iter().enumerate() {
             set(&open.store, &scope, codec);
-            // Put eight new pages with each codec, after the pages that are stored already. No
-            // codec shortens some of the new pages.
+            // Put eight new pages with each codec, after the pages that are stored already. Some of
+            // the new pages are noise, which no codec shortens.
             put_all(&open.store, &scope, &keys[..8 * at + 8], 5);
             expect(&open.store, &scope, &keys[..8 * at + 8], 5);
         }
@@ -207,7 +207,7 @@ fn all_codecs_are_read_after_restart() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn page_of_unknown_layout_is_returned(
+    fn lossless_codecs_return_pages_of_unknown_layout(
         page_bytes in 1u64..900_000,
         pages in 1usize..12,
         odd in 0usize..4,
@@ -243,7 +243,7 @@ fn flip(dir: &Path) {
 }
 
 #[test]
-fn damaged_frame_is_a_miss_and_removed() {
+fn damaged_encoded_page_is_a_miss_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let scope = numbers("damage", "bfloat16", 16);
     let keys = sequence(2, 8);
@@ -260,7 +260,7 @@ fn damaged_frame_is_a_miss_and_removed() {
     for at in (0..8).filter(|at| outcome.ok[*at]) {
         assert!(pages[at] == content(&scope, &keys[at], 0), "WRONG BYTES");
     }
-    assert!(open.store.probe(&scope, &refs(&keys)).unwrap() < 8, "distrusted");
+    assert!(open.store.probe(&scope, &refs(&keys)).unwrap() < 8, "the damaged page stays");
     assert_eq!(
         open.store.stats().unwrap().catalog.counters["damaged_pages"],
         8 - outcome.pages as u64
@@ -302,7 +302,7 @@ fn cancelled_put_in_parts_can_be_resumed() {
 /// In `durable` mode the parts of a put share sync rounds, and are durable before the put is
 /// acknowledged.
 #[test]
-fn durable_put_in_parts_is_flushed_once() {
+fn parts_of_a_durable_put_share_sync_rounds() {
     let disk = SimDisk::new(256 << 20);
     let options = Options { durability: Durability::Durable, ..options(Path::new("/store"), 128) };
     let open = open_on(Arc::new(disk.clone()), &options).unwrap();
@@ -313,7 +313,7 @@ fn durable_put_in_parts_is_flushed_once() {
     let before = syncs();
     put_all(&open.store, &scope, &keys, 0);
     // The put has parts of 8, 16, 16 and 4 MiB.
-    assert!(syncs() - before < 4, "{} rounds", syncs() - before);
+    assert!(syncs() - before < 4, "the put took {} sync rounds", syncs() - before);
     let after = disk.crash(7);
     open.forget();
     let open = open_on(Arc::new(after), &options).unwrap();

@@ -94,6 +94,7 @@ mod lsm {
     /// Number of chains. With each chain, [`make`] inserts five runs of the chain, and three runs
     /// in an unchained scope.
     const CHAINS: u64 = 500;
+    /// Number of chains of the store whose conversions are killed.
     const FEW: u64 = 100;
 
     /// Makes a store whose index holds chains, branches, runs linked after their insertion, holes,
@@ -292,10 +293,13 @@ mod lsm {
                     _ => (IndexKind::Lsm, Backend::Run),
                 };
                 convert(dir.path(), kind);
-                assert!(!files(dir.path(), other), "left over at {word} + {pause:?}");
+                assert!(
+                    !files(dir.path(), other),
+                    "files of the other index remain, killed at {word} + {pause:?}"
+                );
             }
         }
-        println!("{stayed} of 27 were killed before the switch, {switched} after it");
-        assert!(stayed >= 6, "{stayed} of 27 were killed before the switch, {switched} after it");
+        println!("of 27 conversions {stayed} were killed before the switch, {switched} after it");
+        assert!(stayed >= 6, "only {stayed} of 27 conversions were killed before the switch");
     }
 }

@@ -169,5 +169,9 @@ fn damage_randomly(volumes: usize, cases: u32) {
         .unwrap();
     // In more than a quarter of the cases the store opens and some pages can be read before they
     // are put again.
-    assert!(whole.get() > cases / 4, "{volumes} volumes: {}", whole.get());
+    assert!(
+        whole.get() > cases / 4,
+        "{volumes} volumes: pages can be read in only {} of {cases} cases",
+        whole.get()
+    );
 }

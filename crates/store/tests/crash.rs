@@ -160,7 +160,7 @@ proptest! {
 /// The store does not reuse space that an eviction freed before the eviction is durable. After a
 /// crash the evicted pages are present again, and deliver their bytes instead of misses.
 #[test]
-fn revived_entries_own_their_bytes() {
+fn evictions_undone_by_a_crash_deliver_their_pages() {
     for seed in 0..30 {
         let disk = SimDisk::new(64 << 20);
         let opts = options(Path::new("/store"), 8);
@@ -208,9 +208,9 @@ impl Watch for Crashes {
 }
 
 /// Power fails after each change of the disk while a page in pieces on four volumes is put and
-/// flushed. The page is then whole or absent, and a page that was flushed before is whole.
+/// flushed. The page is then whole or not found, and a page that was flushed before is whole.
 #[test]
-fn long_page_is_whole_or_absent_after_power_loss() {
+fn long_page_is_whole_or_not_found_after_power_loss() {
     let disk = SimDisk::new(512 << 20);
     let crashes = Arc::new(Crashes { disk: disk.clone(), states: Mutex::default() });
     let medium = Watched::new(Arc::new(disk), Arc::clone(&crashes) as Arc<dyn Watch>);
@@ -231,14 +231,17 @@ fn long_page_is_whole_or_absent_after_power_loss() {
     open.store.flush().unwrap();
     let states = std::mem::take(&mut *crashes.states.lock());
     open.close();
-    assert!(put_states > 4 && states.len() > put_states + 4, "each volume is written and synced");
+    assert!(
+        put_states > 4 && states.len() > put_states + 4,
+        "each volume must be written and synced"
+    );
     let last = states.len() - 1;
     for (at, state) in states.into_iter().enumerate() {
         let open = open_on(Arc::new(state), &options).unwrap();
         assert_eq!(flushed.get(&open.store).unwrap().pages, 1, "state {at}");
         let promised = open.store.probe(&long.scope, &refs(&long.keys)).unwrap();
         assert_eq!(long.get(&open.store).unwrap().pages, promised, "state {at}");
-        assert!(at < last || promised == 1, "the flush has returned");
+        assert!(at < last || promised == 1, "a page must be present after its flush has returned");
         open.store.close();
     }
 }

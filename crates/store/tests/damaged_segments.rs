@@ -257,7 +257,7 @@ impl Fixture {
         let located: Vec<Located> = items.iter().map(|item| locate(&open, item, &before)).collect();
         let long = located.last().unwrap();
         let on: BTreeSet<u8> = long.pages[0].iter().map(|(id, _)| id.volume()).collect();
-        assert_eq!(on.len(), volumes, "a long page is on all volumes");
+        assert_eq!(on.len(), volumes, "a long page must be on all volumes");
         open.close();
         Self { volumes, disk, items, located, before, stale }
     }
@@ -291,7 +291,7 @@ impl Fixture {
             assert_eq!(found.ok, *expected, "{what}: {}", item.scope.model);
         }
         let stats = open.core.stats().unwrap();
-        assert_eq!(stats.pages, count(true) as u64, "{what}: damaged pages are removed");
+        assert_eq!(stats.pages, count(true) as u64, "{what}: only damaged pages must be removed");
         if !is_verified_first {
             let report = open.core.verify(false, &mut |_, _| {}).unwrap();
             assert!(report.findings.is_empty(), "{what}: {report:?}");
@@ -299,15 +299,27 @@ impl Fixture {
         for (item, _) in self.items.iter().zip(&expected).filter(|(_, left)| left.contains(&false))
         {
             let all = item.keys.len();
-            assert_eq!(item.put(&open.store).unwrap().pages, all, "{what}: stored anew");
-            assert_eq!(item.get(&open.store).unwrap().pages, all, "{what}: stored anew");
+            assert_eq!(
+                item.put(&open.store).unwrap().pages,
+                all,
+                "{what}: damaged pages must be stored anew"
+            );
+            assert_eq!(
+                item.get(&open.store).unwrap().pages,
+                all,
+                "{what}: damaged pages must be stored anew"
+            );
         }
         open.store.flush().unwrap();
         open.store.flush().unwrap();
         let used = open.core.stats().unwrap().used_bytes;
         open.close();
         let open = open_sim(&disk, &store_on(self.volumes));
-        assert_eq!(open.core.stats().unwrap().used_bytes, used, "{what}: the space matches");
+        assert_eq!(
+            open.core.stats().unwrap().used_bytes,
+            used,
+            "{what}: the used space must not change at the next opening"
+        );
         open.close();
     }
 }

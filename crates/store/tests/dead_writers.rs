@@ -122,9 +122,9 @@ fn undrainable_space_stays_withheld() {
     open.close();
 }
 
-/// The owner shortens a long log by writing a new file over it. The owner must neither open the new
-/// file by name nor sync the directory afterwards: if the open or the sync failed, the owner would
-/// append to a file without a name.
+/// The owner shortens a long reservation log by renaming a new file over it, and must neither open
+/// the new file by name nor sync the directory afterwards: if the open or the sync failed, the
+/// owner would append to a file without a name.
 #[test]
 fn shortened_reservation_log_is_found() {
     let reopened = Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("RESERVATIONS");

@@ -46,7 +46,10 @@ fn directory_is_added_and_another_drained() {
     open.store.resize(24 * MIB).unwrap();
     fill(&open, 24, 24);
     let (first, other) = (segments_in(&home.join("segments")), segments_in(&second));
-    assert!(first > 0 && other > 0, "{first} and {other}");
+    assert!(
+        first > 0 && other > 0,
+        "{first} segments in the first directory, {other} in the second"
+    );
     open.store.change_capacity(&CapacityChange::DrainVolume("segments".to_owned())).unwrap();
     assert_eq!(segments_in(&home.join("segments")), 0);
     assert!(open.core.manifest().volumes[0].is_retired());

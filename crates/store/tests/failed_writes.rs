@@ -103,7 +103,7 @@ fn eviction_spares_a_volume_that_puts_avoid() {
 /// Every chain is on both volumes, so no page can be evicted without the pages after it on the
 /// volume that puts avoid.
 #[test]
-fn eviction_wastes_few_pages_behind_the_pages_that_it_needs() {
+fn eviction_removes_few_pages_of_an_avoided_volume() {
     let (schedule, open) = faulty();
     for name in 0..130 {
         for pages in 1..=8 {
@@ -117,7 +117,7 @@ fn eviction_wastes_few_pages_behind_the_pages_that_it_needs() {
     let outcomes = put_pages(&open.store, 2, 60);
     assert_eq!(stored(&outcomes), 60);
     let wasted = before - used(&open)[1];
-    assert!(wasted <= 8 * 60 * PAGE, "{} pages were evicted in vain", wasted / PAGE);
+    assert!(wasted <= 8 * 60 * PAGE, "{} pages of the avoided volume were evicted", wasted / PAGE);
     open.close();
 }
 
@@ -171,8 +171,8 @@ fn bad_sector_costs_one_put() {
     open.close();
 }
 
-/// The next owner does not know of the bad sector, and the hole that it is in is the best place for
-/// a run that a drain moves.
+/// The next owner does not know of the bad sector. The hole that contains the sector is the best
+/// place for a run that a drain moves.
 #[test]
 fn bad_sector_does_not_stop_a_drain() {
     let sector = Arc::new(BadSector::default());
@@ -188,7 +188,7 @@ fn bad_sector_does_not_stop_a_drain() {
     let drain = CapacityChange::DrainVolume("/a".to_owned());
     let is_drained = || next.core.change_capacity(&drain, Duration::from_secs(60)).is_ok();
     assert!((0..10).any(|_| is_drained()));
-    assert_eq!(sector.failed.load(Ordering::Relaxed), 2, "a put and a copy failed");
+    assert_eq!(sector.failed.load(Ordering::Relaxed), 2, "one put and one copy must fail");
     let found = get(&next.store, &unchained(PAGE), &sequence(1, 100)).ok;
     assert_eq!(found.iter().filter(|found| **found).count(), 99);
     next.close();
@@ -198,7 +198,7 @@ fn bad_sector_does_not_stop_a_drain() {
 fn full_volume_is_not_avoided() {
     let (schedule, open) = faulty();
     schedule.add(Rule::always(MediumFault::NoSpace).on(Op::Write).at("/b/seg-"));
-    assert_eq!(failed(&put_pages(&open.store, 1, 40)), 20, "volumes take turns");
+    assert_eq!(failed(&put_pages(&open.store, 1, 40)), 20, "half of the puts must fail");
     assert_eq!(open.store.stats().unwrap().catalog.quarantined_bytes, 0);
     schedule.heal();
     assert_eq!(stored(&put_pages(&open.store, 1, 40)), 40);

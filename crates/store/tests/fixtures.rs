@@ -111,8 +111,8 @@ fn format_1_store_holds_every_kind_of_file_and_slice() {
     let index = files("index");
     assert!(index.iter().any(|name| name.starts_with("checkpoint-")), "{index:?}");
     let journal = index.iter().rfind(|name| name.starts_with("journal-")).unwrap();
-    assert!(fs::metadata(store.join("index").join(journal)).unwrap().len() > 100, "records");
-    assert!(fs::metadata(store.join("RESERVATIONS")).unwrap().len() > 80, "a reservation");
+    assert!(fs::metadata(store.join("index").join(journal)).unwrap().len() > 100, "no record");
+    assert!(fs::metadata(store.join("RESERVATIONS")).unwrap().len() > 80, "no reservation");
 
     let (mut codecs, mut extents, mut slices) = (BTreeSet::new(), 0, 0);
     let (mut parents, mut keys) = (BTreeSet::new(), BTreeSet::new());

@@ -1,5 +1,5 @@
 //! Operations on tens of thousands of runs release the lock between steps, so that calls of other
-//! threads need not wait for the whole operation. The tests check the result, and print the waits.
+//! threads do not wait for the whole operation. The tests check the result, and print the waits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const FEW: u64 = 4_000;
 const MANY: u64 = 40_000;
-/// The number of times that each wait is measured. The shortest is printed.
+/// The number of times that each longest wait is measured. The shortest of them is printed.
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {
@@ -90,7 +90,7 @@ fn retentions_expire_in_steps() {
     static TIME: AtomicU64 = AtomicU64::new(1000);
     let (open, catalog) = open(|| TIME.load(Ordering::Relaxed));
     let mut put = 0;
-    compare("lapse", |runs| {
+    compare("end of retentions", |runs| {
         let until = TIME.load(Ordering::Relaxed) + 10_000;
         commit_single_page_runs(&catalog, &unchained(64), put..put + runs, until);
         TIME.fetch_add(20_000, Ordering::Relaxed);
@@ -106,7 +106,7 @@ fn retentions_expire_in_steps() {
 fn retention_share_shrinks_in_steps() {
     let (open, catalog) = open(|| 1000);
     let mut put = 0;
-    compare("trim", |runs| {
+    compare("smaller share of retentions", |runs| {
         let scope = commit_single_page_runs(&catalog, &unchained(64), put..put + runs, 50_000);
         put += runs;
         let none = ScopeSettings { retained_bytes: Some(0), ..Default::default() };
@@ -124,7 +124,7 @@ fn quota_is_applied_in_steps() {
     let mut put = 0;
     let quota = |quota_bytes| ScopeSettings { quota_bytes, ..ScopeSettings::default() };
     let mut tenant = None;
-    compare("quota", |runs| {
+    compare("setting of a quota", |runs| {
         let scope = commit_single_page_runs(&catalog, &unchained(64), put..put.max(runs), 0);
         put = put.max(runs);
         tenant = Some(scope);
@@ -148,7 +148,7 @@ fn quota_is_applied_in_steps() {
 #[test]
 fn scope_is_dropped_in_steps() {
     let (open, catalog) = open(|| 1000);
-    compare("drop", |runs| {
+    compare("drop of a scope", |runs| {
         let scope = commit_single_page_runs(&catalog, &unchained(64), 0..runs, 0);
         let wait = longest_wait(&catalog, || {
             catalog.drop_scope(scope).unwrap();

@@ -55,7 +55,7 @@ fn index_ceiling_refuses_puts_until_eviction() {
     }
     open.core.run_once();
     let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
-    assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first}");
+    assert!((first / 16..first / 2).contains(&evicted), "{evicted} of {first} pages were evicted");
     let again = fill(&open, &mut next);
     assert!(again >= evicted / 2, "{again}");
     // A deletion also frees the index's memory.

@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const PAGE: u64 = 32 << 10;
+/// Capacity of the store, in MiB.
 const MIB_ALL: u64 = 24;
+/// Pages of a sequence that one put stores.
 const PAGES: usize = 10;
 const TTL: Duration = Duration::from_secs(600);
 
@@ -93,7 +95,7 @@ fn hoarded_leases_leave_space_for_puts() {
 }
 
 #[test]
-fn reads_and_puts_exceed_the_share() {
+fn reads_and_puts_may_exceed_the_lease_share() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), MIB_ALL);
     let (hoarder, scope) = (client(&open, 1), chained(PAGE));

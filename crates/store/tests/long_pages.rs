@@ -59,7 +59,10 @@ fn long_pages_replace_short_pages_and_each_other() {
     for name in 0..80 {
         put(&open.store, &short, &sequence(name, 8), None);
     }
-    assert!(open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0, "the store is full");
+    assert!(
+        open.store.stats().unwrap().catalog.counters["evicted_pages"] > 0,
+        "the store is not full"
+    );
     for name in 0..20 {
         let keys = sequence(name, 1);
         assert_eq!(put(&open.store, &long, &keys, None).pages, 1, "page {name}");
@@ -73,7 +76,7 @@ fn long_pages_replace_short_pages_and_each_other() {
     }
     let placed = present.iter().map(|name| place(&open, &long, &sequence(*name, 1)).units() * UNIT);
     let used = open.store.stats().unwrap().catalog.used_bytes;
-    assert_eq!(used, placed.sum::<u64>(), "an evicted page leaves no piece");
+    assert_eq!(used, placed.sum::<u64>(), "an evicted page left a piece");
     open.close();
 }
 

@@ -118,7 +118,7 @@ fn check_end(owner: &Owner, reused: bool) {
     assert_eq!((state.leases.deferred_units(), state.leases.leased_units()), (0, 0));
     let present = owner.index.read().unwrap().is_some();
     let copies = usize::from(present) + usize::from(reused) + state.free.len();
-    assert_eq!(copies, 1, "space was lost, or handed out twice");
+    assert_eq!(copies, 1, "the run's space was lost, or freed twice");
 }
 
 fn check_race(lease: fn(&Owner, ClientId) -> Option<u64>, respectful: bool) {

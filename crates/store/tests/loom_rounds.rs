@@ -23,9 +23,11 @@ const CALLERS: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 enum First {
+    /// Every round succeeds.
     Well,
     /// The first round fails with an error that allows a retry; later rounds succeed.
     Refused,
+    /// Every round fails with a fatal error.
     Broken,
 }
 
@@ -76,7 +78,7 @@ impl Disk {
         self.written[page].store(true, Ordering::Relaxed);
         self.rounds.join(deadline, || self.round())?;
         let durable = self.state.lock().unwrap().durable[page];
-        assert!(durable, "page {page} was reported as durable");
+        assert!(durable, "page {page} was reported as durable, and is not");
         let _turn = self.rounds.between(never())?;
         self.busy.with(|_| ());
         Ok(())
@@ -120,7 +122,7 @@ fn rounds_are_shared_and_durable() {
         count.fetch_add(1, Plain::Relaxed);
     });
     assert!(SHARED.load(Plain::Relaxed) > 0, "no two callers ever shared a round");
-    assert!(ALONE.load(Plain::Relaxed) > 0, "callers one after the other need a round each");
+    assert!(ALONE.load(Plain::Relaxed) > 0, "the callers never needed a round each");
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn no_round_runs_after_a_fatal_round() {
         for caller in results {
             assert_eq!(caller.unwrap_err().kind(), ErrorKind::Fatal);
         }
-        assert_eq!(rounds, 1, "a failed sync is not repeated");
+        assert_eq!(rounds, 1, "a round followed a fatal round");
         assert!(disk.rounds.check().is_err() && disk.rounds.cause().is_some());
     });
 }

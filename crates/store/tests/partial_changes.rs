@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The sync after the rename of MANIFEST that retires a volume fails, so the disk may have the old
-/// or the new MANIFEST. The store must not acknowledge pages on this volume after its return.
+/// or the new MANIFEST. The store must not acknowledge pages on this volume after it has returned.
 #[test]
 fn failed_retirement_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
@@ -43,7 +43,7 @@ fn failed_drop_of_a_scope_fails_puts() {
     let dropped = open.store.drop_scope(&chained(65_536));
     assert_eq!(dropped.unwrap_err().kind(), ErrorKind::Retry);
     schedule.heal();
-    assert_eq!(found(&open), PAGES, "a failed drop takes no page");
+    assert_eq!(found(&open), PAGES, "a failed drop removed pages");
     assert!(try_put(&open.store, &chained(65_536), &sequence(500, 8), None).is_err());
     assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
 }
@@ -71,7 +71,7 @@ fn change_on_full_disk_loses_nothing() {
             file.read_at(&mut bytes, 0).unwrap();
             bytes
         };
-        assert!(file("MANIFEST") == file("MANIFEST.copy"), "{name}: the copy stayed ahead");
+        assert!(file("MANIFEST") == file("MANIFEST.copy"), "{name}: MANIFEST.copy differs");
         assert_eq!(found(&open), PAGES);
     }
 }

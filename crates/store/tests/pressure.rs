@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[test]
-fn budget_holds_and_recent_pages_stay() {
+fn capacity_holds_and_recent_pages_stay() {
     let dir = tempfile::tempdir().unwrap();
     let lru = Options { eviction: PolicyKind::Lru, ..options(dir.path(), 12) };
     let open = open_on(Arc::new(Host), &lru).unwrap();
@@ -114,7 +114,7 @@ fn leased_pages_stay_readable() {
     for name in 2..60 {
         put(&open.store, &scope, &sequence(name, 8), None);
     }
-    assert_eq!(get(&open.store, &scope, &keys).pages, 8, "evicted under a lease");
+    assert_eq!(get(&open.store, &scope, &keys).pages, 8, "leased pages were evicted");
     open.store.delete(&scope, &refs(&keys)).unwrap();
     assert_eq!(open.store.probe(&scope, &refs(&keys)).unwrap(), 0);
     let deferred = open.store.stats().unwrap().catalog.deferred_bytes;
@@ -167,7 +167,7 @@ fn fragmented_free_space_is_reclaimed() {
 }
 
 #[test]
-fn long_life_leaks_no_space() {
+fn many_puts_and_deletes_leak_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 12);
     let part = |part, scope| Scope { part, ..scope };

@@ -54,7 +54,7 @@ fn scope_over_quota_evicts_its_own_leaves() {
     for name in 0..40 {
         let present = open.store.exists(&tenant, &refs(&sequence(name, 8))).unwrap();
         let prefix = present.iter().take_while(|present| **present).count();
-        assert!(present[prefix..].iter().all(|present| !present), "leaf first: {present:?}");
+        assert!(present[prefix..].iter().all(|present| !present), "not leaf first: {present:?}");
     }
     open.close();
 }

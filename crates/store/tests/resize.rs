@@ -92,7 +92,7 @@ fn shrunk_store_keeps_recent_pages() {
     assert_eq!(stats.capacity_bytes, 10 * MIB);
     assert!(stats.segments <= stats.segments_max && stats.segments_max <= 9, "{stats:?}");
     assert!(stats.counters["runs_moved"] > 0 && stats.counters["segments_removed"] > 0);
-    assert!(blocks(dir.path()) <= 10 * MIB, "{} blocks", blocks(dir.path()));
+    assert!(blocks(dir.path()) <= 10 * MIB, "{} bytes", blocks(dir.path()));
     assert!(files(dir.path()) <= 9 + 12);
     let left = whole(&open, 50);
     assert!(left.len() >= 12, "{left:?}");
@@ -159,7 +159,7 @@ fn shrink_below_pinned_space_is_refused() {
     assert!(error.to_string().contains("leased"), "{error}");
     let error = open.store.resize(2 * MIB).unwrap_err();
     assert!(error.to_string().contains("two segments"), "{error}");
-    assert_eq!(stats(&open).capacity_bytes, 24 * MIB, "nothing was changed");
+    assert_eq!(stats(&open).capacity_bytes, 24 * MIB, "a refused shrink changed the capacity");
     for leased in leases {
         open.store.release(leased.lease).unwrap();
     }
@@ -305,7 +305,7 @@ fn power_loss_while_shrinking_keeps_flushed_pages() {
         }
         open.core.run_once();
         let s = stats(&open);
-        assert!(s.segments <= s.segments_max, "{} of {}", s.segments, s.segments_max);
+        assert!(s.segments <= s.segments_max, "{} segments, limit {}", s.segments, s.segments_max);
         assert!(s.allocated_bytes <= s.capacity_bytes);
         whole(&open, 30);
         open.close();

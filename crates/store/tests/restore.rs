@@ -1,4 +1,5 @@
-//! A store over several directories whose first directory is lost is restored from the others.
+//! A store over several directories whose first directory is lost is restored from its other
+//! directories.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -103,8 +104,8 @@ impl Expected {
         }
     }
 
-    /// Checks the pages of a restored store, puts the others again, and checks all after a
-    /// reopening.
+    /// Checks the pages of a restored store, puts the lost pages again, and checks all pages after
+    /// the next opening.
     fn check_use(&self, disk: &SimDisk) {
         let open = open_sim(disk);
         let stats = open.store.stats().unwrap().catalog;
@@ -115,7 +116,7 @@ impl Expected {
         let again = places(&open, &unchained(PAGE), &singles());
         for (at, (volume, generation)) in again.into_iter().enumerate() {
             assert_eq!(self.singles[at], generation <= self.generation, "page {at}");
-            assert!(volume > 0, "volume 0 is retired");
+            assert!(volume > 0, "page {at} is on the retired volume 0");
         }
         open.close();
         let open = open_sim(disk);
@@ -231,9 +232,9 @@ fn damaged_page_is_lost_alone_in_an_unchained_scope() {
     }
 }
 
-/// The manifest and its copy are damaged: the error says what to type.
+/// The manifest and its copy are damaged: the error names the command to run.
 #[test]
-fn store_whose_manifests_are_damaged_is_restored_as_the_error_says() {
+fn error_of_damaged_manifests_names_the_restore_command() {
     let (manifest, copy) = ("/store/MANIFEST", "/store/MANIFEST.copy");
     for (missing, unreadable) in [(None, None), (Some(manifest), None), (None, Some(manifest))] {
         let disk = SimDisk::new(96 * MIB);
@@ -286,9 +287,10 @@ fn pages_behind_a_lost_page_return_with_it() {
     open.close();
 }
 
-/// An evicted run may have an intact first page; the run that was put later has all pages.
+/// An evicted run may still have an intact first page on the disk; the run that was put later has
+/// all pages.
 #[test]
-fn later_run_is_salvaged_rather_than_the_rest_of_an_evicted_one() {
+fn salvage_prefers_a_later_run_to_an_evicted_run() {
     let disk = SimDisk::new(96 * MIB);
     let open = open_sim(&disk);
     for round in 0..30 {
@@ -349,7 +351,7 @@ fn stale_copies_cost_only_later_scopes() {
     assert_eq!(get(&open.store, &late, &sequence(7, 12)).pages, 0);
     put(&open.store, &late, &sequence(8, 1), None);
     if restored.verification.not_salvaged.contains_key("scope") {
-        assert!(slot(&open, &late) > late_slot, "the slot is used again");
+        assert!(slot(&open, &late) > late_slot, "the slot of the lost scope was used again");
     }
     open.close();
     expected.check_use(&disk);
@@ -360,7 +362,7 @@ fn slot(open: &Open, scope: &Scope) -> u32 {
     catalog.resolve(scope, false).unwrap().unwrap().slot.0
 }
 
-/// One copy lists a scope that the other no longer lists: it was dropped.
+/// One copy lists a scope that the other copy no longer lists, because the scope was dropped.
 #[test]
 fn scope_dropped_by_any_copy_stays_dropped() {
     let disk = SimDisk::new(96 * MIB);
@@ -391,7 +393,7 @@ fn dirs_on(disk: &SimDisk, options: &Options) -> Vec<String> {
 /// An owner adds a directory. One volume keeps an earlier copy of the same owner, which does not
 /// name this directory.
 #[test]
-fn last_copy_of_an_owner_is_taken() {
+fn latest_copy_of_an_owner_is_used() {
     let disk = SimDisk::new(96 * MIB);
     let open = open_sim(&disk);
     fill(&open);
@@ -410,7 +412,7 @@ fn last_copy_of_an_owner_is_taken() {
     }
 }
 
-/// The lost directory held no segments, so the restored one holds none.
+/// The lost directory held no segments, so the restored directory holds none.
 #[test]
 fn directory_without_segments_is_restored_without() {
     let disk = SimDisk::new(96 * MIB);
@@ -424,7 +426,7 @@ fn directory_without_segments_is_restored_without() {
     assert_eq!(dirs_on(&disk, &options), OTHERS);
 }
 
-/// The disk of the lost directory comes back.
+/// The disk of the lost directory is mounted again after the restore.
 #[test]
 fn returning_first_directory_is_refused() {
     let disk = SimDisk::new(96 * MIB);
@@ -444,13 +446,13 @@ fn returning_first_directory_is_refused() {
     assert_eq!(read(&disk, "/a/VOLUME.manifest"), copy);
     disk.unmount(Path::new("/store")).unwrap();
     open_sim(&disk).close();
-    // A second restore, in another directory.
+    // Restore the store a second time, in another directory.
     let medium: Arc<dyn Medium> = Arc::new(disk.clone());
     let others = OTHERS.map(PathBuf::from);
     let again = Restore::plan(&medium, Path::new("/again"), &others).unwrap();
     again.run(&mut |_, _| ()).unwrap();
     refused(&disk);
-    // An operator gives up the second store.
+    // An operator gives up the second store, and removes its copies from the volumes.
     for path in copies() {
         disk.remove(Path::new(&path)).unwrap();
     }
@@ -548,7 +550,7 @@ fn unsuitable_directories_are_refused() {
     refused(&disk, &["/a", "/c"], "no marker");
     refused(&disk, &["/a", "/a"], "listed twice");
     refused(&disk, &[], "no directory");
-    // A copy of a later format.
+    // One copy has a later format.
     let intact: Vec<Vec<u8>> = copies().iter().map(|path| read(&disk, path)).collect();
     let mut later = intact[0].clone();
     later[8] = 2;
@@ -557,7 +559,7 @@ fn unsuitable_directories_are_refused() {
     later[end..].copy_from_slice(&sum);
     write(&disk, "/a/VOLUME.manifest", &later);
     refused(&disk, &OTHERS, "is of format 2");
-    // Damaged copies; one intact pair suffices.
+    // All copies are damaged.
     for path in &copies() {
         write(&disk, path, b"another program");
     }
@@ -573,10 +575,11 @@ fn unsuitable_directories_are_refused() {
         disk.remove(Path::new(path)).unwrap();
     }
     refused(&disk, &OTHERS, "intact copy");
-    // Two stores.
+    // The directories belong to two stores.
     let other = Options { dir: "/other".into(), further_dirs: Some(vec!["/c".into()]), ..listed() };
     open_on(Arc::new(disk.clone()), &other).unwrap().close();
     refused(&disk, &["/a", "/c"], "different stores");
+    // One intact pair of copies suffices.
     for (path, bytes) in copies().iter().zip(&intact).skip(2) {
         write(&disk, path, bytes);
     }
@@ -606,7 +609,7 @@ fn interrupted_restore_can_be_repeated() {
         if !ended {
             fails += 1;
             if let Ok(open) = open_on(Arc::new(disk.clone()), &listed()) {
-                // Only the last step, which completed the restore, was not confirmed.
+                // The operation that failed had completed the restore.
                 expected.check(&open);
                 open.close();
             } else {

@@ -151,7 +151,7 @@ fn invalid_calls_explain_and_change_nothing() {
 }
 
 #[test]
-fn other_arrangement_is_another_scope() {
+fn other_length_chaining_or_layout_is_another_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (chained(4096), sequence(1, 3));
@@ -171,7 +171,7 @@ fn other_arrangement_is_another_scope() {
 }
 
 #[test]
-fn names_of_the_same_bytes_share_a_scope() {
+fn descriptions_of_the_same_bytes_share_a_scope() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 16);
     let (scope, keys) = (numbers("page_first", None), sequence(1, 3));

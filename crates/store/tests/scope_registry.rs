@@ -15,8 +15,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Limit of the bytes of live scopes in the registry of a small store, and of its file.
+/// Maximum bytes of live scopes in the registry of a small store.
 const BYTES_MAX: u64 = 256 << 10;
+/// Maximum length of the registry's file.
 const FILE_MAX: u64 = 2 * BYTES_MAX + (64 << 10);
 
 /// Counts the bytes written to the registry. At each change of the registry, and at each rename and
@@ -106,12 +107,12 @@ fn registration_appends_one_description() {
     }
     let first = recorder.written.swap(0, Ordering::Relaxed);
     let length = file_bytes(&recorder.disk);
-    assert!(first < 2 * length, "{first} bytes written for {length}");
+    assert!(first < 2 * length, "{first} bytes were written for a file of {length}");
     open.close();
     let open = open_with(recorder.medium());
     assert!((0..1000).all(|salt| known(&open, &salted(salt)).is_some()));
     let reopened = recorder.written.swap(0, Ordering::Relaxed);
-    assert!(reopened < 2 * length, "{reopened} bytes written to open {length}");
+    assert!(reopened < 2 * length, "{reopened} bytes were written to open a file of {length}");
     open.close();
 }
 
@@ -121,7 +122,7 @@ fn registry_of_an_earlier_build_is_read() {
     let open = open_with(disk.clone());
     put(&open.store, &salted(0), &sequence(1, 3), None);
     open.close();
-    assert!(is_head(&disk), "a closed store's registry is one that earlier builds read");
+    assert!(is_head(&disk), "earlier builds cannot read the registry of a closed store");
     let open = open_with(disk.clone());
     assert_eq!(open.store.probe(&salted(0), &refs(&sequence(1, 3))).unwrap(), 3);
     for salt in 1..4 {
@@ -146,7 +147,7 @@ fn full_registry_drops_least_recently_used_empty_scopes() {
     let mut given = BTreeMap::new();
     for salt in 0..400 {
         let slot = register(&open, &long(salt, 4000)).unwrap();
-        assert!(given.insert(slot, salt).is_none(), "a slot is given twice");
+        assert!(given.insert(slot, salt).is_none(), "two scopes got the same slot");
         assert_eq!(open.store.probe(&used, &refs(&keys)).unwrap(), 0);
         assert!(file_bytes(&disk) <= FILE_MAX, "{}", file_bytes(&disk));
     }
@@ -263,7 +264,10 @@ fn crash_at_any_change_keeps_registrations() {
             }
             assert_eq!(get(&state.store, &kept, &keys).pages, 3);
             let next = register(state, &salted(1)).unwrap();
-            assert!(before.values().all(|slot| *slot < next), "{next:?} was given before");
+            assert!(
+                before.values().all(|slot| *slot < next),
+                "{next:?} was given to an earlier scope"
+            );
         };
         // To save time, check the recorded disks of only two salts in ten, and of each salt with
         // more than six disks, because the operations on other salts change the file in the same

@@ -55,7 +55,7 @@ fn codec_change_makes_old_references_stale() {
 }
 
 #[test]
-fn lossy_codec_needs_known_numbers() {
+fn lossy_codec_needs_a_supported_dtype() {
     let dir = tempfile::tempdir().unwrap();
     let opts = options(dir.path(), 8);
     let open = open_on(Arc::new(Host), &opts).unwrap();
@@ -201,7 +201,7 @@ fn new_store_refuses_foreign_segments() {
 /// A crash during the creation of a store left a half-written reservation log. A store can still be
 /// created in this directory.
 #[test]
-fn half_a_reservation_log_is_accepted() {
+fn half_written_reservation_log_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("RESERVATIONS.new"), b"half").unwrap();
     open(dir.path(), 8).close();

@@ -111,7 +111,10 @@ fn space_returns_under_load() {
         let evicted = stats.counters["evicted_pages"];
         let kept: u64 =
             (30..60).map(|name| get(&open.store, &scope, &sequence(name, 8)).pages as u64).sum();
-        assert!(kept + evicted >= 240, "round {round}: {kept} kept, {evicted} evicted");
+        assert!(
+            kept + evicted >= 240,
+            "round {round}: of 240 pages {kept} stayed, {evicted} were evicted"
+        );
         let used = open.store.stats().unwrap().catalog.used_bytes;
         open.close();
         let open =
@@ -221,6 +224,6 @@ fn scope_dropped_during_return_is_freed_once() {
         let lost = flushed.iter().filter(lost).count() as u64;
         // On a fast machine the threads fill the store, which then evicts flushed pages.
         let evicted = open.store.stats().unwrap().catalog.counters["evicted_pages"];
-        assert!(lost <= evicted, "round {round}: {lost} of {} flushed pages", flushed.len());
+        assert!(lost <= evicted, "round {round}: {lost} of {} pages were lost", flushed.len());
     }
 }

@@ -56,7 +56,7 @@ fn stored(open: &Open) -> usize {
 fn wait_until(what: &str, is_true: impl Fn() -> bool) {
     let patience = Instant::now() + LONG;
     while !is_true() {
-        assert!(Instant::now() < patience, "{what}");
+        assert!(Instant::now() < patience, "timed out; expected: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -71,7 +71,8 @@ fn close(open: &Open) -> Result<()> {
     open.store.close();
     std::thread::spawn(move || {
         let closed = core.close_within(LONG / 2);
-        // The caller may open the directory again, which the index `lsm` refuses before this.
+        // Drop the core before the caller opens the directory again: the index `lsm` cannot be
+        // opened twice in one process.
         drop(core);
         ended.send(closed)
     });
@@ -115,7 +116,7 @@ fn stalled_relocation_delays_no_drain_of_another_volume() {
     wait_until("the first drain continues", || {
         open.store.stats().unwrap().catalog.paths.len() == 1
     });
-    assert_eq!(found(&open), PAGES, "no page is lost");
+    assert_eq!(found(&open), PAGES, "pages were lost");
     close(&open).unwrap();
 }
 
@@ -126,7 +127,7 @@ fn relocation_avoids_a_stalled_volume_and_close_waits_for_its_write() {
     fill(&open);
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Write).at("disk0/seg-"));
     drain(&open, &dir.path().join("disk2"), LONG).unwrap();
-    assert!(schedule.injected() > 0, "a copy was written to the stalled disk");
+    assert!(schedule.injected() > 0, "no copy was written to the stalled disk");
     assert_eq!(stored(&open), PAGES);
     open.store.close();
     let refused = open.core.close_within(SHORT).unwrap_err();
@@ -172,7 +173,7 @@ fn close_ends_although_a_sync_does_not() {
 }
 
 #[test]
-fn returning_volume_is_reattached_beside_a_stalled_one() {
+fn returning_volume_is_reattached_beside_a_stalled_volume() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (_, open) = three_volumes(dir.path(), 0);
     fill(&open);

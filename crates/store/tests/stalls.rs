@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
-/// Number of gets, puts or reads that a test starts at once: more than the threads that work on
-/// tickets, and than the I/O threads of one volume.
+/// Number of concurrent gets, puts or reads of a test: more than the threads that work on tickets,
+/// and more than the I/O threads of one volume.
 const STALLED_GETS: usize = 24;
 const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
@@ -57,7 +57,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
         keys.into_iter().partition(|key| volume(&open, &scope, key) == 0);
     assert!(
         stalled.len() > STALLED_GETS && other.len() > 4,
-        "{} and {}",
+        "{} pages are on the stalled volume, {} on the other",
         stalled.len(),
         other.len()
     );
@@ -85,7 +85,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
         let outcome = ticket.wait(Some(LONG)).expect("the disk continues");
         assert!(outcome.pages == 1 || ["deadline", "stalled"].contains(&outcome.reason));
     }
-    assert_eq!(get(&open.store, &scope, &stalled).pages, stalled.len(), "nothing was removed");
+    assert_eq!(get(&open.store, &scope, &stalled).pages, stalled.len(), "a page was removed");
     assert_eq!(open.store.stats().unwrap().catalog.leases, 0);
     open.close();
 }

@@ -153,7 +153,7 @@ fn check(gib: u64, policy: PolicyKind, shapes: &[(u64, u64, (u64, u64))], free_p
     assert!(health.small_pages.max <= 1 && health.large_pages.p99 <= 3, "{health:?}");
     let space = stats.segments_max * stats.segment_bytes;
     let free = stats.free_bytes + stats.limbo_bytes + health.padding_bytes;
-    assert!(free * 100 <= space * free_percent, "{free} of {space} are not in use");
+    assert!(free * 100 <= space * free_percent, "{free} of {space} bytes are not in use");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Puts and gets over four volumes: which volumes a put uses, and what the loss of one costs.
+//! Puts and gets over four volumes: which volumes a put uses, and what the loss of a volume costs.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -47,7 +47,7 @@ fn one_put_uses_every_volume_equally() {
         let keys = sequence(1, 32);
         assert_eq!(put(&open.store, &scope, &keys, None).pages, 32);
         let (bytes, runs) = placed(&open, &scope, &keys);
-        assert_eq!(runs, VOLUMES, "16 MiB each");
+        assert_eq!(runs, VOLUMES, "runs of 16 MiB");
         assert_even(&bytes, MIB);
         assert_eq!(get(&open.store, &scope, &keys).pages, 32);
         // The put of 16 MiB makes four runs of two pages.
@@ -106,7 +106,7 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
 fn faster_volume_gets_more_of_the_next_put() {
     let has_larger_share = |_| {
         let (fast, slow) = second_put_on_unequal_volumes();
-        println!("{fast} and {slow} bytes");
+        println!("{fast} bytes on the fast volume, {slow} on the slow volume");
         fast >= 2 * slow
     };
     assert!((0..3).any(has_larger_share));
@@ -133,16 +133,16 @@ fn full_store_keeps_pages_on_every_volume() {
         assert_eq!(put(&open.store, &scope, &sequence(name, 16), None).pages, 16);
     }
     let counters = open.store.stats().unwrap().catalog.counters;
-    assert!(counters["evicted_pages"] > 0, "the store is full");
+    assert!(counters["evicted_pages"] > 0, "the store is not full");
     let whole: Vec<_> = (0..40)
         .map(|name| sequence(name, 16))
         .filter(|keys| get(&open.store, &scope, keys).pages == 16)
         .collect();
-    assert!(whole.len() >= 8, "half of the store holds {} sequences", whole.len());
+    assert!(whole.len() >= 8, "only {} whole sequences are present", whole.len());
     let most = |keys: &Vec<Vec<u8>>| *placed(&open, &scope, keys).0.iter().max().unwrap() / MIB;
     let most: u64 = whole.iter().map(most).sum();
     let limit = 16 * whole.len() as u64;
-    assert!(most <= limit, "on average a volume has at most half of a sequence: {most} MiB");
+    assert!(most <= limit, "the fullest volumes hold {most} MiB, more than half");
     open.close();
 }
 
@@ -163,7 +163,7 @@ fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
     let found = get(&open.store, &unchained(PAGE), &keys);
     assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs are present");
     let found = get(&open.store, &chained(PAGE), &keys);
-    assert_eq!(found.pages, 16, "the third run is lost, and the fourth follows it");
+    assert_eq!(found.pages, 16, "the third run is absent, and hides the fourth");
     open.close();
     std::fs::rename(dir.path().join("elsewhere"), dir.path().join("disk2")).unwrap();
     let open = open_on(Arc::new(Host), &again).unwrap();

@@ -133,7 +133,7 @@ fn copied_put_needs_no_source_afterwards() {
 }
 
 #[test]
-fn late_ticket_leaks_no_space() {
+fn expired_ticket_leaks_no_space() {
     let dir = tempfile::tempdir().unwrap();
     let open = open(dir.path(), 32);
     let scope = Arc::new(chained(64 << 10));
@@ -151,7 +151,7 @@ fn late_ticket_leaks_no_space() {
     open.close();
 }
 
-/// A source that panics during a put, like a caller's source with an error in it.
+/// A source that panics during a put, as a defective source of a caller may.
 struct Broken;
 
 // SAFETY: `Broken` never hands out memory.

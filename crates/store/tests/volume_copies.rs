@@ -1,5 +1,5 @@
-//! The copies of manifest and scopes in the directories of volumes: they follow changes, and nothing
-//! waits for them.
+//! The copies of manifest and scopes in the directories of volumes: they follow changes, and no
+//! call waits for them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -31,7 +31,7 @@ fn read(disk: &SimDisk, path: &str) -> Vec<u8> {
 }
 
 #[test]
-fn copies_follow_changes_and_go_with_their_directory() {
+fn copies_follow_changes_and_a_drain_removes_them() {
     let disk = SimDisk::new(96 * MIB);
     let open = open_sim(&disk);
     put(&open.store, &unchained(PAGE), &sequence(1, 1), None);
@@ -42,7 +42,7 @@ fn copies_follow_changes_and_go_with_their_directory() {
     change(CapacityChange::AddVolume("/c".to_owned()));
     change(CapacityChange::DrainVolume("/a".to_owned()));
     assert_eq!(disk.list(Path::new("/a")).unwrap(), [""; 0]);
-    // A kill within the removal leaves a copy.
+    // Leave a copy, as a kill during the removal does.
     let access = Access { write: true, create: true, direct: false };
     disk.open(Path::new("/a/VOLUME.manifest"), access).unwrap();
     change(CapacityChange::AddVolume("/a".to_owned()));
@@ -58,7 +58,7 @@ fn copies_follow_changes_and_go_with_their_directory() {
 /// One volume stalls whenever a copy is written to it: puts, registrations and flushes continue,
 /// and the other volume gets its copies.
 #[test]
-fn stalled_copy_holds_up_nothing() {
+fn stalled_copy_delays_no_call() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let at = |name: &str| dir.path().join(name);
     let schedule = Schedule::new();
@@ -71,7 +71,7 @@ fn stalled_copy_holds_up_nothing() {
     let until = |what: &str, done: &dyn Fn() -> bool| {
         let began = Instant::now();
         while !done() {
-            assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+            assert!(began.elapsed() < Duration::from_secs(20), "timed out; expected: {what}");
             std::thread::sleep(Duration::from_millis(20));
         }
     };
@@ -94,9 +94,9 @@ fn stalled_copy_holds_up_nothing() {
     until("the stalled copy ends", &|| at("disk1/VOLUME.manifest").exists());
 }
 
-/// A volume that fails all copies: the store works, and closes.
+/// All operations on the copies fail: puts, flushes and the close of the store succeed.
 #[test]
-fn failed_copy_fails_nothing() {
+fn failed_copies_fail_no_call() {
     let disk = SimDisk::new(96 * MIB);
     let schedule = Schedule::new();
     for name in VOLUME_COPIES {

@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The creation of a store ends before it has marked a directory, and another store takes this
-/// directory. The first store, opened again, must not take it.
+/// The creation of a store ends before it has marked a directory, and another store is created on
+/// this directory. The first store, opened again, must not use the directory.
 #[test]
 fn interrupted_creation_takes_no_other_stores_volume() {
     let disk = SimDisk::new(128 * MIB);
@@ -71,7 +71,7 @@ fn upgraded_store_takes_no_other_stores_volume() {
 }
 
 /// This build opens a store of an earlier build that has no pages. The store takes an unmarked
-/// directory only if the directory is empty and inside the store's main directory.
+/// directory only if the directory is empty and inside the store's directory.
 #[test]
 fn upgraded_store_takes_only_an_empty_directory() {
     for foreign in [None, Some("/old/segments/notes")] {
@@ -112,7 +112,7 @@ fn upgraded_empty_directory_is_marked_on_demand() {
     assert!(disk.created_under(Path::new("/b")).is_empty());
     disk.mount(Path::new("/b")).unwrap();
     open.core.run_once();
-    assert!(is_degraded(&open), "an empty directory is taken for a volume");
+    assert!(is_degraded(&open), "an empty directory was used as a volume");
     for dir in ["/a", "/b"] {
         open.core
             .change_capacity(&CapacityChange::AddVolume(dir.to_owned()), Duration::ZERO)
@@ -148,7 +148,7 @@ fn segments_do_not_identify_a_marked_volume() {
     assert_eq!(
         marked.unwrap_err().kind(),
         ErrorKind::Invalid,
-        "marked a directory without most segments"
+        "a directory without most segments was marked"
     );
     open.close();
     assert_eq!(disk.list(Path::new("/b")).unwrap(), ["seg-000000"]);
@@ -294,9 +294,9 @@ fn refused_creation_can_be_repeated_with_other_paths() {
     assert!(again.is_ok(), "{}", again.unwrap_err());
 }
 
-/// Statistics work while a segment cannot be opened.
+/// Statistics and a change of the capacity work while a segment cannot be opened.
 #[test]
-fn stats_work_while_a_segment_is_absent() {
+fn stats_and_resize_work_while_a_segment_is_absent() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     let schedule = Schedule::new();

@@ -53,7 +53,7 @@ fn assert_hits<'a>(store: &Store, items: impl IntoIterator<Item = &'a Item>) {
     }
 }
 
-/// Stops all threads of a load, also when one panics.
+/// Stops all threads of a load when it is dropped, so also when a thread panics.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -120,7 +120,7 @@ fn check_consistent(open: Open, medium: Arc<dyn Medium>, home: &Path, kept: &[It
     assert!(stats.allocated_bytes <= stats.capacity_bytes);
     let report = open.core.verify(true, &mut |_, _| {}).unwrap();
     assert!(report.findings.is_empty(), "{report:?}");
-    assert_eq!(stats.counters["evicted_pages"], 0, "the store has room for everything");
+    assert_eq!(stats.counters["evicted_pages"], 0, "pages were evicted although all pages fit");
     assert_hits(&open.store, kept);
     let used = open.core.stats().unwrap().used_bytes;
     open.close();
@@ -152,7 +152,11 @@ fn volume_is_added_and_another_drained() {
     });
     let volumes = &open.core.manifest().volumes;
     assert!(volumes[0].is_retired() && volumes.len() == 3, "{volumes:?}");
-    assert_eq!(std::fs::read_dir(at("a")).unwrap().count(), 0, "the directory is empty");
+    assert_eq!(
+        std::fs::read_dir(at("a")).unwrap().count(),
+        0,
+        "the drained directory is not empty"
+    );
     assert!(kept.iter().all(|item| !item.volumes(&open).contains(&0)));
     other.close();
     // Drop the client before the next opening: it holds the core, and with it the index, which a
@@ -179,7 +183,12 @@ fn lost_volume_returns() {
     put_all(&open, &kept);
     let elsewhere: Vec<&Item> =
         kept.iter().filter(|item| !item.volumes(&open).contains(&1)).collect();
-    assert!((5..kept.len()).contains(&elsewhere.len()), "{} of {}", elsewhere.len(), kept.len());
+    assert!(
+        (5..kept.len()).contains(&elsewhere.len()),
+        "{} of {} items are elsewhere",
+        elsewhere.len(),
+        kept.len()
+    );
     let elsewhere = || elsewhere.iter().copied();
 
     // Unmount the volume while processes use the store: they keep the segments that they have open.
@@ -241,7 +250,7 @@ fn volume_that_fails_writes_returns() {
         assert_hits(&open.store, &kept);
     });
     open.store.close();
-    assert!(open.core.close().is_err(), "the store is poisoned");
+    assert!(open.core.close().is_err(), "the close of a poisoned store must fail");
     drop(open);
 
     let open = open_on(medium(), &options).unwrap();
@@ -259,7 +268,7 @@ fn volume_that_fails_writes_returns() {
 /// One of two volumes has room for two segments only. Pages go to the other volume, and no put is
 /// refused.
 #[test]
-fn tiny_volume_refuses_no_put_beside_a_large_one() {
+fn tiny_volume_refuses_no_put_beside_a_large_volume() {
     let home = Path::new("/store");
     let (disk, schedule) = (SimDisk::new(512 * MIB), Schedule::new());
     schedule.add(Rule::nth(3, MediumFault::NoSpace).onward().on(Op::Allocate).at("/tiny/seg-"));

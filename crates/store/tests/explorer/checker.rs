@@ -10,14 +10,16 @@ use ritornello_store::CatalogStats;
 /// Bounds on the pages that a store may have after a crash.
 #[derive(Clone)]
 pub struct Bounds {
+    /// By sequence, the pages that must be present.
     pub least: Vec<Pages>,
+    /// By sequence, the pages that may be present.
     pub most: Vec<Pages>,
     /// Pages that can be reached while a volume is absent; all pages if no volume is absent.
     pub visible: Vec<Pages>,
     /// Pages deleted while a volume was absent, and not flushed since.
     pub deleted: Vec<Pages>,
-    /// Scopes that may have a quota: opening the store evicts pages above the quota, possibly
-    /// others than the previous owner would have evicted.
+    /// Scopes that may have a quota: opening the store evicts pages above the quota, possibly not
+    /// the pages that the previous owner would have evicted.
     pub limited: [bool; KINDS],
     /// Flushed pages that must not be evicted, each as a sequence and its retained pages.
     pub retained: Vec<(usize, Pages)>,
@@ -68,21 +70,29 @@ impl Bounds {
                 assert_eq!(
                     least & !pages,
                     0,
-                    "flushed pages of {at} were lost: {least:b}, {pages:b}"
+                    "flushed pages of sequence {at} were lost: {least:b}, {pages:b}"
                 );
             }
-            assert_eq!(pages & !most, 0, "removed pages of {at} returned: {most:b}, {pages:b}");
+            assert_eq!(
+                pages & !most,
+                0,
+                "removed pages of sequence {at} returned: {most:b}, {pages:b}"
+            );
             if absent {
                 check_probe(&open.store, at, pages);
             }
             // A tail may be present without its head if the head is on the absent volume.
             if kind.scope.chained && !absent {
-                assert_eq!(pages & (pages + 1), 0, "{at} has a tail without its head: {pages:b}");
+                assert_eq!(
+                    pages & (pages + 1),
+                    0,
+                    "sequence {at} has a tail without its head: {pages:b}"
+                );
             }
         }
         assert!(
             found.allocated_bytes <= self.ceiling,
-            "{} of {}",
+            "{} bytes are allocated, more than {}",
             found.allocated_bytes,
             self.ceiling
         );
@@ -108,7 +118,7 @@ impl Bounds {
             // If a volume is absent, an earlier check may have put this page on it.
             let absent = absent && outcome.reason == "absent_space";
             let refused = !self.has_room || !is_change_complete(&now) || absent;
-            assert!(refused, "put refused ({}): {now:?}", outcome.reason);
+            assert!(refused, "a put was refused ({}): {now:?}", outcome.reason);
         }
         open.store.flush().unwrap();
         assert_eq!(get(&open.store, scope, &fresh).pages, stored);
@@ -126,7 +136,7 @@ impl Bounds {
         }
         let present = present_pages(&open.store);
         for (at, &pages) in present.iter().enumerate() {
-            assert_eq!(pages & !self.most[at], 0, "a move restored removed pages of {at}");
+            assert_eq!(pages & !self.most[at], 0, "a move restored removed pages of sequence {at}");
             if found.counters["runs_moved"] > 0 {
                 check_get(&open.store, at, pages);
             }
@@ -139,7 +149,7 @@ impl Bounds {
         }
         let present = present_pages(&open.store);
         for &(at, pages) in &self.retained {
-            assert_eq!(pages & !present[at], 0, "retained pages of {at} were lost");
+            assert_eq!(pages & !present[at], 0, "retained pages of sequence {at} were lost");
         }
     }
 }

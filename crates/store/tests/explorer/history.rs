@@ -63,7 +63,7 @@ pub struct History {
     locked_dead_clients: Vec<String>,
     /// The owner's process, if it was a client before it became the owner.
     promoted_client: Option<Client>,
-    /// Number of scopes that requests created so far.
+    /// Number of scopes that [`Self::make_scopes`] has created.
     salts: u64,
     absent: Option<&'static str>,
     verbose: bool,
@@ -243,7 +243,7 @@ impl History {
                 let present = present_pages(&open.store);
                 let found = open.core.verify(false, &mut |_, _| {}).unwrap();
                 assert!(found.findings.is_empty(), "{:?}", found.findings);
-                assert_eq!(present_pages(&open.store), present, "verified");
+                assert_eq!(present_pages(&open.store), present, "scrubbing changed the pages");
             }
             Operation::AdvanceClock { hours } => self.advance_clock(*hours),
             Operation::ConcurrentCommit { at, pages, maintain, after } => {
@@ -439,7 +439,7 @@ impl History {
     }
 
     /// Clears the expected retentions if the store has refused some or released some early, because
-    /// it was too small for them. Returns whether it has done so since the last call.
+    /// it was too small for them. Returns whether the store has done so since the last call.
     pub(super) fn note_displaced(&mut self, open: &Open) -> bool {
         let displaced = stats(open).counters["retentions_displaced"];
         let more = displaced != self.displaced;
@@ -459,7 +459,7 @@ impl History {
         let retained = self.retained.iter().map(|&(at, pages, _)| (at, pages));
         let leased = self.leased.iter().map(|&(_, at, pages)| (at, pages));
         for (at, pages) in retained.chain(leased) {
-            assert_eq!(pages & !present[at], 0, "protected pages of {at} were evicted");
+            assert_eq!(pages & !present[at], 0, "protected pages of sequence {at} were evicted");
         }
         if is_change_complete(&found) {
             self.bounds.ceiling = found.capacity_bytes;

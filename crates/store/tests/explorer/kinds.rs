@@ -130,7 +130,11 @@ pub fn present_pages(store: &Store) -> Vec<Pages> {
 pub fn check_probe(store: &Store, at: usize, present: Pages) {
     let (kind, keys) = keys_of(at);
     let probed = store.probe(&kind.scope, &refs(keys)).unwrap();
-    assert_eq!(probed, present.trailing_ones() as usize, "probed pages of {at}, of {present:b}");
+    assert_eq!(
+        probed,
+        present.trailing_ones() as usize,
+        "a probe of sequence {at}, which has the pages {present:b}"
+    );
 }
 
 /// Puts the first `count` pages of a sequence, retained until `retain_until`, in seconds since
@@ -154,7 +158,7 @@ pub fn check_get(store: &Store, at: usize, pages: Pages) {
             continue;
         }
         let outcome = get(store, kind, &keys[from..from + run]);
-        assert_eq!(outcome.pages, run, "pages of {at}, starting at {from}: {}", outcome.reason);
+        assert_eq!(outcome.pages, run, "sequence {at}, from page {from}: {}", outcome.reason);
         from += run;
     }
 }

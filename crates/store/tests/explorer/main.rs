@@ -57,7 +57,9 @@ const STATES: u64 = 110_000;
 const REGRESSIONS: &[u64] = &[37, 108, 20066];
 
 fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value}?")))
+    env::var(name)
+        .ok()
+        .map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")))
 }
 
 /// Returns the number of crash states checked, and whether a page was in several pieces when the

@@ -106,8 +106,16 @@ impl MappedHistory {
             open = self.apply(open, &operation);
             let present = present_pages(&open.store);
             for (at, &pages) in present.iter().enumerate() {
-                assert_eq!(self.least[at] & !pages, 0, "{what}: flushed pages of {at} were lost");
-                assert_eq!(pages & !self.most[at], 0, "{what}: removed pages of {at} returned");
+                assert_eq!(
+                    self.least[at] & !pages,
+                    0,
+                    "{what}: flushed pages of sequence {at} were lost"
+                );
+                assert_eq!(
+                    pages & !self.most[at],
+                    0,
+                    "{what}: removed pages of sequence {at} returned"
+                );
             }
             let at = self.rng.below(SEQUENCES as u64) as usize;
             check_get(&open.store, at, present[at]);

@@ -242,7 +242,10 @@ def check(mutations: list[Mutation]) -> None:
     for mutation in mutations:
         found = (ROOT / mutation.file).read_text().count(mutation.old)
         if found != 1:
-            wrong.append(f"{mutation.name}: its text is {found} times in {mutation.file}")
+            wrong.append(
+                f"{mutation.name}: {mutation.file} has its text {found} times, not once: "
+                "rewrite the mutation"
+            )
     if wrong:
         sys.exit("\n".join(wrong))
 
@@ -287,7 +290,8 @@ def run(copy: pathlib.Path, mutation: Mutation | None, states: int, start: int) 
         return "no"
     ended = re.search(r"history (\d+) failed at (.*)", output)
     if ended is None:
-        sys.exit(f"{mutation.name if mutation else 'unchanged'}: failed differently\n{output}")
+        name = mutation.name if mutation else "unchanged"
+        sys.exit(f"{name}: the explorer failed without naming a history\n{output}")
     return f"yes: history {ended[1]}, {ended[2].removesuffix(': to repeat it, run')}"
 
 

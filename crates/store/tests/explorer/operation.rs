@@ -6,9 +6,11 @@ use crate::workload::Workload;
 use ritornello_codec::Codec;
 use ritornello_format::ScopeSettings;
 
+/// One operation. `at` is the number of a sequence, `pages` a number of its leading pages, and
+/// `after` the number of changes of the disk before a kill or a concurrent commit.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Puts the first pages of a sequence, retained for `hours` hours.
+    /// Puts the first pages of a sequence. Retains them for `hours` hours, unless this is zero.
     Put {
         at: usize,
         pages: usize,

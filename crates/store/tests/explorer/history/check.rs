@@ -27,7 +27,11 @@ impl History {
     pub(super) fn check_least(&self, present: &[Pages], what: &str) {
         for (at, present) in present.iter().enumerate() {
             let must = self.bounds.must(at, self.absent.is_some());
-            assert_eq!(must & !present, 0, "{what}: {at} must have {must:b}, and has {present:b}");
+            assert_eq!(
+                must & !present,
+                0,
+                "{what}: sequence {at} must have the pages {must:b}, and has {present:b}"
+            );
         }
     }
 

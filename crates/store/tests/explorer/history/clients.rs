@@ -121,7 +121,7 @@ impl History {
                     assert_eq!(
                         unfinished.epoch,
                         open.core.manifest().owner_epoch,
-                        "a commit of a different owner's reservation"
+                        "the owner committed a reservation of another owner"
                     );
                     return;
                 }

@@ -77,10 +77,10 @@ impl History {
             return open;
         };
         assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
-        assert!(open.store.flush().is_err(), "a failed sync is not repeated");
+        assert!(open.store.flush().is_err(), "a flush must fail after a failed sync");
         assert!(put(&open.store, 0, 1, 0).is_err(), "a poisoned store must refuse puts");
         let present = present_pages(&open.store);
-        self.check_least(&present, "poisoned");
+        self.check_least(&present, "the store is poisoned");
         check_get(&open.store, at, present[at]);
         if end == OwnerEnd::Close {
             open.store.close();
@@ -187,7 +187,10 @@ impl History {
         let evicted = stats(&open).counters["evicted_pages"] > 0;
         for (at, must) in must.iter().enumerate() {
             let spared = evicted && self.bounds.limited[at / SEQUENCES_PER_KIND as usize];
-            assert!(must & !present[at] == 0 || spared, "a kill removed flushed pages of {at}");
+            assert!(
+                must & !present[at] == 0 || spared,
+                "a kill removed flushed pages of sequence {at}"
+            );
         }
         self.check_recorded_within(before, &open);
         self.begin_ownership(&open);
@@ -231,7 +234,7 @@ impl History {
         {
             let fewer = evicted && self.bounds.limited[at / SEQUENCES_PER_KIND as usize];
             let same = present == expected || (fewer && present & !expected == 0);
-            assert!(same, "{what}: pages of {at} were {expected:b} and are {present:b}");
+            assert!(same, "{what}: sequence {at} had the pages {expected:b}, and has {present:b}");
         }
     }
 }

@@ -47,7 +47,7 @@ impl History {
                 assert_eq!(
                     present & deleted,
                     0,
-                    "pages of {at} were deleted while absent, and returned"
+                    "pages of sequence {at}, deleted while their volume was absent, returned"
                 );
             }
             open
@@ -97,7 +97,11 @@ impl History {
     fn check_nothing_new(&self, present: &[Pages], open: &Open) {
         for (at, &pages) in present.iter().enumerate() {
             let most = self.bounds.most[at];
-            assert_eq!(pages & !most, 0, "removed pages of {at} returned: {most:b}, {pages:b}");
+            assert_eq!(
+                pages & !most,
+                0,
+                "removed pages of sequence {at} returned: {most:b}, {pages:b}"
+            );
             check_probe(&open.store, at, pages);
             check_get(&open.store, at, pages);
         }
