@@ -191,7 +191,7 @@ def test_copy_mounted_over_store_is_opened(
             time.sleep(0.05)
         assert found(keys_of("before 0", 200)) == 200
         assert (
-            "a file system was mounted over the store: the store is closed here"
+            "a file system was mounted over the store: this process closes the store"
             in capfd.readouterr().err
         )
     finally:

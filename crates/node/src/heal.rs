@@ -324,7 +324,10 @@ mod tests {
         assert_eq!(catalog.commit(reserved.unwrap().id, &[Some(0)]).unwrap().stored, 1);
         schedule.add(Rule::always(MediumFault::Io).on(Op::SyncData).at("/index/"));
         assert!(catalog.flush().is_err());
-        assert!(catalog.reopen(1).is_err(), "the index cannot be opened");
+        assert!(
+            catalog.reopen(1).is_err(),
+            "the index cannot be synced, so the reopening must fail"
+        );
         let kind = |result: Result<()>| result.unwrap_err().kind();
         let is_poisoned = || catalog.stats().unwrap().poisoned.is_some();
         assert_eq!((is_poisoned(), kind(catalog.flush())), (true, ErrorKind::Retry));

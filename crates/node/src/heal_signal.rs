@@ -64,7 +64,7 @@ mod tests {
     fn stop_ends_a_sleep_and_notify_does_not() {
         const HOUR: Duration = Duration::from_secs(3600);
         let heal_signal = HealSignal::default();
-        assert!(heal_signal.wait(Duration::from_millis(1)), "the period has ended");
+        assert!(heal_signal.wait(Duration::from_millis(1)), "the wait must end with its period");
         heal_signal.notify();
         assert!(heal_signal.wait(HOUR) && heal_signal.sleep(Duration::from_millis(1)));
         heal_signal.notify();
@@ -74,6 +74,6 @@ mod tests {
             heal_signal.stop();
             assert!(!sleeper.join().unwrap());
         });
-        assert!(!heal_signal.wait(HOUR), "stopped");
+        assert!(!heal_signal.wait(HOUR), "the wait must report the stop");
     }
 }

@@ -41,9 +41,7 @@ impl Presence {
                 return Ok(presence);
             }
         }
-        Err(unannounced(io::Error::other(
-            "another process keeps removing this process's presence file",
-        )))
+        Err(unannounced(io::Error::other("another process keeps removing this process's file")))
     }
 
     /// The name, as the server and the reservation log know it.

@@ -265,7 +265,7 @@ fn killed_writers_space_is_reclaimed() {
         let mut client = Helper::opened(dir.path());
         client.tell(&format!("work {} 300 1000000", (round + 1) * 1_000_000));
         loop {
-            eventually("a reservation", || reserved() > 0);
+            eventually("a reservation exists", || reserved() > 0);
             client.stop();
             // Leave the owner time to answer the request that the client sent before the stop.
             std::thread::sleep(std::time::Duration::from_millis(100));

@@ -33,7 +33,7 @@ fn expired_lease_of_a_stopped_client_frees_space() {
     assert_eq!(client.ask("lease-for 1500"), "10");
     client.stop();
     assert_eq!(store.delete(&scope(), &refs(&keys(1, 10))).unwrap(), 10);
-    assert!(catalog().deferred_bytes > 0, "leased pages stay where they are");
+    assert!(catalog().deferred_bytes > 0, "deleted pages with a lease must keep their space");
     eventually("the lease runs out", || catalog().leases == 0);
     assert_eq!((catalog().deferred_bytes, catalog().clients), (0, 1));
     // The expired lease holds no space: puts of twice the store's capacity succeed.
@@ -71,7 +71,7 @@ fn full_lease_share_leaves_space_for_puts() {
     }
     assert_eq!(owner.ask("put 5000 100"), "100");
     for (name, leased) in (0..).zip(&leases) {
-        assert_eq!(get(store, name, 100).unwrap(), 100, "leased pages are present");
+        assert_eq!(get(store, name, 100).unwrap(), 100, "leased pages must be present");
         store.release(leased.lease).unwrap();
     }
     drop(node);

@@ -61,7 +61,11 @@ fn mapped_pages_are_shared_and_outlive_processes() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Owner);
     for name in 0..4 {
-        assert_eq!(get(node.store(), name, 50).unwrap(), 50, "an engine's restart loses nothing");
+        assert_eq!(
+            get(node.store(), name, 50).unwrap(),
+            50,
+            "the kill of all processes must lose no page"
+        );
     }
     node.close().unwrap();
 }
@@ -159,7 +163,7 @@ fn capacity_beyond_memory_is_refused() {
     let grown =
         node.store().change_capacity(&CapacityChange::Capacity(1 << 50)).unwrap_err().to_string();
     assert!(grown.contains("MiB or less"), "{grown}");
-    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "the store continues unchanged");
+    assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10, "the store must stay usable");
     node.close().unwrap();
 }
 

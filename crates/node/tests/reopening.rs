@@ -180,7 +180,7 @@ fn clients_find_the_reopened_owner() {
     poison(&schedule, &node, 2);
     eventually("the store is reopened", || reopened(&node));
     eventually("the client is served", || client.ask("get 1 4") == "4");
-    assert_eq!(client.ask("role"), "client", "the owner kept its lock");
+    assert_eq!(client.ask("role"), "client", "the owner must keep its lock");
     let flushed = client.ask("flush");
     assert!(flushed.contains("repeat them"), "{flushed}");
     assert_eq!(client.ask("put 3 4"), "4");

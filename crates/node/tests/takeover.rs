@@ -343,7 +343,7 @@ fn put_that_loses_its_owner_leaks_no_space() {
         let node = open(&options(dir.path())).unwrap();
         worker.tell(&format!("work {} 300 1000000", (round + 1) * 1_000_000));
         let reserved = || node.store().stats().unwrap().catalog.reserved_bytes;
-        eventually("a reservation", || reserved() > 0);
+        eventually("a reservation exists", || reserved() > 0);
         owner.kill();
         for _ in 0..3 {
             assert!(!worker.listen().is_empty());

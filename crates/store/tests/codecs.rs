@@ -355,7 +355,10 @@ fn without_staging_memory_pages_are_stored_raw() {
     drop(held);
     expect(&open.store, &scope, &keys, 0);
     let moved = open.store.stats().unwrap().transfer;
-    assert!(moved.put_stored_bytes > moved.put_bytes, "pages are stored unencoded, with a header");
+    assert!(
+        moved.put_stored_bytes > moved.put_bytes,
+        "pages must be stored unencoded, with a header"
+    );
     open.close();
 }
 

@@ -147,7 +147,7 @@ fn shortened_reservation_log_is_found() {
         for _ in 0..1500 {
             catalog.abort(reserve().id).unwrap();
         }
-        assert!(schedule.count(Op::Rename) > renamed, "the log was not shortened");
+        assert!(schedule.count(Op::Rename) > renamed, "the reservation log was not shortened");
         assert!(!reserve().runs.is_empty());
         std::mem::forget(open);
         let open = open_beside(Arc::new(disk), &store_options(), alive).unwrap();

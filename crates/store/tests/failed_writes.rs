@@ -167,7 +167,7 @@ fn bad_sector_costs_one_put() {
     let stats = open.store.stats().unwrap().catalog;
     assert!(stats.quarantined_bytes >= PAGE && stats.io.warnings.is_empty());
     let used = used(&open);
-    assert!(used[0].abs_diff(used[1]) <= 2 * MIB, "both volumes take puts: {used:?}");
+    assert!(used[0].abs_diff(used[1]) <= 2 * MIB, "both volumes must take puts: {used:?}");
     open.close();
 }
 

@@ -132,7 +132,7 @@ fn relocation_avoids_a_stalled_volume_and_close_waits_for_its_write() {
     open.store.close();
     let refused = open.core.close_within(SHORT).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Retry);
-    assert!(open.core.is_writing(), "the copy may still be written");
+    assert!(open.core.is_writing(), "the core must report the write in flight");
     schedule.heal();
     close(&open).unwrap();
     assert!(!open.core.is_writing());
@@ -165,7 +165,7 @@ fn close_ends_although_a_sync_does_not() {
         }
         open.store.close();
         assert_eq!(open.core.close_within(SHORT).unwrap_err().kind(), ErrorKind::Retry);
-        assert!(open.core.is_writing(), "the sync continues");
+        assert!(open.core.is_writing(), "the core must report the sync in flight");
         schedule.heal();
         close(&open).unwrap();
         assert!(!open.core.is_writing());

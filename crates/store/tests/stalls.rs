@@ -68,10 +68,10 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     let began = Instant::now();
     for key in &other {
         let ticket = start_get(&open, &scope, key, LONG);
-        assert_eq!(ticket.wait(Some(LONG)).expect("no thread is left").pages, 1);
+        assert_eq!(ticket.wait(Some(LONG)).expect("the get waits for a thread").pages, 1);
         assert_eq!(get(&open.store, &scope, std::slice::from_ref(key)).pages, 1);
     }
-    assert!(!caught[0].done(), "the disk holds its operation");
+    assert!(!caught[0].done(), "a get from the stalled disk has ended");
 
     // After two seconds without a completion, calls submit no operations to the volume.
     std::thread::sleep(Duration::from_millis(2500).saturating_sub(began.elapsed()));
@@ -82,7 +82,7 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
 
     schedule.heal();
     for ticket in &caught {
-        let outcome = ticket.wait(Some(LONG)).expect("the disk continues");
+        let outcome = ticket.wait(Some(LONG)).expect("the get must end when the disk continues");
         assert!(outcome.pages == 1 || ["deadline", "stalled"].contains(&outcome.reason));
     }
     assert_eq!(get(&open.store, &scope, &stalled).pages, stalled.len(), "a page was removed");
@@ -102,7 +102,7 @@ fn stalled_volume_shortens_a_chained_load() {
     }
     let volumes: Vec<u8> = keys.iter().map(|key| volume(&open, &scope, key)).collect();
     let before = volumes.iter().take_while(|number| **number == volumes[0]).count();
-    assert!(before < keys.len(), "both volumes have pages: {volumes:?}");
+    assert!(before < keys.len(), "both volumes must have pages: {volumes:?}");
     let part = format!("disk{}/seg-", volumes[before]);
     schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at(part));
     let caught = start_get(&open, &scope, &keys[before], SHORT);
@@ -139,7 +139,7 @@ fn stalled_volume_holds_up_only_puts_to_it() {
         assert!(began.elapsed() < LONG, "stalled puts delay puts to other volumes");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(tickets.iter().any(|ticket| !ticket.done()), "the disk holds its operations");
+    assert!(tickets.iter().any(|ticket| !ticket.done()), "all puts to the stalled disk have ended");
     schedule.heal();
     for ticket in &tickets {
         assert!(ticket.wait(Some(LONG)).is_some());
@@ -170,7 +170,7 @@ fn puts_avoid_a_stalled_volume() {
         assert_eq!(put(&open.store, &scope, key, None).pages, 1);
     }
     let uses_both = sequence(3, 10).iter().any(|key| volume(&open, &scope, key) == 0);
-    assert!(uses_both, "the volume completes operations again");
+    assert!(uses_both, "puts must use the volume again");
     assert_eq!(open.store.stats().unwrap().catalog.reserved_bytes, 0);
     open.close();
 }

@@ -47,7 +47,7 @@ fn one_put_uses_every_volume_equally() {
         let keys = sequence(1, 32);
         assert_eq!(put(&open.store, &scope, &keys, None).pages, 32);
         let (bytes, runs) = placed(&open, &scope, &keys);
-        assert_eq!(runs, VOLUMES, "runs of 16 MiB");
+        assert_eq!(runs, VOLUMES, "the put must be runs of 16 MiB");
         assert_even(&bytes, MIB);
         assert_eq!(get(&open.store, &scope, &keys).pages, 32);
         // The put of 16 MiB makes four runs of two pages.
@@ -161,9 +161,9 @@ fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
     let again = Options { capacity: None, paths: Vec::new(), ..options };
     let open = open_on(Arc::new(Host), &again).unwrap();
     let found = get(&open.store, &unchained(PAGE), &keys);
-    assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs are present");
+    assert_eq!(found.ok.iter().filter(|ok| **ok).count(), 24, "three of four runs must be present");
     let found = get(&open.store, &chained(PAGE), &keys);
-    assert_eq!(found.pages, 16, "the third run is absent, and hides the fourth");
+    assert_eq!(found.pages, 16, "the third run is absent, and must hide the fourth");
     open.close();
     std::fs::rename(dir.path().join("elsewhere"), dir.path().join("disk2")).unwrap();
     let open = open_on(Arc::new(Host), &again).unwrap();
@@ -171,7 +171,7 @@ fn lost_volume_costs_its_runs_and_the_pages_behind_them() {
         assert_eq!(
             get(&open.store, &scope, &keys).pages,
             32,
-            "no page is lost once the volume returns"
+            "all pages must be found once the volume returns"
         );
     }
     open.close();

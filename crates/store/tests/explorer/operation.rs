@@ -319,4 +319,4 @@ fn settings(rng: &mut Rng, at: usize) -> ScopeSettings {
     ScopeSettings { codec, quota_bytes: quota, retained_bytes: retained }
 }
 
-const _: () = assert!(NUMBERS < KINDS, "NUMBERS must be a kind");
+const _: () = assert!(NUMBERS < KINDS, "`NUMBERS` must be the index of a kind");

@@ -86,7 +86,7 @@ impl History {
             open.core.run_once();
         }
         let present = present_pages(&open.store);
-        assert_eq!(present, stored, "a segment that fails to open once must keep its pages");
+        assert_eq!(present, stored, "a segment that fails to open must keep its pages");
         self.check_nothing_new(&present, &open);
         self.check_recorded_within(before, &open);
         self.begin_ownership(&open);
