@@ -25,8 +25,9 @@ buffers that together, in order, make the page; always `scope.page_bytes` bytes 
 addresses that are multiples of 4 KiB can be read and written without a copy. `PagePool` registers
 an engine's memory once and names its pages by number.
 
-**Several processes** may open one directory: the first process owns it, all other processes are its
-clients, and all see the same store. After `fork`, the child must open the directory again.
+**Several processes** may open one directory: the first process owns the store, all other processes
+are clients of the owner, and all see the same store. After `fork`, the child must open the
+directory again.
 
 **Threads**: all calls may be made from any thread, and let other threads run while they wait or
 move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fileno()` suits
@@ -34,8 +35,9 @@ move bytes. `submit_put` and `submit_get` return a `Ticket` immediately; its `fi
 
 **Several tiers** (memory, disk, a store that machines share) are one `Cache`: docs/tiers.md.
 
-**Errors** are in `ritornello.errors`. Missing or corrupted pages raise none where a call returns
-how many pages it moved. `RITORNELLO_LOG=info` logs more on standard error.
+**Errors** are in `ritornello.errors`. A call that returns how many pages it moved raises no error
+for missing or corrupted pages. Warnings are logged to standard error; with `RITORNELLO_LOG=info`,
+other events too.
 """
 
 from ritornello import errors

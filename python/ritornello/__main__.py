@@ -8,8 +8,8 @@ from ritornello._core import run_cli
 
 def main() -> int:
     """Runs the command with this process's arguments and returns its exit status."""
-    # Native code runs the command, so Ctrl-C must end the process instead of waiting for the
-    # interpreter.
+    # Python's handler of SIGINT would run only after the native code of the command has returned.
+    # With the default action, Ctrl-C ends the process immediately.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return run_cli(["ritornello", *sys.argv[1:]], sys.executable)
 

@@ -134,8 +134,8 @@ class Device:
     def open(ordinal: int = 0, *, staging: int = ..., emulated: bool = False) -> Device:
         """Opens CUDA device `ordinal` of this process with at least `staging` bytes of pinned host
         memory (default: 1 GiB), which are resident until the device is no longer used. `emulated`:
-        opens a device that threads of this process emulate, with their memory as device memory, for
-        tests; only a wheel of `make wheel-device` has it. InvalidError: no driver of release 550 or
+        opens a device that threads of this process emulate, with host memory as device memory, for
+        tests; only a wheel of `make wheel-device` can. InvalidError: no driver of release 550 or
         later, no such device, or no emulated device. RetryError: the memory cannot be allocated or
         pinned. FatalError: the driver failed.
         """
@@ -156,8 +156,8 @@ class Device:
         `way` decides how bytes are moved: "auto" measures a kernel and the copy engines for about
         30 ms, "length" uses the copy engines for pieces of at least 32 KiB, "copies" uses them for
         all, and "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an argument is
-        invalid, two spans share bytes, or memory is not allocated on the device. RetryError: memory
-        is short. FatalError: the device is broken.
+        invalid, two spans share bytes, or memory is not allocated on the device. RetryError: not
+        enough memory is free. FatalError: the device is broken.
         """
     def slots(self, page_bytes: int, pages: int, *, timeout: float = 0.0) -> DeviceSlots | None:
         """Takes pinned memory for `pages` pages of `page_bytes` bytes. Waits for free memory for
@@ -208,8 +208,8 @@ class DevicePages:
         part: tuple[int, int] | None = None,
         after: int | None = None,
     ) -> DeviceMove:
-        """Starts to copy page `n` of `slots` to page `n`, for all pages, after the work that
-        stream `after` has now. `part`: the first offset in a page that is copied, and the offset
+        """Starts to copy page `n` of `slots` to page `n`, for all pages, after the work that is now
+        queued on stream `after`. `part`: the first offset in a page that is copied, and the offset
         after the last; both are 0, the size of a page, or between two spans. Until the move has
         ended, no other call or work writes to the slots or accesses the blocks. InvalidError: no
         pages, fewer slots than pages, more than 8,192 pages, slots of another device or page size,
@@ -237,7 +237,7 @@ class DeviceSlots:
     @property
     def memory(self) -> tuple[int, int]:
         """The address of page 0, which is a multiple of 4,096, and the distance between pages in
-        bytes. Bytes between pages must stay as they are.
+        bytes. Bytes between pages must not be changed.
         """
     @property
     def page_bytes(self) -> int: ...
@@ -258,8 +258,8 @@ class DeviceMove:
 
 @final
 class LeasedPrefix:
-    """The longest reusable prefix, kept readable until `release()`, or until `ttl` (at most one
-    hour) runs out.
+    """The pages that `Store.lease_prefix` leased. They stay readable until `release()`, or until
+    `ttl` (at most one hour) has passed.
     """
 
     @property
@@ -402,8 +402,8 @@ class Store:
         timeout: float | None = None,
     ) -> int:
         """Stores pages; returns the number of leading pages that are stored. With `retain_until`,
-        the pages and all before them are not evicted until that moment (at most a year away). A
-        scope retains at most its `retained` bytes (`configure`), and all scopes together at most
+        the pages and all pages before them are not evicted until that moment (at most a year away).
+        A scope retains at most its `retained` bytes (`configure`), and all scopes together at most
         half of the store: beyond these limits, the retention that ends first is released. Retained
         pages can be deleted.
         """
@@ -425,10 +425,10 @@ class Store:
     ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. For several scopes: the leading pages that all scopes have, under
-        one lease. A process may lease at most as much space as is left without a lease (half of the
-        store, if no other process has leases). If a prefix needs more, its leading pages that fit
-        are leased, and `pages` counts these. RetryError if the first page does not fit: release
-        leases.
+        one lease. After the call, the process has leased at most as much space as no process has
+        leased: half of the store, if no other process has leases. If a prefix needs more, its
+        leading pages that fit are leased, and `pages` counts these. RetryError if the first page
+        does not fit: release leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
@@ -461,11 +461,11 @@ class Store:
         before the put reaches the owner, the put ends before this page (reason "not_found").
         `copy=False`: the memory must not change until the ticket is done.
 
-        `DevicePages`, as many as `keys`, are copied into the pinned memory of the device behind the
-        work that stream `after` has now; `copy` has no effect. Puts leave half of this memory free:
-        pages that would need it are skipped (reason "staging_full"). Pages that are already stored
-        are not read. The blocks must not change until the ticket is done; `Ticket.order` allows
-        changes sooner.
+        `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
+        work that is now queued on stream `after`; `copy` has no effect. Puts leave half of this
+        memory free: pages that would need it are skipped (reason "staging_full"). Pages that are
+        already stored are not read. The blocks must not change until the ticket is done;
+        `Ticket.order` allows changes sooner.
         """
     def submit_get(
         self,
@@ -485,10 +485,10 @@ class Store:
         `Ticket.wait_section` waits for a section.
 
         `DevicePages`, as many as `keys` and each block once, are filled through the pinned memory
-        of the device, after the work that stream `after` has now; `staged` and `sections` have no
-        effect. No later call or work may access their blocks until the ticket is done. Only leading
-        pages are delivered, also in a scope whose keys do not chain; the blocks of all other pages
-        may hold any bytes.
+        of the device, after the work that is now queued on stream `after`; `staged` and `sections`
+        have no effect. No later call or work may access their blocks until the ticket is done. Only
+        leading pages are delivered, also in a scope whose keys do not chain; the blocks of all
+        other pages may hold any bytes.
         """
     def touch(self, scope: Scope, keys: Sequence[bytes]) -> int: ...
     def delete(self, scope: Scope, keys: Sequence[bytes]) -> int: ...

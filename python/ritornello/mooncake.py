@@ -27,7 +27,9 @@ ABSENT = (NOT_FOUND, -703)
 
 
 class Mooncake:
-    """Backend over a Mooncake client. Arguments: see the store's `setup`; sizes in bytes."""
+    """Backend over a Mooncake client. Arguments: see `MooncakeDistributedStore.setup`; sizes are in
+    bytes.
+    """
 
     def __init__(
         self,
@@ -48,19 +50,26 @@ class Mooncake:
             try:
                 socket.create_connection((name, int(port)), CONNECT).close()
             except (OSError, ValueError) as error:
-                raise FatalError(f"no mooncake_master at {master}: {error}") from error
+                raise FatalError(
+                    f"no mooncake_master at {master}: start it, or correct `master` ({error})"
+                ) from error
         self.store = MooncakeDistributedStore()
         done = self.store.setup(
             host, metadata, int(segment), int(local_buffer), protocol, devices, master
         )
         if done != 0:
-            raise FatalError(f"setup failed ({done}): see the log of mooncake_master")
+            raise FatalError(
+                f"Mooncake's setup failed with status {done}: see the log of mooncake_master"
+            )
         self.buffers: LifoQueue[ctypes.Array[ctypes.c_char]] = LifoQueue()
         for _ in range(BUFFERS):
             buffer = ctypes.create_string_buffer(BUFFER_BYTES)
             done = self.store.register_buffer(ctypes.addressof(buffer), BUFFER_BYTES)
             if done != 0:
-                raise FatalError(f"memory cannot be registered ({done})")
+                raise FatalError(
+                    f"Mooncake cannot register a read buffer of {BUFFER_BYTES} bytes (status "
+                    f"{done}): see Mooncake's log in this process"
+                )
             self.buffers.put(buffer)
 
     def get(self, name: str, start: int, stop: int | None) -> bytes | None:
@@ -69,7 +78,7 @@ class Mooncake:
         if size in ABSENT:
             return None
         if size < 0:
-            raise RetryError(f"get_size returned {size}")
+            raise RetryError(f"Mooncake's get_size returned status {size}")
         stop = size if stop is None else min(stop, size)
         parts = []
         buffer = self.buffers.get()
@@ -84,7 +93,9 @@ class Mooncake:
                 if read in ABSENT:
                     return None
                 if read != length:
-                    raise RetryError(f"get_into_ranges returned {read} instead of {length}")
+                    raise RetryError(
+                        f"Mooncake's get_into_ranges returned {read} instead of {length} bytes"
+                    )
                 parts.append(ctypes.string_at(buffer, length))
         finally:
             self.buffers.put(buffer)
@@ -94,17 +105,17 @@ class Mooncake:
         """Returns whether the name has a value."""
         found: int = self.store.is_exist(name)
         if found < 0 and found not in ABSENT:
-            raise RetryError(f"is_exist returned {found}")
+            raise RetryError(f"Mooncake's is_exist returned status {found}")
         return found == 1
 
     def set(self, name: str, value: bytes) -> None:
         """Writes a value."""
         done = self.store.upsert(name, value)
         if done != 0:
-            raise RetryError(f"upsert returned {done}")
+            raise RetryError(f"Mooncake's upsert returned status {done}")
 
     def delete(self, name: str) -> None:
         """Removes a value, even while it is being read."""
         done = self.store.remove(name, True)
         if done not in (0, NOT_FOUND):
-            raise RetryError(f"remove returned {done}")
+            raise RetryError(f"Mooncake's remove returned status {done}")

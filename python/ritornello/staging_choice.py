@@ -1,11 +1,11 @@
 """Decides whether reads go through the store's staging memory.
 
 A direct I/O request lists the physically contiguous pieces of its target memory; in memory of 4 KiB
-pages, usually each page is one piece. A virtual disk that accepts 254 pieces per request moves 1
-MiB per request into such memory, and twice the bytes per second into huge pages. On such a disk, a
-read into the store's staging memory, which consists of huge pages, followed by a copy to the target
-is faster and costs no more processor time. Writes gain nothing. NVMe disks, whose requests list
-every 4 KiB in any case, read into the target memory directly.
+pages, usually each page is one piece. A virtual disk that accepts 254 pieces per request moves
+about 1 MiB per request into such memory, and about twice the bytes per second into huge pages. On
+such a disk, a read into the store's staging memory, which consists of huge pages, followed by a
+copy to the target is faster and costs no more processor time. Writes gain nothing. NVMe disks,
+whose requests list every 4 KiB in any case, read into the target memory directly.
 """
 
 import os
@@ -21,8 +21,8 @@ HUGE = ("AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Private_Hugetlb", "
 
 
 def wants_staging(folders: Iterable[str], address: int, nbytes: int) -> bool:
-    """Returns whether reads from files in any of `folders` into this memory are faster through
-    staging; False if that cannot be determined. Folders may be missing.
+    """Returns whether reads from files in any of `folders` into the `nbytes` at `address` are
+    faster through staging; False if that cannot be determined. A folder may be missing.
     """
     if not any(map(_is_on_cutting_disk, folders)):
         return False
@@ -41,7 +41,7 @@ def _is_on_cutting_disk(folder: str) -> bool:
 
 
 def nearest(folder: Path) -> Path:
-    """Returns the folder, or its nearest ancestor that exists."""
+    """Returns the folder; if it is missing, its nearest ancestor that exists."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -65,8 +65,8 @@ def cuts_requests(device: int, sysfs: Path = SYSFS) -> bool:
 
 
 def is_huge(mappings: Iterable[str], address: int, nbytes: int) -> bool:
-    """Returns whether most of the resident memory of the mappings that hold this memory is in huge
-    pages, by `smaps`.
+    """Returns whether more than half of the resident memory is in huge pages, over the mappings
+    that overlap the `nbytes` at `address`. `mappings`: the lines of `smaps`.
     """
     resident = huge = 0
     inside = False

@@ -77,11 +77,11 @@ def test_host_tier_on_cpus_is_a_store(tiers: list[str]) -> None:
     ("tiers", "advice"),
     [
         ([REMOTE], "needs a disk"),
-        ([DISK, REMOTE, "s3://b?secret=hunter2"], "'s3://b': one remote is used"),
-        ([DISK, "disk /b"], "'disk /b': one disk tier is used"),
+        ([DISK, REMOTE, "s3://b?secret=hunter2"], "'s3://b': write only one remote"),
+        ([DISK, "disk /b"], "'disk /b': write only one disk tier"),
         ([REMOTE, DISK], "before a remote"),
         (["disk"], '"disk /nvme/kv 200GiB"'),
-        (["disk 8GiB rate=1GiB/s"], "one disk tier is used"),
+        (["disk 8GiB rate=1GiB/s"], "write only one disk tier"),
         (["disc /kv 1GiB"], "or a remote"),
     ],
 )

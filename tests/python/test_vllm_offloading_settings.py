@@ -75,11 +75,11 @@ def test_directories_are_those_of_the_disk() -> None:
         ({"tiers": ["host 8G", DISK]}, "a number and a unit, such as 8GiB, not '8G'"),
         ({"tiers": ["host 8GiB rate=1GiB", DISK]}, "without options"),
         ({"tiers": [DISK, "disk /b"]}, "one disk tier"),
-        ({"tiers": ["s3://bucket/prefix", DISK]}, "one disk tier is used, before a remote"),
+        ({"tiers": ["s3://bucket/prefix", DISK]}, "write only one disk tier, before a remote"),
         ({"tiers": ["disk"]}, "one disk tier"),
         ({"tiers": ["disc /kv 1GiB"]}, "a tier is a disk"),
         ({"tiers": ["host 8GiB", "s3://bucket/prefix"]}, '"tiers" needs a disk'),
-        ({"tiers": [DISK, "s3://a/b", "file:///mnt/kv"]}, "one remote is used"),
+        ({"tiers": [DISK, "s3://a/b", "file:///mnt/kv"]}, "write only one remote"),
     ],
 )
 def test_settings_that_vllm_has_are_named(extra: dict[str, Any], advice: str) -> None:

@@ -498,7 +498,7 @@ def test_settings_error_says_what_to_write() -> None:
         TierSettings.parse({"path": "/x", "enable_kv_events": "yes"})
     with pytest.raises(ValueError, match="unknown key 'pth'"):
         TierSettings.parse({"pth": "/x"})
-    with pytest.raises(ValueError, match='"gate" goes with "tiers"'):
+    with pytest.raises(ValueError, match='"gate" is permitted only beside "tiers"'):
         TierSettings.parse({"path": "/x", "gate": "auto"})
     parsed = TierSettings.parse({"path": "/x", "locality": "LOCAL", "codec": "split"})
     assert (parsed.store.codec, parsed.locality) == ("split", "LOCAL")

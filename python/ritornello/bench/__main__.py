@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
             "--prompts",
             choices=("ids", "text"),
             default="ids",
-            help="send token ids of exact length, or text with a word per token (ids)",
+            help="send prompts as token ids, of exact length, or as text, one word per token (ids)",
         )
         add(
             "--timeout",
@@ -65,13 +65,14 @@ def parser() -> argparse.ArgumentParser:
             default=ANSWER_SECONDS,
             help="maximum seconds for an answer (600)",
         )
-        add("--tag", default="", help="name of this run in the JSON")
-        add("--chart", metavar="FILE.svg", help="draw a chart of TTFT over the length of history")
+        add("--tag", default="", help="name of this run in the JSON and the chart")
+        add("--chart", metavar="FILE.svg", help="write a chart of TTFT by history length")
         add(
             "--expected-ttft-gain",
             type=float,
             metavar="X",
-            help="fail if the TTFT of round 0 is less than X times that of later rounds",
+            help="exit with status 1 if the mean TTFT of round 0 is less than X times the mean "
+            "TTFT of prompts with a history",
         )
         add(
             "--json",
@@ -99,7 +100,7 @@ def workload_of(given: argparse.Namespace) -> Workload:
     values = {
         **values,
         "source": Source(given.seed, given.prompts == "text"),
-        # Fields whose names differ from their flags, which are the flags of LMCache's program.
+        # The flags of these fields have the names that LMCache's `multi-round-qa.py` uses.
         "time_s": values.get("time"),
         "ramp_up": not values.get("disable_ramp_up"),
     }
@@ -128,7 +129,9 @@ async def model_of(servers: Sequence[Server], wanted: str | None) -> str:
 
 
 def gain(found: Sequence[Row]) -> float | None:
-    """Returns the mean TTFT of round 0, divided by the mean TTFT of prompts with a history."""
+    """Returns the mean TTFT of round 0, divided by the mean TTFT of prompts with a history; None if
+    there is no answer of one of these kinds.
+    """
     fresh = [r for r in found if r.round == 0]
     known = [r for r in found if r.history_tokens]
     if not fresh or not known:
@@ -209,7 +212,9 @@ def run(given: argparse.Namespace) -> int:
         return 1
     reached = gain(found)
     if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
-        outcome = "no request had a history" if reached is None else f"the gain is {reached:.2f}"
+        outcome = f"the gain is {reached:.2f}"
+        if reached is None:
+            outcome = "no prompt of round 0, or no prompt with a history, was answered"
         print(f"TTFT gain is below {given.expected_ttft_gain}: {outcome}", file=sys.stderr)
         return 1
     return 0

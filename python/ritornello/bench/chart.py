@@ -1,4 +1,4 @@
-"""TTFT by length of the history, one line for each run, as SVG."""
+"""A chart of TTFT by length of the history, one line for each run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def subplots(width: float, height: float, dpi: float | None = None) -> tuple[Fig
 
 
 def plot_by_history(runs: Mapping[str, Sequence[Row]], target: Path) -> None:
-    """Draws means with their 95 % intervals."""
+    """Writes a chart of the mean TTFT of each row, with its 95 % interval, to `target`."""
     figure, axes = subplots(9, 5.2)
     for colour, (name, found) in zip(COLOURS * len(runs), runs.items(), strict=False):
         ranked = sorted(found, key=lambda r: r.history_tokens)

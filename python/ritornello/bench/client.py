@@ -1,5 +1,5 @@
-"""A client of the OpenAI API that records when each token arrives: streamed completions over
-asyncio.
+"""A client of the OpenAI API that records when each chunk of an answer arrives: streamed
+completions over asyncio.
 
 The client uses one connection for each request, plain HTTP, and the standard library only. The
 client therefore runs on every Python that can import this package.
@@ -121,7 +121,7 @@ class Server:
         if wants_ids and arrivals and not ids:
             raise ServingError(
                 f"{self.base_url} does not return token ids: add --prompts text "
-                "(of vLLM, 0.10 and later do)"
+                "(vLLM returns them since 0.10)"
             )
         details = usage.get("prompt_tokens_details") or {}
         return Reply(
@@ -160,8 +160,8 @@ class Server:
                 )
         except (OSError, TimeoutError) as error:
             raise ServingError(
-                f"nothing answers at {self.base_url}: start it (vllm serve MODEL --port "
-                f"{self.port}), or name its address with --base-url"
+                f"nothing answers at {self.base_url}: start a server (vllm serve MODEL --port "
+                f"{self.port}), or give --base-url the address of a server"
             ) from error
         try:
             writer.write(head.encode() + payload)

@@ -35,7 +35,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Interpolates linearly between the two nearest values (type 7 of Hyndman and Fan)."""
+    """Returns the quantile `share` (0 to 1), interpolated linearly between the two nearest values
+    (type 7 of Hyndman and Fan).
+    """
     ranked = sorted(values)
     index = share * (len(ranked) - 1)
     below = int(index)

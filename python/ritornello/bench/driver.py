@@ -15,8 +15,8 @@ ANSWER_SECONDS = 600.0
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request of a session. `history_tokens`: leading tokens of the prompt that were in an
-    earlier request or answer of the session. The server is number `turn` modulo the number of
-    servers.
+    earlier request or answer of the session. The request goes to server `turn` modulo the number
+    of servers.
     """
 
     session: int
@@ -55,8 +55,8 @@ class Record:
 
 
 class Workload(Protocol):
-    """A pattern of requests. The same seed and the same answers generate the same prompts; how many
-    a workload that is limited by time sends depends on the servers.
+    """A pattern of requests. The same seed and the same answers generate the same prompts. If a
+    workload is limited by time, the number of its requests depends on the speed of the servers.
     """
 
     @property
@@ -110,7 +110,10 @@ class Driver:
         try:
             reply = await self.servers[server].complete(body, self.deadline_s)
             if not reply.arrivals:
-                raise ServingError(f"{self.servers[server].base_url}: an answer without tokens")
+                raise ServingError(
+                    f"{self.servers[server].base_url}: the answer has no tokens: look into the "
+                    "server's log"
+                )
         except ServingError as error:
             record = replace(record, error=str(error))
         else:
@@ -129,7 +132,7 @@ class Driver:
         return record
 
     async def run(self, workload: Workload) -> list[Record]:
-        """Starts a run of the workload and returns its records."""
+        """Runs the workload to its end and returns its records."""
         self.began, self.records = perf_counter(), []
         await workload.run(self)
         return self.records

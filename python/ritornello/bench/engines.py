@@ -27,7 +27,7 @@ class MetricsWatch:
 
     async def end(self, prompt_tokens: int) -> Metrics | None:
         """Returns the growth of the counters, once they account for `prompt_tokens`, or after about
-        ten seconds.
+        ten seconds; None if a server does not serve `/metrics`.
         """
         if self.before is None:
             return None

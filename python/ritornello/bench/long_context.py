@@ -46,10 +46,11 @@ class LongContext:
             "--repeat-mode",
             choices=REPEAT_MODES,
             default="random",
-            help="order of the questions (random)",
+            help="order of the questions: shuffled (random), each document in turn (tile), or all "
+            "questions about a document together (interleave); default: random",
         )
-        add("--shuffle-seed", type=int, default=0, help="seed of the order `random` (0)")
-        add("--max-inflight-requests", type=int, default=2, help="concurrent requests (2)")
+        add("--shuffle-seed", type=int, default=0, help="seed of --repeat-mode random (0)")
+        add("--max-inflight-requests", type=int, default=2, help="maximum concurrent requests (2)")
         add(
             "--sleep-time-after-warmup",
             type=float,
@@ -60,7 +61,8 @@ class LongContext:
             "--hit-miss-ratio",
             type=_hit_miss,
             default=(1, 0),
-            help='ratio of questions, such as "3:1" (all hit)',
+            help="questions about known documents to questions about new documents, such as 3:1 "
+            "(default: no new documents)",
         )
 
     @property

@@ -42,7 +42,7 @@ class MultiRoundQA:
             "--shared-system-prompt",
             type=int,
             required=True,
-            help="tokens that all prompts begin with",
+            help="tokens of the system prompt with which all prompts begin",
         )
         add("--user-history-prompt", type=int, required=True, help="tokens of a user's own context")
         add("--answer-len", type=int, required=True, help="tokens of an answer")
@@ -55,7 +55,7 @@ class MultiRoundQA:
         add(
             "--disable-ramp-up",
             action="store_true",
-            help="with --time: every user begins with round 1",
+            help="with --time: let the first users ask all rounds too, instead of fewer",
         )
         add(
             "--init-user-id",

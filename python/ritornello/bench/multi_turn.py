@@ -1,5 +1,5 @@
-"""Clients that converse in rounds, sent at a rate from a queue of ready clients: the pattern and
-flags of SGLang's `bench_multiturn.py`.
+"""Clients that converse in rounds. Requests are sent at a given rate, each for a client in a queue
+of ready clients: the pattern and flags of SGLang's `bench_multiturn.py`.
 """
 
 import argparse
@@ -17,7 +17,9 @@ POLICIES = ("random", "fifo")
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client with its next question. `history`: the conversation so far, of `known` tokens."""
+    """A client that waits to ask question number `round`. `history`: the conversation so far, of
+    `known` tokens.
+    """
 
     client: int
     round: int
@@ -81,7 +83,7 @@ class MultiTurn:
             default="poisson",
             help="distribution of the time between requests (poisson)",
         )
-        add("--max-parallel", type=int, default=128, help="concurrent requests (128)")
+        add("--max-parallel", type=int, default=128, help="maximum concurrent requests (128)")
         add(
             "--ready-queue-policy",
             choices=POLICIES,

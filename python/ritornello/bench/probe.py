@@ -36,7 +36,7 @@ def measure(question: Mapping[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measures what standard input asks for, and prints the result."""
+    """Measures the probes that standard input describes, and prints the result."""
     print(json.dumps(measure(json.load(sys.stdin))))
     return 0
 

@@ -1,4 +1,4 @@
-"""New prompts, reproducible by seed."""
+"""Prompts that are generated from a seed."""
 
 import random
 from dataclasses import dataclass
@@ -38,5 +38,7 @@ def joined(*pieces: Prompt) -> Prompt:
     if len(texts) == len(pieces):
         return "".join(texts)
     if texts:
-        raise TypeError("text and token ids do not make one prompt")
+        raise TypeError(
+            "a prompt is either text or token ids: some pieces are text, some token ids"
+        )
     return tuple(token for piece in pieces for token in piece if isinstance(token, int))

@@ -35,7 +35,7 @@ def progress_bar(title: str, stream: TextIO) -> Iterator[Callable[[Record], None
             nonlocal answered
             answered += 1
             status = f"last TTFT {seconds(record.ttft_s)}" if not record.error else record.error
-            progress.update(task, description=f"{title}: {answered} answers, {status}")
+            progress.update(task, description=f"{title}: {answered} requests ended, {status}")
 
         yield advance
 

@@ -1,4 +1,4 @@
-"""The counters of a cache over tiers, by the names of the engines' metrics."""
+"""The counters of a cache over tiers, under the names that the engines' metrics use."""
 
 from collections.abc import Mapping
 from time import perf_counter
@@ -24,7 +24,7 @@ class CacheCounts:
         return perf_counter() - self._taken_at >= self._interval
 
     def growth(self, stats: Mapping[str, Any]) -> Counts:
-        """Returns the amounts that were added since the last call."""
+        """Returns by how much each counter of `stats` grew since the last call."""
         self._taken_at = perf_counter()
         before, self._taken = self._taken, counts_of(stats)
         amounts = {}
@@ -36,7 +36,7 @@ class CacheCounts:
 
 
 def counts_of(stats: Mapping[str, Any]) -> Counts:
-    """Returns the cache's counters by the names of the engines' metrics."""
+    """Returns the counters in `Cache.stats()` under the names that the engines' metrics use."""
     gate, prefetch = stats["gate"], stats["prefetch"]
     return {
         **{f"gate_decisions:{what}": gate[what] for what in ("all", "some", "none")},

@@ -10,9 +10,10 @@ DISK = '"disk /nvme/kv 200GiB"'
 
 @dataclass(frozen=True, slots=True)
 class EngineTiers:
-    """The tiers of an engine. `place`: the part of its configuration that holds the list.
-    `device`, `host`: what an error says about an entry for the engine's own memory, with the
-    engine's setting for its size. `host` is "" if the host tier is a store.
+    """The rules for the list of tiers of one engine. `place`: the part of the engine's
+    configuration that holds the list. `device`, `host`: why an entry for GPU memory or host memory
+    is refused; names the engine's setting for the size of this memory. `host` is "" if the list may
+    have a host tier.
     """
 
     place: str
@@ -20,9 +21,8 @@ class EngineTiers:
     host: str = ""
 
     def check(self, tiers: Sequence[str]) -> None:
-        """Raises ValueError unless `tiers`, if there are any, are a disk, or a disk and a remote
-        below it. If the host tier is a store, it may be listed before them, or in place of the
-        disk.
+        """Raises ValueError unless `tiers` is empty, a disk, or a disk and then a remote. If `host`
+        is "", a host tier may come first, or replace the disk.
         """
         above: set[str] = set()
         for tier in tiers:
@@ -31,25 +31,25 @@ class EngineTiers:
                 raise self.refusal_of(tier, f"{self.device}; leave it out of the list")
             if kind == "host":
                 if self.host or above:
-                    first = 'one host tier is used, first in the list, as "host 8GiB"'
+                    first = 'write only one host tier, first in the list, as "host 8GiB"'
                     raise self.refusal_of(tier, self.host or first)
             elif kind == "disk":
                 if above - {"host"} or not directories_of(tier):
                     raise self.refusal_of(
-                        tier, f"one disk tier is used, before a remote, as {DISK}"
+                        tier, f"write only one disk tier, before a remote, as {DISK}"
                     )
             elif ":" not in kind:
                 ours = "" if self.host else 'host memory, as "host 8GiB", '
                 raise self.refusal_of(tier, f"a tier is {ours}a disk, as {DISK}, or a remote")
             else:
                 if "remote" in above:
-                    raise self.refusal_of(tier, "one remote is used")
+                    raise self.refusal_of(tier, "write only one remote")
                 kind = "remote"
             above.add(kind)
         if tiers and above == {"remote"}:
             raise ValueError(
-                f'{self.place}: "tiers" needs a disk, as {DISK}: the pages of a remote are loaded '
-                "from it"
+                f'{self.place}: "tiers" needs a disk, as {DISK}: pages of a remote are copied to '
+                "the disk, and loaded from there"
             )
 
     def refusal_of(self, tier: str, instead: str) -> ValueError:

@@ -1,14 +1,14 @@
 """The store as a connector uses it: every failure is a miss, never an exception.
 
 A store that cannot be opened, fails fatally, or refuses the engine's keys is opened again by a
-background thread, with back-off, until an opening fails because of an invalid setting or with an
-unexpected error (`is_retriable`). A failed store is closed by another thread, because a hung disk
-may keep it from being closed. After the first attempt to open the store, calls return immediately
-while no store is open. Failures are counted, except failed attempts to open the store again, and
-calls that fail only because the store is already out of use. The first failure of each kind
-(operation and type of exception) is logged; failures that take the store out of use, and failed
-attempts to open it again, are logged again after `LOG_AGAIN_SECONDS`. Only `KeyboardInterrupt` and
-`SystemExit` reach the caller.
+background thread, with back-off, until it is open, or until an attempt fails because of an invalid
+setting or with an unexpected error (`is_retriable`). A failed store is closed by another thread,
+because a hung disk may keep it from being closed. After the first attempt to open the store, calls
+return immediately while no store is open. Failures are counted, except failed attempts to open the
+store again, and calls that fail only because the store is already out of use. The first failure of
+each kind (operation and type of exception) is logged; failures that take the store out of use, and
+failed attempts to open it again, are logged again after `LOG_AGAIN_SECONDS`. Only
+`KeyboardInterrupt` and `SystemExit` reach the caller.
 """
 
 import logging
@@ -111,8 +111,8 @@ class FailSafeStore:
                 thread.join(CLOSE_SECONDS)
             if thread.is_alive():
                 self._logger.warning(
-                    "ritornello: the store is still being closed after %.0f seconds: its disk does "
-                    "not answer",
+                    "ritornello: the store is still being closed after %.0f seconds, because its "
+                    "disk does not answer: check the disk",
                     CLOSE_SECONDS,
                 )
 
@@ -137,7 +137,7 @@ class FailSafeStore:
     def lease_prefix(
         self, scope: "Scope", keys: Sequence[bytes], ttl: float
     ) -> "LeasedPrefix | None":
-        """May wait for the process that owns the store."""
+        """Returns None if the call failed. May wait for the process that owns the store."""
         return self.call(
             "lease_prefix", lambda store: store.lease_prefix(scope, keys, ttl=ttl), None
         )
@@ -177,9 +177,9 @@ class FailSafeStore:
         if permitted is False and "retain" not in self._logged:
             self._logged["retain"] = monotonic()
             self._logger.warning(
-                "ritornello: a request asked to have its pages retained, which the store's "
-                "policy.toml does not permit (`allow_request_retention = true` would); ignored, "
-                "and further ones are only counted"
+                "ritornello: a request asked to retain its pages, which the store's policy.toml "
+                "does not permit: the pages are not retained, and later requests of this kind are "
+                "counted, not logged; to permit them, set `allow_request_retention = true`"
             )
         return bool(permitted)
 
@@ -282,10 +282,12 @@ class FailSafeStore:
         try:
             self._opener.start()
         except RuntimeError as reason:  # the next call tries again
-            self._logger.debug("ritornello: no thread to open the store (%s)", reason)
+            self._logger.debug("ritornello: cannot start a thread to open the store (%s)", reason)
 
     def _restart_opener(self) -> None:
-        """Restarts an opener that ended in a fork's child or could not be started."""
+        """Starts the opener thread again if a fork's child lacks it, or if it could not be
+        started.
+        """
         with self._lock:
             opener_ended = self._opener is not None and not self._opener.is_alive()
             if opener_ended and self._will_reopen():
@@ -372,7 +374,7 @@ def _close_failed(store: "Store") -> None:
     try:
         store.close()
     except BaseException as error:  # the next attempt to open the store reports the cause
-        logging.getLogger(__name__).debug("ritornello: close failed (%s)", error)
+        logging.getLogger(__name__).debug("ritornello: closing a failed store failed (%s)", error)
 
 
 def _run_aside(action: Callable[[], object]) -> Thread:

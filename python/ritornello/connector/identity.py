@@ -21,7 +21,7 @@ IGNORED_FIELDS = frozenset({"_name_or_path", "name_or_path", "transformers_versi
 LONGROPE = "longrope"
 
 # Logged if an epoch is random; `%s` is the adapter's word, "saved" or "stored".
-EPOCH_WARNING = "the weights were not loaded from files; nothing %s now is found after a restart"
+EPOCH_WARNING = "the weights were not loaded from files; pages %s now are not found after a restart"
 
 
 @dataclass(frozen=True, slots=True)

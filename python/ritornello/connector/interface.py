@@ -1,8 +1,8 @@
 """Checks that an installed engine has the interface that was tested. Each check returns the
 difference that keeps an adapter from working with the installed class; "" if there is none.
 
-Additional optional methods are accepted, and except in constructors additional optional parameters
-(`accept_defaults`).
+Two differences are accepted: additional methods that are not abstract and, except in constructors,
+additional optional parameters (`accept_defaults`).
 """
 
 import functools

@@ -37,7 +37,8 @@ def open_store(settings: StoreSettings, logger: Logger) -> "Store":
         capacity = free_bytes(settings.directories) // 2 // MIB * MIB
         store = Store.open(settings.path, capacity, **options)
         logger.warning(
-            'ritornello: created %s with half of the free space, %d MiB; say "capacity" to choose',
+            "ritornello: created the store in %s with half of the free space, %d MiB: set "
+            '"capacity" to choose another size',
             ", ".join(settings.directories),
             capacity // MIB,
         )

@@ -14,7 +14,7 @@ WORDS = ("eviction", "codec", "admission")
 SIZES = ("capacity", "write_budget")
 # `tiers`, and the settings that are permitted only beside it.
 OF_TIERS = ("tiers", "prefetch", "gate")
-# Settings of every connector, in the order of the documents.
+# Settings of every connector, in the order in which the documentation lists them.
 SHARED = ("path", "capacity", *WORDS, "write_budget", *OF_TIERS)
 GATES: tuple["Gate", ...] = ("auto", "always", "never")
 # Kinds of tiers on this machine; any other kind is a remote.
@@ -92,7 +92,7 @@ def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> 
         )
     alone = next((name for name in OF_TIERS if name in given), None)
     if alone:
-        raise ValueError(f'{place}: "{alone}" goes with "tiers"')
+        raise ValueError(f'{place}: "{alone}" is permitted only beside "tiers"')
     path = given.get("path")
     if not isinstance(path, str | list | tuple) or path == "":
         raise ValueError(
@@ -123,8 +123,8 @@ def _checked_tiers(given: Mapping[str, Any], place: str, own: Collection[str]) -
     other = next((name for name in given if name not in (*OF_TIERS, *own)), None)
     if other:
         raise ValueError(
-            f'{place}: "{other}" does not go with "tiers": each tier names its place and size '
-            'itself, for example "disk /nvme/kv 200GiB"'
+            f'{place}: "{other}" is not permitted beside "tiers": each tier names its place and '
+            'size itself, for example "disk /nvme/kv 200GiB"'
         )
     tiers, prefetch, gate = (
         given["tiers"],

@@ -49,7 +49,8 @@ def fingerprint(model: Path) -> bytes | None:
 
 def fingerprint_of(name: str, revision: str | None, folder: str | None) -> bytes | None:
     """Returns the fingerprint of the weights that a model's name stands for, if they are files on
-    this machine: a path, or a snapshot of the hub's client. Downloads nothing.
+    this machine: a path, or a snapshot that the client of Hugging Face's hub has in its cache
+    `folder`. Downloads nothing.
     """
     path = Path(name)
     if not path.exists():
