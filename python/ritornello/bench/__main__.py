@@ -212,9 +212,10 @@ def run(given: argparse.Namespace) -> int:
         return 1
     reached = gain(found)
     if given.expected_ttft_gain and (reached or 0.0) < given.expected_ttft_gain:
-        outcome = f"the gain is {reached:.2f}"
         if reached is None:
             outcome = "no prompt of round 0, or no prompt with a history, was answered"
+        else:
+            outcome = f"the gain is {reached:.2f}"
         print(f"TTFT gain is below {given.expected_ttft_gain}: {outcome}", file=sys.stderr)
         return 1
     return 0

@@ -181,8 +181,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         return False
 
     def _drop_unclaimed(self) -> None:
-        """Drops the oldest results, up to two, that LMCache has not asked for while their leases
-        lasted: LMCache forgets lookups of requests that it aborts.
+        """Drops the oldest results, at most two, that LMCache did not take before their leases
+        ended: LMCache forgets lookups of requests that it aborts.
         """
         now = monotonic()
         for number in list(islice(self._lookup_results, 2)):
@@ -376,8 +376,8 @@ def _bitmap(bits: "Sequence[bool]") -> Any:
 
 @lru_cache(maxsize=256)
 def _layout(shapes: tuple[Any, ...], dtypes: tuple[Any, ...], fmt: Any = None) -> str:
-    """Returns dtypes and shapes as text, followed by the format. Cached: an engine has few layouts,
-    and every transfer needs one.
+    """Returns dtypes and shapes as text, followed by LMCache's memory format `fmt`, if given.
+    Cached: an engine has few layouts, and every transfer needs one.
     """
     each = zip(shapes, dtypes, strict=True)
     layout = "+".join(

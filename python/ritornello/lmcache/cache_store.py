@@ -1,8 +1,8 @@
 """Calls of LMCache's adapters to a cache over tiers.
 
-LMCache's own memory (L1) is the tier above. A lookup asks the tiers of this machine first, and a
-remote for the pages that they lack. Pages of the remote are put on the disk before a lookup counts
-them as found, so that loads read them from this machine.
+LMCache's own memory (L1) is the tier above these tiers. A lookup asks the tiers of this machine
+first, and a remote for the pages that they lack. Pages of the remote are put on the disk before a
+lookup counts them as found, so that loads read them from this machine.
 
 The gate `auto` loads all found pages, as `always` does: LMCache tells its adapters neither how long
 a prefill took nor how many tokens the engine has already, so there is nothing to compare a load
@@ -28,7 +28,9 @@ SHORT_SECONDS = 1.0
 
 
 class LMCacheTiers(LMCacheStore):
-    """The tiers of an adapter, opened at construction. A lease is a list of the leases of tiers."""
+    """The tiers of an adapter, opened at construction. A lease of this store is the list of the
+    leases that a lookup holds on the tiers.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.has_remote = settings.has_remote

@@ -89,7 +89,8 @@ class NativeClient:
 
         def query(expired: bool) -> None:
             deleted = none if expired else self._objects.store.attempt("delete", delete, none)
-            self._complete((number, not expired, "late" if expired else "", deleted))
+            reason = "the deletion waited too long, or the client was closed" if expired else ""
+            self._complete((number, not expired, reason, deleted))
 
         self._lookups.submit(query)
         return number
@@ -146,7 +147,7 @@ class NativeClient:
             return job.number, True, "", job.ok
         self._puts.discard(job.number)
         stored = all(job.ok)
-        return job.number, stored, "" if stored else "not all objects were stored", None
+        return job.number, stored, "" if stored else "at least one object was not stored", None
 
     def _complete(self, completion: Completion) -> None:
         with self._lock:

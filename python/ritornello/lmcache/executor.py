@@ -59,7 +59,7 @@ class LookupExecutor:
             try:
                 thread.start()
             except RuntimeError as reason:
-                logger.debug("ritornello: no thread for lookups (%s)", reason)
+                logger.debug("ritornello: cannot start a thread for lookups (%s)", reason)
                 return False
             self._thread = thread
         return True

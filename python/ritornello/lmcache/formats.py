@@ -1,10 +1,10 @@
 """The formats in which objects of a family (model, object group and salt) are stored. A lookup
 needs them, because LMCache does not give it the sizes of the objects.
 
-The formats are read from the store's scopes, so that they survive restarts and include what other
-processes stored. Reading the formats is expensive. After a miss and before a deletion they are
-therefore read at limited intervals only. They are also read whenever LMCache asks for usage or
-keys.
+The formats are read from the store's scopes, so that they survive restarts and include formats in
+which other processes stored objects. Reading the formats is expensive. After a miss and before a
+deletion they are therefore read at limited intervals only. They are also read whenever LMCache asks
+for usage or keys.
 """
 
 from collections.abc import Callable
@@ -80,8 +80,8 @@ class FormatCatalog:
         return scope
 
     def refresh(self) -> bool:
-        """Reads the formats if an interval has passed. Returns whether new formats were found. One
-        thread reads. Other threads do not wait for it, because the answer may take long.
+        """Reads the formats if an interval has passed. Returns whether new formats were found.
+        While one thread reads, calls of other threads return False: the read may take long.
         """
         started = self._clock()
         with self._lock:

@@ -25,7 +25,7 @@ def list_objects(
     invalid cursor or a limit below 1.
     """
     if limit < 1:
-        raise ValueError(f"a page has at least one key, not {limit}")
+        raise ValueError(f"the page size is {limit}: use at least 1 key per page")
     start, after, skip = _parse(cursor)
     ids = [scope.id.hex() for _, scope, _ in stored]
     if start and start not in ids:
@@ -56,5 +56,8 @@ def _parse(cursor: str | None) -> tuple[str, int, int]:
         return "", 0, 0
     parts = cursor.split(":")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts[1:]):
-        raise ValueError(f"{cursor!r} is not a cursor of a list of keys")
+        raise ValueError(
+            f"{cursor!r} is not a cursor of a list of keys: pass the token that the previous page "
+            "returned"
+        )
     return bytes.fromhex(parts[0]).hex(), int(parts[1]), int(parts[2])

@@ -70,7 +70,7 @@ class ObjectStore:
         self._weak_hash_logged = False
 
     def complete_tickets(self, done: "Iterable[tuple[TicketItems, Outcome]]") -> list[Job]:
-        """Records outcomes of tickets. Returns the jobs that have no further ticket."""
+        """Records outcomes of tickets. Returns the jobs whose last ticket is among them."""
         finished = []
         for part, outcome in done:
             for index, ok in zip(part.indices, outcome.ok, strict=True):
@@ -100,7 +100,7 @@ class ObjectStore:
         return deleted
 
     def usage(self) -> dict[str, int]:
-        """Returns bytes of objects by salt."""
+        """Returns the bytes of the stored objects by salt."""
         used: dict[str, int] = {}
         for family, object_format, _, pages in self.formats.stored_formats():
             if pages:
@@ -156,7 +156,7 @@ class ObjectStore:
             return False
         if not self._weak_hash_logged:
             self._weak_hash_logged = True
-            logger.warning("ritornello: %s; neither hits nor stores", reason)
+            logger.warning("ritornello: %s; such objects are neither found nor stored", reason)
         return True
 
     def _count(self, part: TicketItems, moved: int, reason: str) -> None:

@@ -61,7 +61,9 @@ class ObjectLookup:
         return not self._running
 
     def cancel(self) -> None:
-        """Ends the transfers that the lookup started, and its leases. Nothing is found."""
+        """Cancels the transfers that the lookup started, releases its leases, and makes all objects
+        count as not found.
+        """
         for part in self._running:
             part.close()
         self._running = []
@@ -122,7 +124,8 @@ class ObjectLookup:
         """
         if bool(stored.layout) != (self._expected is not None):
             return False
-        # Objects from before a change of LMCache's serde have the same keys.
+        # Objects that were stored before a change of LMCache's serde have the same keys as objects
+        # that are stored now, and cannot be loaded.
         return self._formats.is_loadable(stored) and (wanted is None or fits(stored, wanted))
 
     def _lookup_in_scope(

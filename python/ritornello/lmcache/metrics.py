@@ -1,4 +1,4 @@
-"""The adapter's counters among LMCache's own metrics. Names as in LMCache 0.5.6.
+"""The adapter's counters among LMCache's own metrics, whose naming in 0.5.6 they follow.
 
 LMCache publishes its metrics through OpenTelemetry's global meter provider: to `/metrics` of its
 HTTP server, or to a collector. The adapters of a process share one counter for each name, and are
@@ -24,14 +24,15 @@ COUNTERS = {
     "hit_pages": "Looked up objects that can be loaded.",
     "loaded_pages": "Objects read from the store, verified, and put into LMCache's memory.",
     "loaded_bytes": "Bytes read from the store.",
-    "load_seconds": "Time of loads.",
+    "load_seconds": "Seconds of loads; concurrent loads count separately.",
     "saved_pages": "Objects stored, including objects that were already stored.",
-    "saved_bytes": "Bytes of these objects.",
-    "save_seconds": "Time of saves.",
+    "saved_bytes": "Bytes of stored objects, including objects that were already stored.",
+    "save_seconds": "Seconds of saves; concurrent saves count separately.",
     "deleted_pages": "Objects that LMCache deleted.",
     "errors": "Calls to the store that failed.",
-    "gate_load_seconds": "Time of loads that the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads exceeded the estimated time of computing.",
+    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
+    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
+    "exceeded the estimated time to compute the whole prompt.",
 }
 REASONS = {
     "missed_pages": "Objects that were to be loaded and were not, by reason.",
@@ -70,7 +71,9 @@ def publish(adapter: Any, counts: Callable[[Any], Counts], store: str) -> None:
                 PREFIX + name, callbacks=[partial(_observe, name)], description=text
             )
     except Exception as error:
-        logger.warning("ritornello: no counters among LMCache's metrics (%s)", error)
+        logger.warning(
+            "ritornello: no counters among LMCache's metrics: they cannot be created (%s)", error
+        )
 
 
 def _observe(name: str, options: object) -> Iterable[Any]:

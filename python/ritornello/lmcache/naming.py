@@ -76,7 +76,10 @@ def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
     the hash is empty or too long.
     """
     if kv_rank >> (8 * RANK_BYTES) or not 0 < len(chunk_hash) <= HASH_BYTES_MAX:
-        raise ValueError(f"rank {kv_rank:#x} or a hash of {len(chunk_hash)} bytes is too long")
+        raise ValueError(
+            f"rank {kv_rank:#x} has more than {RANK_BYTES} bytes or is negative, or the hash of "
+            f"{len(chunk_hash)} bytes is empty or has more than {HASH_BYTES_MAX} bytes"
+        )
     return kv_rank.to_bytes(RANK_BYTES) + chunk_hash
 
 

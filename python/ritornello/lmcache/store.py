@@ -42,8 +42,8 @@ class LMCacheStore(FailSafeStore):
         self.open()
 
     def is_owner(self) -> bool:
-        """Returns whether this process owns the store. A process that owns the store is not asked
-        again: it stays the owner until the store is closed.
+        """Returns whether this process owns the store. The store is not asked again once this
+        process is its owner, because the process stays the owner until the store is closed.
         """
 
         def action(store: "Store") -> bool:
@@ -54,7 +54,7 @@ class LMCacheStore(FailSafeStore):
         return self.call("role", action, False)
 
     def answers_at_once(self) -> bool:
-        """Returns whether no call waits for another process."""
+        """Returns whether no call of the store waits for another process."""
         return bool(self.broken) or self.is_owner()
 
     def problem(self) -> str:

@@ -25,5 +25,5 @@ if TYPE_CHECKING:
 __all__ = ["RitornelloStorage"]
 
 
-# Imported at first use, because it imports SGLang.
+# Imported at first use, because `storage` imports SGLang.
 __getattr__ = deferred_imports(__name__, RitornelloStorage="storage")

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ritornello.sglang")
 
-# Maximum number of calls of `begin` and `end` that wait for the thread. Further calls do nothing:
-# then only SGLang's thread looks the request up, or its fetch is not cancelled.
+# Maximum number of calls of `begin` and `end` that wait for the thread. A further `begin` is
+# dropped: only SGLang's thread then looks the request up. After a further `end`, the fetch is not
+# cancelled.
 QUEUED_MAX = 256
 IDLE_SECONDS = 0.2
 # Maximum time that `close` waits for the thread, which may be compiling: SGLang compiles its hash
@@ -84,7 +85,7 @@ class EarlyLookups:
             try:
                 thread.start()
             except RuntimeError as reason:  # the next operation tries again
-                logger.debug("ritornello: no thread for early lookups (%s)", reason)
+                logger.debug("ritornello: cannot start a thread for early lookups (%s)", reason)
                 return
             self._thread = thread
 

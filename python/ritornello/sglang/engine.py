@@ -46,7 +46,11 @@ def engine_of(config: "HiCacheStorageConfig") -> Engine:
             options |= draft_option(fingerprint_of(draft, revision, None))
     except Exception as error:
         # SGLang publishes no configuration in this process, or publishes it under other names.
-        logger.warning("ritornello: SGLang does not describe the model that it runs (%s)", error)
+        logger.warning(
+            "ritornello: SGLang does not describe the model that it runs (%s): pages are stored "
+            "under a random epoch",
+            error,
+        )
         fingerprint = None
     return Engine(
         version=__version__,
@@ -71,7 +75,7 @@ def dcp_size_of(config: "HiCacheStorageConfig") -> int:
 
     try:
         return int(get_parallel().attn_dcp_size)
-    except (RuntimeError, ValueError):  # nothing is published outside an engine
+    except (RuntimeError, ValueError):  # outside an engine SGLang publishes no sizes
         return 1
 
 

@@ -1,6 +1,7 @@
 """Finds the prefixes that SGLang can restore if each page has parts in several of its host pools.
 The main pool, `kv`, needs all pages of a prefix. For every other pool (side pool) SGLang names a
-policy: with `all_pages` the pool needs all pages too, with `trailing_pages` the last few.
+policy: with `all_pages` the pool needs all pages too, with `trailing_pages` the last few, and with
+`block_groups` no page.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,7 +64,9 @@ class SidePool:
 
     @property
     def is_served(self) -> bool:
-        """Whether the pool can permit a prefix."""
+        """Whether any prefix can be restored: the policy is known, and the storage has the pool if
+        the policy needs pages.
+        """
         return self.policy == GROUPS or (self.policy in (ALL, TRAILING) and bool(self.scopes))
 
     def first_page(self, length: int) -> int:

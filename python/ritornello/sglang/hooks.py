@@ -1,6 +1,7 @@
-"""Functions and classes of SGLang that the storage needs besides its interface. Names as in SGLang
-0.5.23. A storage with tiers wraps methods of these classes (`prompts`, `prefills`). If a method
-cannot be wrapped, the storage works without the feature that needs it, and logs the reason.
+"""Functions and classes of SGLang that the storage needs besides SGLang's storage interface. Names
+as in SGLang 0.5.23. A storage with tiers wraps methods of these classes (`prompts`, `prefills`). If
+a method cannot be wrapped, the storage works without the feature that needs it, and logs the
+reason.
 """
 
 import logging
@@ -26,8 +27,8 @@ def watch_prompts() -> None:
         obstacle = str(error)
     if obstacle:
         logger.warning(
-            "ritornello: SGLang passes pages without the keys before them (%s); they are not "
-            "looked up on the remote",
+            "ritornello: SGLang passes pages without the keys before them (%s); such pages are "
+            "not looked up on the remote",
             obstacle,
         )
 
@@ -59,7 +60,7 @@ def watch_transfers() -> None:
     except Exception as error:
         obstacle = str(error)
     if obstacle:
-        logger.info("ritornello: no batch is read ahead (%s)", obstacle)
+        logger.info("ritornello: no batch is read ahead, because SGLang differs (%s)", obstacle)
 
 
 def hashes_of(operation: Any, page_tokens: int) -> list[str]:

@@ -42,12 +42,12 @@ class RateMeter(Meter):
         return rates
 
     def probed(self, pages: int, hits: int) -> None:
-        """Counts pages that were looked up, and those found."""
+        """Counts pages that were looked up, and the `hits` among them that can be loaded."""
         self.add("probed_pages", pages)
         self.add("hit_pages", hits)
 
     def moved(self, what: str, pages: int, page_bytes: int, seconds: float) -> None:
-        """Counts pages that one call "loaded" or "saved"."""
+        """Counts the pages that one call moved. `what`: "loaded" or "saved"."""
         if not pages:
             return
         moved_bytes = pages * page_bytes

@@ -27,13 +27,14 @@ COUNTERS = {
     "hit_pages": "Looked up pages that can be loaded.",
     "loaded_pages": "Pages read from the store, verified, and put into host memory.",
     "loaded_bytes": "Bytes read from the store.",
-    "load_seconds": "Time of loads.",
+    "load_seconds": "Seconds of loads; time in which loads overlap counts once.",
     "saved_pages": "Pages stored, including pages that were already stored.",
-    "saved_bytes": "Bytes of these pages.",
-    "save_seconds": "Time of saves.",
+    "saved_bytes": "Bytes of stored pages, including pages that were already stored.",
+    "save_seconds": "Seconds of saves.",
     "errors": "Calls to the store that failed.",
-    "gate_load_seconds": "Time of loads that the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads exceeded the estimated time of computing.",
+    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
+    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
+    "exceeded the estimated time to compute the whole prompt.",
 }
 REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",

@@ -69,8 +69,8 @@ def _meta(host: Any, slots: SlotRange, tokens: int, parts: int) -> Meta:
 @dataclass(slots=True)
 class PoolRead:
     """Pages of a pool that are being read: one read for each of `scopes`, the scopes of the pool
-    when it began. `ids`: the numbers of the pages in the pool; None if SGLang takes the `copies`.
-    `copies`: the memory that is read to, if it is not the pool's.
+    when the read began. `ids`: the numbers of the pages in the pool; None if SGLang takes the
+    `copies`. `copies`: the memory that is read to, if it is not the pool's.
     """
 
     scopes: "list[Scope]"
@@ -195,8 +195,8 @@ class Pool:
         return 0 if ids is None else self.finish_get(self.begin_get(keys, ids))
 
     def begin_get(self, keys: Sequence[bytes], ids: Sequence[int], behind: int = 0) -> PoolRead:
-        """Begins to read pages to the slots `ids` of the pool, behind reads of `behind` pages.
-        Until `finish_get` or `abandon_get`, the memory of these pages is written to.
+        """Begins to read pages to the slots `ids` of the pool, while reads of `behind` pages are in
+        progress. Until `finish_get` or `abandon_get`, the memory of these pages is written to.
         """
         scopes, parts = self._scopes, self._memory.parts
         copies = [] if parts else [self.new_page() for _ in ids]
@@ -239,7 +239,7 @@ class Pool:
     def begin_get_flat(
         self, keys: Sequence[bytes], pages: Sequence[Any], behind: int = 0
     ) -> PoolRead:
-        """Begins to read pages into `pages`, behind reads of `behind` pages."""
+        """Begins to read pages into `pages`, while reads of `behind` pages are in progress."""
         fitting = self._fitting(keys, pages)
         scopes, keys, pages = self._scopes, keys[:fitting], pages[:fitting]
         reads = [self._store.begin_get(scopes[0], keys, pages, behind)] if fitting else []

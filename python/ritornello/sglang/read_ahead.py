@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ritornello.sglang.transfers import Transfer
 
 # Time between the beginning of the next read and the expected end of the current read. Both reads
-# share the disk, so the current read may end later by this time, and SGLang may wait for it with a
-# deadline.
+# share the disk, so the next read may delay the current read by this time, and SGLang may stop
+# waiting for the current read at a deadline.
 LEAD_SECONDS = 0.025
 
 
@@ -26,7 +26,9 @@ class Paces:
         self._seconds: dict[str, float] = {}
 
     def record(self, pool: str, pages: int, seconds: float) -> None:
-        """Records a batch. Batches that overlap end in pairs, so the result is an average."""
+        """Records a batch. The times of batches that overlap alternate between long and short,
+        because two such batches end shortly after each other; the pace is therefore an average.
+        """
         pace = seconds / pages
         self._seconds[pool] = (self._seconds.get(pool, pace) + pace) / 2
 
@@ -43,7 +45,7 @@ class ReadAhead:
         self._transfer = transfer
         self._store = store
         self._paces = paces
-        # Reads in progress, by the name of their pool.
+        # The reads that were begun ahead, by the names of their pools.
         self._begun: dict[str, tuple[Pool, PoolRead]] = {}
         # When the last read ended. The next read is timed from then, even if it began before.
         self._ended = 0.0

@@ -161,7 +161,10 @@ class RitornelloStorage(HiCacheStorage):
                 pool.describe(engine)
             self._store.forget()
             self._engine, self._epoch = engine, updates.epoch
-            logger.warning("ritornello: the weights changed; a new epoch begins")
+            logger.warning(
+                "ritornello: the weights changed; a new epoch begins, in which pages stored before "
+                "are not found"
+            )
 
         if self._epoch != updates.epoch:
             self._store.attempt("new epoch", action, None)
@@ -182,12 +185,12 @@ class RitornelloStorage(HiCacheStorage):
             self._early.end(operation)
 
     def on_transfer_begin(self, transfer: Transfer | None) -> None:
-        """Notes the pages that SGLang reads next on this thread."""
+        """Makes later calls of this thread read the batches of `transfer` ahead."""
         reads = None if transfer is None else ReadAhead(transfer, self._store, self._paces)
         self._on_thread.reads = reads
 
     def on_transfer_end(self) -> None:
-        """Ends all reads ahead of this thread: SGLang may take their memory back afterwards."""
+        """Ends the reads that this thread began ahead: SGLang may reuse their memory afterwards."""
         reads, self._on_thread.reads = getattr(self._on_thread, "reads", None), None
         if reads is not None:
             reads.close()
@@ -404,7 +407,9 @@ class RitornelloStorage(HiCacheStorage):
         return keys_of(before if self.uses_prompts else before[-1:])
 
     def _before_lookup(self, extra_info: HiCacheStorageExtraInfo | None) -> list[bytes] | None:
-        """Returns `_before` of a lookup. SGLang passes no list if no page is before the first."""
+        """Returns `_before` of a lookup. If no page is before the first page of the call, SGLang
+        passes no list.
+        """
         if prompts.watched and (extra_info is None or extra_info.prefix_keys is None):
             return []
         return self._before(extra_info)

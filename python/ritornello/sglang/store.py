@@ -27,7 +27,9 @@ PUT_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Read:
-    """A get that was started at time `began`. `ticket`: None if the get could not be started."""
+    """A get that has begun. `began`: a time of `perf_counter`. `ticket`: None if the get could not
+    be submitted.
+    """
 
     scope: "Scope"
     keys: Sequence[bytes]
@@ -161,8 +163,8 @@ class SGLangStore(FailSafeStore):
         pages: "Iterable[Any] | PoolPages",
         before: Sequence[bytes] | None,
     ) -> int:
-        """Returns the number of leading pages that are stored now, including those stored
-        before.
+        """Returns the number of leading pages that are stored now, including pages that were
+        already stored.
         """
         if self._stale():
             self._meter.skipped("before_reset", len(keys))

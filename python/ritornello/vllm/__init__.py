@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["RitornelloConnector", "RitornelloTier"]
 
 
-# Imported at first use, because they import vLLM.
+# Imported at first use, because these modules import vLLM.
 __getattr__ = deferred_imports(
     __name__, RitornelloConnector="connector", RitornelloTier="tier.manager"
 )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 # KV heads are split into ranges of at least `OBJECT_BYTES` (over all layers of the model), and into
 # at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone; heads that have fewer
-# bytes in all are one range. For smaller objects the work for each object would exceed the time of
+# bytes in all are one range. For smaller objects the work for each object would take longer than
 # reading it.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8

@@ -18,7 +18,7 @@ from ritornello.vllm.metadata import IDLE, StepMetadata
 FACTS_SECONDS = 5.0
 POLICY_LINE = (
     '"kv_load_failure_policy" is now "recompute" for all connectors of this engine, so that a '
-    "failed load fails no request; write it next to the outermost kv_connector"
+    "failed load fails no request; set it next to the outermost kv_connector to avoid this warning"
 )
 # A connector that fills blocks with dummy values, which must not be saved as the KV of a prompt.
 DUMMY = "DecodeBenchConnector"
@@ -49,7 +49,10 @@ def unsafe_to_offload_reason(engine: Any | None) -> str:
     others = sorted(names - OWN - LOAD_BETWEEN_STEPS)
     if not others:
         return unsupported_reason(engine)
-    return f"{', '.join(others)} may load during a step, whose pages vLLM's offloading would save"
+    return (
+        f"{', '.join(others)} may load pages during a step, and vLLM's offloading would save them "
+        "even if the load failed"
+    )
 
 
 def recompute(engine: Any) -> bool:
@@ -82,7 +85,9 @@ class FactsCollector:
         return not self._over and now - self._since < FACTS_SECONDS
 
     def step_metadata(self) -> StepMetadata:
-        """Returns the metadata of steps until all workers have sent their `ShardFacts`."""
+        """Returns the metadata of a step without transfers: it requests the `ShardFacts` until all
+        workers have sent them.
+        """
         return IDLE if self._over else REQUEST_FACTS
 
     def add(self, facts: Mapping[WorkerRank, ShardFacts]) -> Mapping[WorkerRank, ShardFacts] | None:

@@ -122,7 +122,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             if composition.recompute(outer) and self._engine is not None:
                 logger.warning("ritornello: %s", composition.POLICY_LINE)
             if reason:
-                logger.warning("ritornello: %s; neither hits nor saves", reason)
+                logger.warning("ritornello: %s; pages are neither loaded nor saved", reason)
             else:
                 # Open the store now instead of at the first request: if the store has no owner, the
                 # scheduler's process, which makes most calls, becomes the owner.
@@ -141,7 +141,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
                 memory=self._make_kv_memory(),
             )
 
-    # What depends on the place of the KV memory.
+    # Methods that a subclass overrides if the KV memory is not in host memory.
 
     @classmethod
     def _parse_settings(cls, extra: dict[str, Any]) -> Settings:
@@ -181,7 +181,7 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
             side = self._make_scheduler_side(metadata)
         except Exception as error:  # the engine must run even if its KV cannot be stored
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            logger.warning("ritornello: %s%s; neither hits nor saves", kind, error)
+            logger.warning("ritornello: %s%s; pages are neither loaded nor saved", kind, error)
             return
         if self._kv_cache_manager is not None:
             side.bind_cache(self._kv_cache_manager)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class DevicePath(CpuPath):
-    """As `CpuPath`, for KV memory on a device. All loads run concurrently with other requests,
-    because a failure of a load that a step waits for is known too late where steps overlap.
+    """As `CpuPath`, for KV memory on a device. All loads are asynchronous: steps overlap, so the
+    failure of a load that a step waits for would be known too late.
     """
 
     @classmethod
@@ -33,7 +33,8 @@ class DevicePath(CpuPath):
         return settings
 
     def _memory_refusal(self, kv_cache_config: "KVCacheConfig") -> str:
-        # vLLM clears given blocks before the step is made to wait for saves that still read them.
+        # vLLM clears the blocks that it gives to a request before the step is made to wait for
+        # saves that still read these blocks.
         if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
             return f"KV memory that vLLM clears is not served with {VARIABLE}={OWN}"
         return ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Methods that draft from tokens or hidden states, and keep no KV.
 WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 WITH_KV = ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
-# vLLM's ways to accept drafts that leave the distribution of answers unchanged. The others accept
+# vLLM's ways to accept drafts that leave the distribution of answers unchanged. Other ways accept
 # drafts that the target model would not have chosen.
 EXACT_ACCEPTANCE = ("standard", "block")
 

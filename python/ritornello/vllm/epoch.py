@@ -37,7 +37,7 @@ class Epoch:
         if not clean:
             logger.warning(
                 "ritornello: the cache was reset while blocks were in use; "
-                "neither hits nor saves until a reset finds the engine idle"
+                "pages are neither loaded nor saved until a reset finds the engine idle"
             )
 
     def is_paused(self) -> bool:
@@ -61,5 +61,7 @@ class Epoch:
             self.guard.merge_counts(report.changes)
         if report.unsupported_reason:
             if not self._worker_unsupported:
-                logger.warning("ritornello: %s; neither hits nor saves", report.unsupported_reason)
+                logger.warning(
+                    "ritornello: %s; pages are neither loaded nor saved", report.unsupported_reason
+                )
             self._worker_unsupported = True

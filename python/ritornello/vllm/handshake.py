@@ -57,7 +57,8 @@ def group_layouts(
             raise ValueError(shard.unsupported_reason)
         if len(shard.groups) != groups:
             raise ValueError(
-                f"worker {worker_rank} has {len(shard.groups)} KV cache groups, not {groups}"
+                f"worker {worker_rank} has {len(shard.groups)} KV cache groups, the scheduler "
+                f"{groups}"
             )
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:

@@ -32,7 +32,7 @@ def machines_refusal(parallel: "ParallelConfig") -> str:
     if backend != ONE_MACHINE:
         return (
             f"workers of the executor {backend} may be on other machines, whose host memory this "
-            f'machine does not see; "--distributed-executor-backend {ONE_MACHINE}" is served'
+            f"machine does not see: use --distributed-executor-backend {ONE_MACHINE}"
         )
     return ""
 

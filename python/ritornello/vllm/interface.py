@@ -1,5 +1,5 @@
-"""The connector interface of vLLM: checks that the installed vLLM has the tested one, and passes
-its calls to a data path.
+"""The connector interface of vLLM: checks that the installed vLLM has the tested interface, and
+passes vLLM's calls to a data path.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ ABSTRACT = frozenset(
         "wait_for_save",
     }
 )
-# Optional methods of a connector. A vLLM without one of them never calls our override, and without
-# this list no error would show it.
+# Optional methods of a connector. A vLLM that lacks such a method never calls our override, which
+# would cause no error.
 HOOKS = frozenset(
     {
         "bind_connector_metadata",

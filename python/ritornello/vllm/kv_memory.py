@@ -3,9 +3,10 @@ device, between which and pinned memory our own kernels or the copy engines move
 
 On a device, work is ordered by streams:
 * A load begins after the work that the engine has queued, because a step in flight may still write
-  to blocks that vLLM has given to another request since. It is reported when its copies are over.
+  to blocks that vLLM has given to another request since. A load is reported when its copies have
+  ended.
 * A save begins after the step that fills its pages. vLLM may give its blocks to other requests
-  before they were read: `protect` makes the engine's later work wait.
+  before the save has read them: `protect` makes the engine's later work wait.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +19,8 @@ from ritornello.vllm.offloading_settings import memory_bytes
 if TYPE_CHECKING:
     from ritornello._core import Device, Ticket
 
-# Pinned memory of all workers of an engine on a machine: this part of its memory or of the control
-# group's limit, and at most STAGING_MAX each.
+# Pinned memory of all workers of an engine on a machine: 1/STAGING_SHARE of the machine's memory or
+# of the control group's limit, and at most STAGING_MAX bytes for each worker.
 STAGING_SHARE, STAGING_MAX = 16, 4 << 30
 
 
@@ -29,7 +30,7 @@ class KvMemory(Protocol):
     device_type: str
 
     def open(self) -> None:
-        """Prepares slow resources before the first request."""
+        """Does the work that takes long, such as opening the device, before the first request."""
 
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
@@ -40,7 +41,7 @@ class KvMemory(Protocol):
         """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
-        """Returns a pool over the spans. `owner` keeps their memory."""
+        """Returns a pool over the spans. `owner` keeps the memory of the spans alive."""
 
     def stream(self) -> int | None:
         """Returns the stream on which the engine queues its work; None if it uses none."""
@@ -134,8 +135,9 @@ class DeviceMemory:
 
 def _order(cache: CacheTensor, apart: int) -> str:
     """Returns the dimensions of a block in the order in which they are in memory, outermost first.
-    Dimensions of length 1 are in no order. Heads that are apart are stored apart, so that pages are
-    found where a worker has another number of them.
+    Dimensions of length 1 are omitted. If the `apart` heads are contiguous ranges, their dimension
+    is omitted too: ranges of heads are stored separately, so that workers with another number of
+    heads find the pages.
     """
     shape, strides = tuple(cache.shape), tuple(cache.stride())
     inside = [at for at in range(1, len(shape)) if shape[at] > 1]

@@ -26,8 +26,9 @@ COUNTERS = {
     "layer_loads": "Loads that came layer by layer while a step computed.",
     "step_loads": "Loads that a step waited for before its first layer.",
     "apart_loads": "Loads that ran concurrently with other requests.",
-    "gate_load_seconds": "Time of loads that the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which loads exceeded the estimated time of computing.",
+    "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
+    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
+    "exceeded the estimated time to compute the whole prompt.",
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",

@@ -86,7 +86,7 @@ class OffloadingPath(OffloadingConnector):
         if is_scheduler:
             logger.info("ritornello: %s", summary)
             if reason:
-                logger.warning("ritornello: %s; neither hits nor stores", reason)
+                logger.warning("ritornello: %s; pages are neither loaded nor stored", reason)
         super().__init__(config, role, kv_cache_config)
 
     def get_num_new_matched_tokens(
@@ -130,8 +130,9 @@ def _configured(vllm_config: "VllmConfig", **extra: Any) -> "VllmConfig":
     """
     config, transfer = copy.copy(vllm_config), copy.copy(vllm_config.kv_transfer_config)
     transfer.kv_connector, transfer.kv_connector_module_path = "OffloadingConnector", None
-    # The name of the file of vLLM's host memory. MultiConnector permits a second offloading, which
-    # is configured by hand and would otherwise fill the same rows.
+    # The file of vLLM's host memory is named after `engine_id`. MultiConnector permits a second
+    # offloading connector, configured by hand, which would otherwise fill the rows of the same
+    # file.
     transfer.engine_id = f"{transfer.engine_id}-ritornello"
     # Answers are stored too, as on CPUs: they are the beginning of the next turn's prompt.
     transfer.kv_connector_extra_config = SPEC | {"offload_prompt_only": False} | extra

@@ -82,8 +82,8 @@ def _split(tiers: Sequence[str]) -> tuple[int | None, list[str]]:
         host = bytes_of(words[0])
         if not below:
             raise ValueError(
-                f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB"; host memory alone is '
-                "vLLM's own --kv-offloading-size, without a connector"
+                f'{PLACE}: "tiers" needs a disk, as "disk /nvme/kv 200GiB"; for host memory '
+                "alone, use vLLM's own --kv-offloading-size without this connector"
             )
     ENGINE_TIERS.check(below)
     return host, below

@@ -17,7 +17,7 @@ PLACE = "kv_connector_extra_config"
 GPU_MEMORY = (
     "vLLM has this tier itself, sized by --gpu-memory-utilization or --kv-cache-memory-bytes"
 )
-# On CPUs the host tier is a store.
+# On CPUs the host tier is Ritornello's.
 CPU_TIERS = EngineTiers(
     PLACE, device="vLLM's KV memory on CPUs is sized by VLLM_CPU_KVCACHE_SPACE (GiB)"
 )

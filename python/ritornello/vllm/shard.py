@@ -75,7 +75,8 @@ class Shard:
         """Returns this worker's objects. LayoutError if the memory differs from the identity."""
         if len(identity.groups) != len(self.memory):
             raise LayoutError(
-                f"{len(self.memory)} KV cache groups here, {len(identity.groups)} by the model"
+                f"this worker has {len(self.memory)} KV cache groups, the model "
+                f"{len(identity.groups)}"
             )
         groups = [self._group_objects(identity, number) for number in range(len(self.memory))]
         return HeldObjects(identity, groups)
@@ -93,7 +94,8 @@ class Shard:
         )
         if group.stages[stage] != memory.layers:
             raise LayoutError(
-                f"{len(memory.layers)} layers on this worker differ from stage {stage}"
+                f"the {len(memory.layers)} layers of KV cache group {number} on this worker differ "
+                f"from the layers of pipeline stage {stage}"
             )
         if not memory.layers:
             return []

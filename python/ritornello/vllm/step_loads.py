@@ -82,5 +82,7 @@ class StepLoads:
         name = self.layer_groups.disable()
         if name:
             logger.warning(
-                "ritornello: %s ran unannounced; later loads end before the first layer", name
+                "ritornello: layer %s ran unannounced, so that a load may have come too late; "
+                "later loads end before the first layer",
+                name,
             )

@@ -17,8 +17,8 @@ EMPTY_REPORT = WorkerReport()
 
 class StepResults:
     """Results of one worker since the last calls of `take_*`. Only the worker at (0, 0) counts
-    loads, loaded pages and saved pages, so that each counts once. Every worker counts bytes, failed
-    pages and skipped pages. `groups`: the number of KV cache groups. `report` and
+    loads, loaded pages and saved pages, so that each page counts once. Every worker counts bytes,
+    failed pages and skipped pages. `groups`: the number of KV cache groups. `report` and
     `finished_sending` (finished requests whose blocks this worker no longer reads) may be added to
     until they are taken.
     """

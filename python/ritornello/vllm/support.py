@@ -67,7 +67,10 @@ def _keys(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> str:
     for group in kv_cache_config.kv_cache_groups:
         tokens = group.kv_cache_spec.block_size
         if tokens % hash_tokens:
-            return f"block hashes cover {hash_tokens} tokens, blocks {tokens}"
+            return (
+                f"a block has {tokens} tokens, which is not a multiple of the {hash_tokens} tokens "
+                "that a block hash covers"
+            )
     return ""
 
 
@@ -113,7 +116,7 @@ def startup_warnings(identity: Identity) -> list[str]:
         warnings.append(EPOCH_WARNING % "saved")
     if identity.ranks > 1 and not all(group.shared for group in identity.groups):
         warnings.append(
-            "a page's KV heads cannot be stored apart here: pages are not found at another tensor "
-            f"parallel size than {identity.ranks}"
+            "the KV heads of this engine's pages cannot be stored separately: pages are not found "
+            f"at another tensor parallel size than {identity.ranks}"
         )
     return warnings

@@ -177,8 +177,8 @@ class WorkerSide:
             self._pending_saves.append(
                 PendingSave(self._store, self._held, save, self._shard.kv_memory)
             )
-        # vLLM may give the blocks of these requests away after this step, and does not name the
-        # requests again.
+        # vLLM may give the blocks of these requests to other requests after this step, and does not
+        # name the requests again.
         sent = set(metadata.finished_sending)
         for pending in self._pending_saves:
             if pending.save.request in sent:

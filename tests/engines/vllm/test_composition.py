@@ -27,7 +27,7 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     answers = found(tmp_path, model, order)
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
-    assert "neither hits nor saves" not in answers["log"]
+    assert "neither loaded nor saved" not in answers["log"]
     # The other connector filled blocks for three requests, and filled them wrongly for one request.
     assert answers["lent"] == [CLAIMED // 32] * 3
     assert said["broken repaired"] == said["broken computed"]

@@ -177,7 +177,7 @@ def test_unknown_engine_is_not_served(
         tier = RitornelloTier(spec_of({}), host.view, "T", path=str(tmp_path / "store"))
     assert [record.getMessage() for record in caplog.records] == [
         "ritornello: vLLM's configuration was not found, so the model of these bytes is unknown; "
-        "neither hits nor stores"
+        "pages are neither loaded nor stored"
     ]
     request, keys = sequence("e", 2)
     tier.on_new_request(request)

@@ -123,7 +123,7 @@ class TierCache(ChunkStore):
         self._on_cache("gate", lambda cache: cache.record_prefill(before, tokens, seconds))
 
     def record_outcome(self, lookup: "Lookup", seconds: float) -> None:
-        """Tells the gate how long a load took that it decided in `lookup`."""
+        """Tells the gate how long the load took about which the gate decided in `lookup`."""
         self._on_cache("gate", lambda cache: cache.record_outcome(lookup, seconds))
 
     def end_step(self) -> None:

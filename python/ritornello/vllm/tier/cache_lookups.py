@@ -10,8 +10,8 @@ Invariants:
 * vLLM looks for a window from the end of the found prefix, and in the same step for windows before
   it while answers are pending. Each lookup fetches its window, and one window is needed. Therefore
   one window is looked up first. If it is incomplete, two windows before it are looked up
-  concurrently, then four, and so on. An absent last chunk is not looked up again for the request,
-  until the request is preempted.
+  concurrently, then four, and so on. A window whose last chunk is absent is not looked up again for
+  the request, until the request is preempted.
 * The windows after the first, together, wait for the remote for at most `WINDOWS_SECONDS` and the
   time of the prefetch policy; with "best_effort" they are looked up on this machine only. An
   incomplete window is later looked up on this machine only.
@@ -160,7 +160,7 @@ class CacheLookups:
     def take_decision(self, state: RequestState, keys: Sequence[bytes]) -> "Lookup | None":
         """Returns the gate's decision for a load of `keys`, if the load has all chunks that the
         gate chose. Each chained group of a prompt has a decision, which estimates the load of all
-        of them (`Prompt.chunk_bytes`), so one decision is returned.
+        chained groups (`Prompt.chunk_bytes`), so one decision is returned.
         """
         chosen: Lookup | None = None
         for name, asked in state.prompts.items():
@@ -207,8 +207,8 @@ class CacheLookups:
         return asked
 
     def _chunk_bytes(self, group: Group) -> int:
-        """Returns the bytes of a chunk of `group`, and of the other chained groups for its
-        tokens.
+        """Returns the bytes of a chunk of `group`, and of the chunks of other chained groups for
+        the same tokens.
         """
         tokens = sum(
             group.chunk_tokens / each.chunk_tokens for each in self._groups() if each.chained

@@ -14,9 +14,10 @@ COUNTERS = {
     "errors": ("Calls to the store that failed, by call.", True),
     # Counters that exist only with several tiers.
     "gate_decisions": ("Gate decisions (all, some, none), by group and prompt.", True),
-    "gate_load_seconds": ("Time of loads that the gate had estimated, in seconds.", False),
+    "gate_load_seconds": ("Seconds of the loads whose duration the gate had estimated.", False),
     "gate_regret_seconds": (
-        "Seconds by which loads exceeded the estimated time of computing.",
+        "Seconds by which load time and the estimated time to compute the rest exceeded the "
+        "estimated time to compute the whole prompt.",
         False,
     ),
     "prefetches": ("Prefetches from the remote, by outcome.", True),

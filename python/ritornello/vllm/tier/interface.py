@@ -18,8 +18,8 @@ INTERFACE = EngineInterface(
 ABSTRACT = frozenset(
     {"drain_jobs", "get_finished_jobs", "lookup", "on_new_request", "submit_load", "submit_store"}
 )
-# Optional methods of a tier. A vLLM without one of them never calls our override, and no error
-# shows this.
+# Optional methods of a tier. A vLLM that lacks such a method never calls our override, which would
+# cause no error.
 HOOKS = frozenset(
     {
         "build_metric_definitions",

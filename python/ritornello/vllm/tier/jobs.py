@@ -113,7 +113,11 @@ class Jobs:
                     return False
                 if ticket.wait(left) is None and seconds is None and not logged:
                     logged = True
-                    logger.warning("ritornello: still waiting for the disk to finish")
+                    logger.warning(
+                        "ritornello: transfers between host memory and the store have not ended "
+                        "after %.0f seconds; still waiting",
+                        SLOW_SECONDS,
+                    )
         return True
 
     def _tickets(self, which: Callable[[Job], bool]) -> "Iterable[Ticket]":

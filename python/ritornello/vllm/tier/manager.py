@@ -124,7 +124,7 @@ class RitornelloTier(SecondaryTierManager):
                 or stages_refusal(engine.vllm_config, engine.kv_cache_config)
             )
         if reason or engine is None:
-            logger.warning("ritornello: %s; neither hits nor stores", reason)
+            logger.warning("ritornello: %s; pages are neither loaded nor stored", reason)
             return
         vllm_config = engine.vllm_config
         namespace = namespace_of(

@@ -85,8 +85,8 @@ def unsupported_reason(
         return reason
     if row_bytes > ROW_BYTES_MAX:
         return (
-            f"a chunk of {row_bytes} bytes is larger than a page of the store may be "
-            f"({ROW_BYTES_MAX}); choose a smaller block_size or blocks_per_chunk"
+            f"a chunk of {row_bytes} bytes exceeds the maximum page size of the store, "
+            f"{ROW_BYTES_MAX} bytes: choose a smaller block_size or blocks_per_chunk"
         )
     if not offloading.groups:
         return "vLLM offloads no KV cache group"
@@ -167,7 +167,7 @@ def spec_text(spec: Any, rank_free: bool) -> str:
 
 def is_unbounded(spec: Any) -> bool:
     """Returns whether vLLM needs all earlier chunks of this cache, not a window of them. If vLLM's
-    hybrid cache manager is off, it keeps and loads the chunks of all tokens for layers with a
+    hybrid cache manager is off, vLLM keeps and loads the chunks of all tokens for layers with a
     window too: their class is then `FullAttentionSpec`, with the window as a field.
     """
     return any(kind.__name__ == "FullAttentionSpec" for kind in type(spec).__mro__)

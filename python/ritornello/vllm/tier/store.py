@@ -94,8 +94,9 @@ class ChunkStore(FailSafeStore):
         super().close()
 
     def call_later(self, operation: str, action: "Callable[[Store], object]") -> None:
-        """Queues a call without a result. A call is dropped while too many wait for the owner: a
-        lease that is not released expires, and a page that is not touched is evicted earlier.
+        """Queues a call without a result. A call is dropped while too many calls wait for the
+        owner: a lease that is not released expires, and a page that is not touched is evicted
+        earlier.
         """
         if self.broken:
             return

@@ -294,8 +294,8 @@ class Tier:
         return finished_jobs
 
     def _record_outcome(self, finished: FinishedJob) -> None:
-        """Tells the gate how long a load took that it decided, from its start to the step that
-        takes its result.
+        """Tells the gate how long a load took about which the gate decided, from the start of the
+        load to the step that takes its result.
         """
         decision = finished.job.decision
         if decision is not None and all(finished.ok) and isinstance(self._store, TierCache):

@@ -163,7 +163,8 @@ class EngineHooks:
                 path.unlink()
         except Exception as error:  # an untested kind of executor must still serve
             logger.warning(
-                "ritornello: the weights cannot be watched (%s: %s); neither hits nor saves",
+                "ritornello: the weights cannot be watched (%s: %s); pages are neither "
+                "loaded nor saved",
                 type(error).__name__,
                 error,
             )
@@ -179,7 +180,11 @@ class EngineHooks:
             for slot, count in core.model_executor.collective_rpc(watch.check):
                 counters.raise_to(slot, count)
         except Exception as error:
-            logger.warning("ritornello: the workers could not check their weights (%s)", error)
+            logger.warning(
+                "ritornello: the workers could not check their weights, which therefore count as "
+                "changed (%s)",
+                error,
+            )
             counters.add(core.vllm_config.parallel_config.world_size)
 
 

@@ -44,8 +44,8 @@ class WeightGuard:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "ritornello: the weights may have changed; neither hits nor saves until "
-                "vLLM's prefix cache is reset"
+                "ritornello: the weights may have changed; pages are neither loaded nor saved "
+                "until vLLM's prefix cache is reset"
             )
         return True
 
@@ -82,8 +82,8 @@ class WeightGuard:
         if unresettable:
             if self.differs(self.read()):
                 logger.warning(
-                    "ritornello: after a change of the weights %s cannot be reset; neither hits "
-                    "nor saves until the engine is started again",
+                    "ritornello: after a change of the weights %s cannot be reset; pages are "
+                    "neither loaded nor saved until the engine is started again",
                     ", ".join(unresettable),
                 )
         elif reset or (self.owner is not None and connector is self.owner):

@@ -6,8 +6,8 @@ Writes through `.data`, by another process or by a custom kernel leave no trace:
 reads about `SAMPLE_BYTES` bytes of every parameter and detects writes that change one of these
 bytes.
 
-A tensor subclass that wraps others (torchao's quantized weights) has no memory: the tensors that
-its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
+A tensor subclass that wraps other tensors (torchao's quantized weights) has no memory: the tensors
+that its `__tensor_flatten__` names are compared and read in its place. A tensor without a version
 counter, an address or memory does not keep other tensors from being compared.
 """
 
@@ -123,7 +123,9 @@ class Parameters:
         try:
             return self._sample([parameter for parameter in found if parameter is not None])
         except Exception as error:  # a tensor subclass may raise anything
-            logger.warning("ritornello: the parameters' bytes cannot be compared (%s)", error)
+            logger.warning(
+                "ritornello: changes of the parameters' bytes cannot be detected (%s)", error
+            )
             return None
 
 
@@ -135,7 +137,9 @@ def tensor_refs(
         flatten = getattr(tensor, "__tensor_flatten__", None)
         inner = [] if flatten is None else list(flatten()[0])
     except Exception as error:  # a subclass may raise anything
-        logger.warning("ritornello: the tensors inside %s cannot be compared (%s)", name, error)
+        logger.warning(
+            "ritornello: changes of the tensors inside %s cannot be detected (%s)", name, error
+        )
         inner = []
     # Tensors made in inference mode have no version counter.
     yield TensorRef(owner, name, path, not tensor.is_inference(), bool(inner))
