@@ -16,9 +16,9 @@ twice: not after eviction from memory, not after a restart.
         got = store.get_batch(scope, keys[:hit], pages)   # leading pages filled and verified
         store.flush()
 
-**Keys** are the engine's block hashes, `bytes` of 8 to 64, in the order of the sequence. In a
-chained scope a key commits to all keys before it, and a page whose predecessor is missing is not
-found.
+**Keys** are the engine's block hashes: `bytes` objects with a length of 8 to 64, in the order of
+the sequence. In a chained scope a key commits to all keys before it, and a page whose predecessor
+is missing is not found.
 
 **A page** is one buffer (`bytes`, `memoryview`, NumPy array, contiguous CPU tensor), or a list of
 buffers that together, in order, make the page; always `scope.page_bytes` bytes in all. Buffers at

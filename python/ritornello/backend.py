@@ -1,10 +1,11 @@
 """Interface of a class that serves as a remote's backend, opened as `module:Class?argument=value`.
 
-Arguments of an address are strings, passed by name, except the options `zstd` and `key`, which the
-remote uses itself. Methods are called from several threads. An exception fails the call, which is
-retried at most twice, before its deadline. `errors.FatalError` means that an operator must act
-first: the remote does not call the backend for a minute. `TypeError`, `AttributeError`, a value of
-the wrong type, and more bytes from `get` than requested count as `FatalError`.
+Arguments of an address are strings. The constructor gets them by name, except the options `zstd`
+and `key`, which the remote uses itself. Methods are called from several threads. An exception fails
+the call, which is retried at most twice, before its deadline. `errors.FatalError` means that an
+operator must act first: the remote does not call the backend for a minute. `TypeError`,
+`AttributeError`, a value of the wrong type, and more bytes from `get` than requested count as
+`FatalError`.
 """
 
 from collections.abc import Iterable

@@ -81,7 +81,7 @@ def test_piece_depends_on_seed_and_name(source: Source) -> None:
 def test_text_and_ids_cannot_be_joined() -> None:
     assert joined((1, 2), (3,)) == (1, 2, 3)
     assert joined("a ", "b ") == "a b "
-    with pytest.raises(TypeError, match="do not make one prompt"):
+    with pytest.raises(TypeError, match="a prompt is either text or token ids"):
         joined("a", (1,))
 
 

@@ -270,7 +270,7 @@ def test_run_without_requests_fails(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "advice"),
     [
         (("--model", "other"), "add --model fake"),
-        (("--base-url", "http://127.0.0.1:9"), "start it (vllm serve MODEL --port 9)"),
+        (("--base-url", "http://127.0.0.1:9"), "start a server (vllm serve MODEL --port 9)"),
         (("--base-url", "https://x"), "write it like http://127.0.0.1:8000"),
     ],
 )

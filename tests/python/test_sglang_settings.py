@@ -85,7 +85,7 @@ def test_remote_of_pages_without_keys_is_not_written_through(remote: str, kept: 
         ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "write_budget": [1]}, '"write_budget" is text like'),
-        ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+        ({"path": "/kv", "codec": 4}, '"codec" is a text'),
         ({"tiers": ["host 8GiB", "disk /kv 1GiB"]}, "--hicache-size .GB. or --hicache-ratio"),
         ({"tiers": ["device 8GiB", "disk /kv 1GiB"]}, "'device 8GiB': SGLang has this tier itself"),
     ],

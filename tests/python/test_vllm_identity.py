@@ -348,7 +348,7 @@ def test_plain_engine_is_served(model: Path) -> None:
     [
         ({"cache_config__calculate_kv_scales": True}, [attention()], "run time"),
         ({"cache_config__prefix_caching_hash_algo": "xxhash"}, [attention()], "random seed"),
-        ({}, [attention(block_size=96)], "cover 64 tokens, blocks 96"),
+        ({}, [attention(block_size=96)], "not a multiple of the 64 tokens"),
         ({"model_config__rswa_window": 128}, [attention()], "where the prompt ended"),
         ({}, [attention(), attention(MambaSpec)], "MambaSpec is not served on CPUs"),
         ({}, [attention(MambaSpec)], "RitornelloTier of vLLM's offloading"),

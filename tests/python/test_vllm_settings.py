@@ -74,7 +74,7 @@ def test_read_only_engine_does_not_write_the_remote(tmp_path: Path) -> None:
         ({"path": "/kv", "capacity": 1.5}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "capacity": True}, '"capacity" is text like "200GiB"'),
         ({"path": "/kv", "read_only": "no"}, '"read_only" is true or false'),
-        ({"path": "/kv", "codec": 4}, '"codec" is a word'),
+        ({"path": "/kv", "codec": 4}, '"codec" is a text'),
         ({"path": "/kv", "gate": "auto"}, '"gate" is permitted only beside "tiers"'),
         ({"tiers": ["host 1GiB"], "path": "/kv"}, '"path" is not permitted beside "tiers"'),
         ({"tiers": "host 1GiB"}, '"tiers" is a list like'),

@@ -71,6 +71,6 @@ def without_options(tier: str) -> str:
 
 
 def never_written(tier: str) -> str:
-    """Returns `tier` with the write policy "none" instead of its own."""
+    """Returns `tier` with its write policy replaced by "none"."""
     kept = [word for word in tier.split() if not word.startswith("write=")]
     return " ".join((*kept, "write=none"))

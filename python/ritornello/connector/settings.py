@@ -114,7 +114,7 @@ def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> 
     for name in WORDS:
         if not isinstance(given.get(name), str | None):
             raise ValueError(
-                f'{place}: "{name}" is a word that Store.open accepts, not {given[name]!r}'
+                f'{place}: "{name}" is a text that Store.open accepts, not {given[name]!r}'
             )
     return dict(given)
 

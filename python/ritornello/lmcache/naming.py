@@ -77,8 +77,8 @@ def page_key(kv_rank: int, chunk_hash: bytes) -> bytes:
     """
     if kv_rank >> (8 * RANK_BYTES) or not 0 < len(chunk_hash) <= HASH_BYTES_MAX:
         raise ValueError(
-            f"rank {kv_rank:#x} has more than {RANK_BYTES} bytes or is negative, or the hash of "
-            f"{len(chunk_hash)} bytes is empty or has more than {HASH_BYTES_MAX} bytes"
+            f"rank {kv_rank:#x} does not fit in {RANK_BYTES} bytes, or the hash has "
+            f"{len(chunk_hash)} bytes instead of 1 to {HASH_BYTES_MAX}"
         )
     return kv_rank.to_bytes(RANK_BYTES) + chunk_hash
 

@@ -41,7 +41,7 @@ class Leased:
     `reads`: the number of outstanding gets of the page `last`, one for each scope of the main pool
     and of the side pools whose policy is not `GROUPS`. The leases end with the last of these gets.
     `hit`: the lookup with the gate's decision about the piece; None if the gate did not decide.
-    `began`: when the first read began.
+    `at`: when the leases began. `began`: when the first read began.
     """
 
     last: bytes

@@ -26,6 +26,7 @@ logger = logging.getLogger("ritornello.sglang")
 # dropped: only SGLang's thread then looks the request up. After a further `end`, the fetch is not
 # cancelled.
 QUEUED_MAX = 256
+# Interval at which the idle thread checks whether it is to end.
 IDLE_SECONDS = 0.2
 # Maximum time that `close` waits for the thread, which may be compiling: SGLang compiles its hash
 # function at first use.

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from ritornello._core import Cache, Gate, Lookup, Scope
     from ritornello.connector.settings import StoreSettings
 
-# SGLang reads found pages within seconds, or never.
+# Duration of a lease. SGLang reads found pages within seconds, or never.
 LEASE_SECONDS = 30.0
+# Pause before a pending lookup is repeated.
 POLL_SECONDS = 0.003
 # Maximum time that a lookup waits for a remote. The core's policies end the waiting for the pages
 # of one pool after at most 30 seconds.
@@ -34,8 +35,8 @@ WAIT_SECONDS = 35.0
 # Time after which no further windows are looked up.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
-# windows of up to this many shorter prefixes, so up to 16 further pages of a pool: as many as a
-# remote is asked about in one call.
+# windows of up to this many shorter prefixes, so at most 16 further pages of a pool, the number
+# that a remote is asked about in one call.
 WINDOWS_STEP = 16
 
 

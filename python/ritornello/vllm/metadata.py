@@ -84,9 +84,10 @@ class WorkerReport:
     saves that failed and may be repeated, and of pages that a load did not fill. `failed`: requests
     whose load failed in part. `unsupported_reason`: why this worker is not served. `prefill`: a
     measured prefill, as (tokens before it, tokens computed, seconds). `loads`: measured reads, as
-    (tier, bytes, seconds). `load_seconds`: by request, the seconds that its load cost. `step`: the
-    number of the completed step. `facts`: the `ShardFacts` of each worker, if requested. `changes`:
-    from a worker on another machine, its count of weight changes, by its slot in `ChangeCounters`.
+    (tier, bytes, seconds). `load_seconds`: by request, the duration of its load or, for a load that
+    arrives layer by layer, the time that the step waited for its loads. `step`: the number of the
+    completed step. `facts`: the `ShardFacts` of each worker, if requested. `changes`: from a worker
+    on another machine, its count of weight changes, by its slot in `ChangeCounters`.
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)

@@ -15,9 +15,9 @@ from ritornello.connector.engine_tiers import EngineTiers
 from ritornello.vllm.settings import GPU_MEMORY, PLACE, Settings
 
 MIB, GIB = 1 << 20, 1 << 30
-# The number of blocks in a chunk is doubled until the chunk has CHUNK_BYTES, which keep a disk
-# busy. A chunk of several blocks has at most CHUNK_TOKENS, because a prompt that is shorter than a
-# chunk is not stored.
+# The number of blocks in a chunk is doubled until the chunk has CHUNK_BYTES: transfers of this size
+# keep a disk busy. A chunk of several blocks has at most CHUNK_TOKENS, because a prompt that is
+# shorter than a chunk is not stored.
 CHUNK_BYTES = 2 * MIB
 CHUNK_TOKENS = 256
 # Limits of the default size of vLLM's host memory. All engines of one vLLM together take at most

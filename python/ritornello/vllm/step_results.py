@@ -41,8 +41,9 @@ class StepResults:
         self._meter.add(f"{mode}_loads", 1 if self._counts_pages else 0)
 
     def record_load(self, load: Load, result: LoadResult, seconds: float) -> bool:
-        """Records a load that ended and cost `seconds`. Returns whether some pages were not filled.
-        With several KV cache groups, vLLM does not learn the failed blocks of asynchronous loads.
+        """Records a load that ended. `seconds`: as in `WorkerReport.load_seconds`. Returns whether
+        some pages were not filled. With several KV cache groups, vLLM does not learn the failed
+        blocks of asynchronous loads.
         """
         if self._store.wants_timings:
             self.report.load_seconds[load.request] = seconds

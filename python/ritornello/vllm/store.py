@@ -112,8 +112,8 @@ class VllmStore(FailSafeStore):
         sections: Sequence[int] = (),
         stream: int | None = None,
     ) -> "Ticket | None":
-        """Starts to fill blocks, after the work that `stream` has now. `sections`: where sections
-        of a page end, in bytes; they arrive in order, and `wait_section` waits for one.
+        """Starts to fill blocks, after the work that is now queued on `stream`. `sections`: where
+        sections of a page end, in bytes; they arrive in order, and `wait_section` waits for one.
         """
         return self.call(
             "get",
@@ -139,7 +139,7 @@ class VllmStore(FailSafeStore):
         stream: int | None = None,
     ) -> "Ticket | None":
         """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
-        after the work that `stream` has now.
+        after the work that is now queued on `stream`.
         """
         keys, options = self._put_options(pages)
         return self.call(
@@ -223,5 +223,5 @@ class VllmStore(FailSafeStore):
 
 
 def _behind(stream: int | None) -> dict[str, Any]:
-    """Returns the argument that orders a transfer after the work of a stream."""
+    """Returns the argument with which a transfer begins after the work queued on a stream."""
     return {} if stream is None else {"after": stream}

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ritornello._core import Lookup, Outcome, Ticket
 
-# Reasons of a load for which the chunks are no longer stored: they are absent, or damaged. For all
-# other reasons, such as a deadline, they may still be stored.
+# Reasons of failed loads that mean that the chunks are no longer stored: not found, or damaged.
+# After any other reason, such as a deadline, the chunks may still be stored.
 GONE_REASONS = frozenset({"not_found", "place", "header", "scope", "key", "frame", "checksum"})
 
 logger = logging.getLogger("vllm.ritornello")
