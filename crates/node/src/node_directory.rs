@@ -266,11 +266,11 @@ fn is_elsewhere(opened: Identity, found: io::Result<Identity>) -> io::Result<boo
 pub(crate) fn unusable(path: &Path, error: io::Error) -> Error {
     let advice = match error.kind() {
         io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-            "this is a file, not a directory: name a directory"
+            "the path names a file, not a directory: name a directory"
         }
         io::ErrorKind::NotFound => "there is no store here yet: give a capacity to create one",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "the directory cannot be written: run as its owner, or name another directory"
+            "the directory cannot be written: run as its user, or name another directory"
         }
         io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
         _ => {

@@ -583,11 +583,11 @@ impl Directory {
     pub(crate) fn refused(&self, error: io::Error) -> Error {
         let advice = match error.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                "the directory cannot be written: run as its owner, or name another directory"
+                "the directory cannot be written: run as its user, or name another directory"
             }
             io::ErrorKind::StorageFull => "the disk is full: free some space and open again",
             io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
-                "this is a file, not a directory: name a directory"
+                "the path names a file, not a directory: name a directory"
             }
             _ => {
                 return Error::retry("a file operation in the store's directory failed")
