@@ -1,4 +1,4 @@
-"""Documents that are read once, then asked about: the pattern and flags of the long document QA
+"""Documents that are sent once and then asked about: the pattern and flags of the long document QA
 benchmarks of vLLM and LMCache.
 """
 

@@ -103,8 +103,9 @@ class SchedulerSide:
     def request_admitted(
         self, request: Request, blocks: Sequence[Sequence[int]], external: int
     ) -> None:
-        """Takes the blocks of a request, by group. `external`: how many of its tokens will be loaded
-        into them. vLLM calls this again after an asynchronous load, before it computes the request.
+        """Takes the blocks of a request, by group. `external`: how many of its tokens will be
+        loaded into them. vLLM calls this again after an asynchronous load, before it computes the
+        request.
         """
         state = self._requests.get(request.request_id)
         if state is None:
