@@ -155,7 +155,7 @@ fn directory_on_the_root_file_system_counts_as_unmounted() {
     for (first, further) in [(&mounted, &disk), (&disk, &mounted)] {
         let error = open(&listed(first, std::slice::from_ref(further))).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Retry);
-        assert!(error.to_string().contains("mount it"), "{error}");
+        assert!(error.to_string().contains("mount the disk"), "{error}");
         assert!(!disk.exists() && !mounted.exists());
     }
     open(&options(&mounted)).unwrap().close().unwrap();
