@@ -1,14 +1,16 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-For each prompt the reply holds the tokens of two to four answers: `first`; `stored`, whose prompt
-was loaded from the store; if `bad` names pages, `broken`, whose load failed in these pages; with
-`spoils_drafts`, `stale`, before which the blocks of the draft model were filled with noise after
-the load. For each answer the reply holds how many tokens of the prompt came from the store
-(`first_hits`, ...) and how many drafts were accepted (`first_accepted`, ...). The reply also holds
-the connector's `counts`, and the `draft_layers`.
+For each prompt the reply holds the tokens of two or more answers: `first`; `stored`, whose prompt
+was loaded from the store; for each list of pages in `bad`, `broken 0`, `broken 1`, ..., whose load
+failed in these pages; with `spoils_drafts`, `stale`, before which the blocks of the draft model
+were filled with noise after the load. For each answer the reply holds how many tokens of the prompt
+came from the store (`first_hits`, ...), how many drafts were accepted (`first_accepted`, ...), and
+how many pages failed (`first_failed`, ...). The reply also holds the connector's `counts`, and the
+`draft_layers`.
 """
 
 import json
+import multiprocessing
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from harness import Engine, prompt, reply, set_environment
 
 LENGTH = 300
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+FAILED = "vllm:ritornello_failed_pages"
 COUNTED = (
     "errors",
     "failed_pages",
@@ -32,17 +35,27 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's options. `bad` names pages that fail in every load. With `processes` the
-    engine's core runs in a separate process, where `bad` and `spoils_drafts` have no effect.
+    """`options` are vLLM's options. `bad` holds lists of pages that fail in each load of an answer.
+    With `processes` the engine's core runs in a separate process, where `bad` and `spoils_drafts`
+    have no effect. With `forks_workers` the workers share the hash seed and the wrapped methods of
+    this process; tests of workers that vLLM spawns are in `test_tiers` and `test_weights`.
     """
 
     model: str
     store: str
     seeds: list[int]
     options: dict[str, Any] = field(default_factory=dict)
-    bad: list[int] = field(default_factory=list)
+    bad: list[list[int]] = field(default_factory=list)
     spoils_drafts: bool = False
     processes: bool = False
+    forks_workers: bool = False
+
+
+def fork_workers() -> None:
+    """Makes vLLM fork its workers. On CPUs it spawns them, and each imports vLLM again."""
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
 def make_room_between_stages(worker: Any) -> None:
@@ -66,20 +79,21 @@ def answer(engine: Any, seed: int, asked: Question, drafts: list[str]) -> dict[s
     import pytest
     from probes import fail_loads, spoil_drafts
 
-    names = ["first", "stored"]
-    names += ["broken"] * bool(asked.bad) + ["stale"] * asked.spoils_drafts
+    broken = {f"broken {number}": pages for number, pages in enumerate(asked.bad)}
     said: dict[str, Any] = {}
-    for name in names:
+    for name in ("first", "stored", *broken, *["stale"] * asked.spoils_drafts):
         before, accepted = engine.external_tokens(), engine.count(ACCEPTED)
+        failed = engine.count(FAILED)
         with pytest.MonkeyPatch.context() as patch:
-            if name == "broken":
-                fail_loads(patch, asked.bad)
+            if name in broken:
+                fail_loads(patch, broken[name])
             if name == "stale":
                 spoil_drafts(patch, drafts)
             output = engine.ask(prompt(seed, LENGTH))[0]
         said[name] = list(output.outputs[0].token_ids)
         said[f"{name}_hits"] = engine.external_tokens() - before
         said[f"{name}_accepted"] = engine.count(ACCEPTED) - accepted
+        said[f"{name}_failed"] = engine.count(FAILED) - failed
         engine.forget()
     return said
 
@@ -89,6 +103,8 @@ def main(asked: Question) -> None:
         VLLM_ALLOW_INSECURE_SERIALIZATION="1",
         VLLM_ENABLE_V1_MULTIPROCESSING=str(int(asked.processes)),
     )
+    if asked.forks_workers:
+        fork_workers()
     engine = Engine(Path(asked.model), Path(asked.store), **asked.options)
     engine.llm.collective_rpc(make_room_between_stages)
     drafts = engine.llm.collective_rpc(draft_layers)[-1]

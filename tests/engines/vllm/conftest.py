@@ -14,13 +14,20 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "sources"), str(HERE.parents[2])]
 
-from harness import Engine, ask_program, set_environment  # noqa: E402
+from harness import Engine, set_environment  # noqa: E402
+from programs import INTERPRETERS, ask_program  # noqa: E402
 
 from servers.environment import shared_model  # noqa: E402
 
 set_environment(OMP_NUM_THREADS="2")
 
 Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreters() -> Iterator[None]:
+    yield
+    INTERPRETERS.end()
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +43,10 @@ def ask(tmp_path: Path) -> Ask:
     def answers(
         seeds: list[int],
         shape: str = "tiny",
-        bad: list[int] | None = None,
+        bad: list[list[int]] | None = None,
         spoils_drafts: bool = False,
         processes: bool = False,
+        forks_workers: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
         nonlocal asked
@@ -52,6 +60,7 @@ def ask(tmp_path: Path) -> Ask:
             "bad": bad or [],
             "spoils_drafts": spoils_drafts,
             "processes": processes,
+            "forks_workers": forks_workers,
         }
         found = ask_program("ask.py", json.dumps(question), log=log, timeout=900)
         assert found["counts"]["errors"] == 0

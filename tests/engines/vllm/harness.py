@@ -1,9 +1,7 @@
-"""vLLM in this process, prompts for it, and programs that run another vLLM."""
+"""vLLM in this process, and prompts for it."""
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,23 +119,6 @@ def set_environment(**changes: str) -> None:
     os.environ.update(changes)
 
 
-def ask_program(name: str, *words: str | Path, log: Path, timeout: float) -> Any:
-    """Runs a program of this folder, whose output goes to `log`, and returns its reply."""
-    with log.open("w") as output:
-        subprocess.run(
-            [sys.executable, Path(__file__).with_name(name), *words],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            timeout=timeout,
-            check=False,
-        )
-    text = log.read_text()
-    line = next((line for line in text.splitlines() if line.startswith(REPLY)), None)
-    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
-    return json.loads(line.removeprefix(REPLY))
-
-
 def reply(found: Any) -> None:
-    """Replies to the process that started this program."""
+    """Replies to the test that runs this program."""
     print(REPLY + json.dumps(found), flush=True)

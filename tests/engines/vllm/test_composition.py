@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from ask_composed import composed
-from harness import ask_program, prompt
+from harness import prompt
+from programs import ask_program
 
 from servers.vllm import VLLMServer
 

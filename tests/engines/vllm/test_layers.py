@@ -12,16 +12,16 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 def test_layer_loads_give_same_answers(ask: Ask) -> None:
-    cold = ask([1, 2], SHAPE, bad=[0], block_size=BLOCK)
+    cold = ask([1, 2], SHAPE, bad=[[0]], block_size=BLOCK)
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
     assert (cold["counts"]["layer_loads"], cold["counts"]["step_loads"]) == (4, 0)
     assert cold["counts"]["failed_pages"] == 2
     for answer in cold["answers"]:
-        assert answer["first"] == answer["stored"] == answer["broken"]
-    warm = ask([1, 2], SHAPE, bad=[1], block_size=BLOCK)
+        assert answer["first"] == answer["stored"] == answer["broken 0"]
+    warm = ask([1, 2], SHAPE, bad=[[1]], block_size=BLOCK)
     # Only the load of the first step is whole: in this step the connector does not know yet that
     # vLLM announces each layer before it runs.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED
-        assert after["first"] == after["stored"] == after["broken"] == before["stored"]
+        assert after["first"] == after["stored"] == after["broken 0"] == before["stored"]

@@ -13,7 +13,7 @@ from conftest import Ask
 
 BLOCK = 64
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
-FLOAT = {"dtype": "float32", "block_size": BLOCK}
+FLOAT = {"dtype": "float32", "block_size": BLOCK, "forks_workers": True}
 # One head of one layer: keys and values of a block, float32, head dimension 64.
 HEAD_BYTES = 2 * BLOCK * 64 * 4
 
@@ -24,16 +24,22 @@ def hits(found: dict[str, Any]) -> list[float]:
     return [answer["first_hits"] for answer in found["answers"]]
 
 
-def test_pages_are_found_by_other_worker_counts(ask: Ask) -> None:
+def test_worker_counts_share_pages_stages_do_not(ask: Ask) -> None:
+    stages = ask([4], **FLOAT, pipeline_parallel_size=2)
+    assert [answer["stored_hits"] for answer in stages["answers"]] == [CLAIMED]
+    again = ask([4, 5], **FLOAT, pipeline_parallel_size=2)
+    assert hits(again) == [CLAIMED, 0]
+    assert again["answers"][0]["first"] == stages["answers"][0]["stored"]
     cold = ask([1, 2], **FLOAT, tensor_parallel_size=2)
     assert hits(cold) == [0, 0]
     assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED] * 2
     expected = [answer["stored"] for answer in cold["answers"]]
     assert [answer["first"] for answer in cold["answers"]] == expected
-    # The engine with four workers also answers a prompt that is not stored.
-    for ranks, seeds in ((1, [1, 2]), (4, [1, 2, 3])):
-        warm = ask(seeds, **FLOAT, tensor_parallel_size=ranks)
-        assert hits(warm) == [CLAIMED, CLAIMED, 0][: len(seeds)], f"{ranks} workers"
+    # The engine with one worker does not find the pages of two stages. The engine with four workers
+    # also answers a prompt that is not stored.
+    for ranks, seed in ((1, 4), (4, 3)):
+        warm = ask([1, 2, seed], **FLOAT, tensor_parallel_size=ranks)
+        assert hits(warm) == [CLAIMED, CLAIMED, 0], f"{ranks} workers"
         said = [answer["first"] for answer in warm["answers"][:2]]
         assert said == expected, f"{ranks} workers"
         assert warm["counts"]["failed_pages"] == 0
@@ -43,17 +49,8 @@ def test_pages_are_found_by_other_worker_counts(ask: Ask) -> None:
     assert warm["counts"]["saved_bytes"] == filled * layers * heads * HEAD_BYTES
 
 
-def test_pages_of_two_stages_need_two_stages(ask: Ask) -> None:
-    cold = ask([1], **FLOAT, pipeline_parallel_size=2)
-    assert [answer["stored_hits"] for answer in cold["answers"]] == [CLAIMED]
-    warm = ask([1, 2], **FLOAT, pipeline_parallel_size=2)
-    assert hits(warm) == [CLAIMED, 0]
-    assert warm["answers"][0]["first"] == cold["answers"][0]["stored"]
-    assert hits(ask([1], **FLOAT)) == [0]
-
-
 def test_inseparable_heads_are_logged_once(ask: Ask) -> None:
-    small = ask([1], tensor_parallel_size=2)
+    small = ask([1], tensor_parallel_size=2, forks_workers=True)
     assert small["log"].count("not found at another tensor parallel size than 2") == 1
     assert [answer["stored_hits"] for answer in small["answers"]] == [(LENGTH - 1) // 32 * 32]
     assert hits(ask([1])) == [0]

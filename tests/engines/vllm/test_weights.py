@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import BLOCK, ask_program
+from harness import BLOCK
+from programs import ask_program
 
 CLAIMED = 299 // BLOCK
 Said = dict[str, dict[str, Any]]
