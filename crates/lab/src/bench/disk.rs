@@ -1,4 +1,4 @@
-//! The directory of a measurement and its use of the disk.
+//! The directory of a measurement, and the disk space that its files take.
 
 use ritornello_medium::{Host, Medium};
 use ritornello_store::Budget;
@@ -8,7 +8,7 @@ use rustix::fs::Advice;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// `statfs` magic numbers of file systems in memory.
+/// `statfs` magic numbers of the file systems in memory, tmpfs and ramfs.
 const IN_MEMORY: [u64; 2] = [ritornello_medium::TMPFS, 0x8584_58f6];
 
 /// Number of files and the bytes of their blocks.
@@ -92,7 +92,7 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     if in_memory(&dir) {
         print_stderr(&format!(
             "warning: {} is a file system in memory, so no disk is measured: \
-             name a directory on one",
+             name a directory on a disk with --dir",
             dir.display()
         ));
     }
@@ -101,7 +101,7 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
     if usable < needed {
         return Err(Failure::unusable(
             format!(
-                "{} has room for {}, and this needs {}",
+                "{} has room for {}, and this measurement needs {}",
                 dir.display(),
                 bytes(usable),
                 bytes(needed)

@@ -1,7 +1,7 @@
-//! `ritornello bench`.
+//! `ritornello bench`: measurements of the store, its parts and its remotes.
 //!
-//! Measurements are folders and files with the names of their commands; `part` is the hidden
-//! command of their separate processes. They share:
+//! A measurement is the folder or file with the name of its command; `part` is the hidden command
+//! of the separate processes. The measurements share:
 //!
 //! | module | contents |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | `disk` | the measured directory |
 //! | `driver` | puts and gets of many pages |
 //! | `quantile` | medians |
-//! | `shape` | the pages of a measurement |
+//! | `shape` | sizes and numbers of the pages of a measurement |
 
 mod adaptive;
 mod child;
@@ -57,21 +57,21 @@ pub struct BenchArgs {
 /// The measurements.
 #[derive(Debug, Subcommand)]
 pub enum BenchCommand {
-    /// Writes, reads, probes and restarts, against the raw limits of the disk
+    /// Writes, reads, probes and restarts of a store, compared with the raw limits of the disk
     Store(StoreArgs),
-    /// A store in memory against memcpy
+    /// Writes and reads of a store in memory, compared with memcpy
     Host(HostArgs),
-    /// Walks of the page table against reads of memory
+    /// Walks of the page table, compared with reads of memory
     Table(TableArgs),
     /// Size and speed of the codecs, and the effect of the lossy ones on attention
     Codec(CodecArgs),
     /// Index backends, measured under equal conditions
     Index(IndexArgs),
-    /// The same store from another process, against the owner's own calls
+    /// Calls of a client process, compared with the owner's calls on the same store
     Clients(ClientsArgs),
-    /// The controller of the index `lsm` over ten stages, against fixed settings
+    /// The controller of the index `lsm` over ten stages, compared with fixed settings
     Adaptive(AdaptiveArgs),
-    /// The remote tier, against the plain client of its object store
+    /// The remote tier, compared with the plain client of its object store
     Remote(RemoteArgs),
     /// Runs one part of a measurement; `bench` starts it as a separate process
     #[command(hide = true)]

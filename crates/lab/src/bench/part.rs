@@ -23,36 +23,36 @@ pub enum PartCommand {
     Fill {
         /// Directory of the store
         dir: PathBuf,
-        /// Pages
+        /// Number of pages
         #[arg(long)]
         entries: u64,
         /// Pages per run
         #[arg(long)]
         run_pages: u32,
     },
-    /// Opens a store and prints its resident memory
+    /// Opens a store and prints by how much the resident memory grew
     Resident {
         /// Directory of the store
         dir: PathBuf,
     },
-    /// Opens the index of a metadata-only store and prints its memory and time
+    /// Opens the index of a metadata-only store, and prints its resident memory and the time
     OpenIndex {
         /// Directory of the store
         dir: PathBuf,
-        /// Pages
+        /// Number of pages
         #[arg(long)]
         entries: u64,
         /// Pages per run
         #[arg(long)]
         run_pages: u32,
     },
-    /// Fills, opens or churns an index backend
+    /// Runs a part of `bench index`
     IndexBackend(IndexPartArgs),
     /// Runs the ten stages on the index `lsm`
     Adaptive(AdaptivePart),
     /// Runs a client that reads commands from standard input
     Client(ClientPart),
-    /// Probes as a client
+    /// Probes a store as a client
     Probe {
         /// Directory of the store
         dir: PathBuf,

@@ -1,4 +1,4 @@
-//! `ritornello bench remote`: the remote tier against the plain client of its object store.
+//! `ritornello bench remote`: the remote tier, compared with the plain client of its object store.
 
 use super::quantile::median;
 use bytes::Bytes;
@@ -17,10 +17,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Bytes per page. [`PAGES_PER_OBJECT`] pages make an object of 8 MiB.
 const PAGE_BYTES: usize = 256 << 10;
 const PAGES_PER_OBJECT: usize = 32;
-/// Objects that the tier, or the plain client, transfers concurrently.
+/// Objects that the plain client transfers concurrently, as the tier does.
 const CONCURRENCY: usize = 4;
 const PROBE_PAGES: usize = 256;
-/// Deadline of each call.
+/// Maximum duration of each call of the tier.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Arguments of `bench remote`.
@@ -29,11 +29,11 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 How it measures. Each of --runs rounds writes --total bytes in objects of 8 MiB, four in parallel,
 through the tier (packing, checksums, checks of existence) and through the plain client of the crate
 object_store, in alternating order, and reads them back by range in the same way. The tier's probe
-before its reads and the comparison of bytes are outside the time. Ratios are taken by round; the
-median is printed.
+before its reads and the comparison of bytes are not timed. A ratio is taken per round; medians are
+printed.
 
-A cold probe asks for 256 pages without prior knowledge, of which all, some or none are stored.
-Each request is counted.
+A cold probe asks for 256 pages, of which all, some or none are stored, in a tier that knows no
+object yet. Its requests to the object store are counted.
 
 All objects are under a separate prefix, and are removed.
 
@@ -42,10 +42,10 @@ Examples:
 pub struct RemoteArgs {
     /// Address of an object store
     pub address: RemoteAddress,
-    /// Bytes written and read each time
+    /// Bytes that the tier, and the plain client, write and read in each round
     #[arg(long, default_value = "128MiB", value_parser = size)]
     pub total: u64,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
 }
@@ -151,8 +151,8 @@ fn measure<'a>(
             found if found == refs.len() => {}
             found => return Err(incomplete("found", found, refs.len())),
         }
-        // The tier reads into memory that was written before, as an engine's is, so its reads cause
-        // no page faults.
+        // The tier reads into memory that was written before, so its reads cause no page faults. An
+        // engine's memory was written before too.
         let mut out = vec![1; objects * object_bytes];
         let range = 0..object_bytes as u64;
         gets.push(measure_both(

@@ -6,10 +6,11 @@ use ritornello_format::{Scope, UNIT, WHOLE_PAGE_UNITS, units_of};
 use ritornello_store::Budget;
 use ritornello_terminal::exit::Failure;
 
-/// Bytes of a segment that are left to run headers. One header has at most 16 KiB.
+/// Bytes of a segment that [`Shape::capacity`] sets aside for run headers. One header has at most
+/// 16 KiB.
 const HEADER_BYTES: u64 = 32 << 10;
 
-/// Pages and sequences of one measurement.
+/// Size and number of the pages of one measurement, and their division into sequences.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// Scope of the pages.
@@ -20,7 +21,7 @@ pub struct Shape {
     pub page_bytes: u64,
     /// Pages per sequence: of one put, and of one get.
     pub sequence_pages: u32,
-    /// Number of sequences in the total.
+    /// Number of sequences in a set.
     pub sequences: u32,
 }
 
@@ -43,7 +44,7 @@ impl Shape {
         (units_of(self.page_bytes) * UNIT) as usize
     }
 
-    /// Returns the bytes of memory of a sequence.
+    /// Returns the bytes of memory that a sequence takes: [`stride`](Self::stride) for each page.
     #[must_use]
     pub fn sequence_bytes(&self) -> usize {
         self.stride() * self.sequence_pages as usize
@@ -68,7 +69,7 @@ impl Shape {
     /// written; `written` bytes of blocks are written already.
     ///
     /// # Errors
-    /// `Unusable` if the capacity holds no segments.
+    /// `Unusable` if the capacity is too small for segments of this size.
     pub fn sequences_to_fill(
         &self,
         capacity: u64,

@@ -1,4 +1,4 @@
-//! `ritornello bench table`: walks of the page table, against dependent reads of memory.
+//! `ritornello bench table`: walks of the page table, compared with dependent reads of memory.
 
 use super::quantile::quantile;
 use clap::Args;
@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 /// Arguments of `bench table`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-How it measures. Walks visit prompts of 256 pages in a page table of --nodes nodes: warm, four prompts
-in turn; cold, another prompt each time. A node is a span of pages in one state; the worst case is
-one page. Each walk is compared with dependent reads of memory, as many as the nodes it visits: of
-the same lines repeatedly, and of all lines.
+How it measures. A walk visits a prompt of 256 pages in a page table of --nodes nodes; warm walks
+alternate between four prompts, cold walks visit another prompt each time. A node is a span of pages
+in one state, at worst one page. A walk is compared with as many reads of memory as it visits nodes,
+each at an address that the previous read returned: for warm walks the reads cycle through a few cache
+lines, for cold walks through memory as large as all nodes.
 
 Examples:
   ritornello bench table
@@ -29,7 +30,7 @@ pub struct TableArgs {
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(1024..=4_000_000))]
     pub nodes: u64,
-    /// Pages per node, powers of two
+    /// Pages per node: powers of two, each measured separately
     #[arg(long, value_delimiter = ',', default_value = "32,16,8,4,2,1", value_parser = node_pages)]
     pub pages_per_node: Vec<u64>,
 }
@@ -37,12 +38,12 @@ pub struct TableArgs {
 fn node_pages(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(pages @ 1..=256_u64) if pages.is_power_of_two() => Ok(pages),
-        _ => Err("a power of two up to 256".to_owned()),
+        _ => Err("expected a power of two up to 256".to_owned()),
     }
 }
 
 const PAGES: usize = 256;
-/// Walks of each kind.
+/// Timed walks of each kind.
 const WALKS: usize = 20_000;
 /// Prompts that warm walks alternate between.
 const WARM: usize = 4;
@@ -117,7 +118,7 @@ fn show(report: &Report) -> String {
             us(row.cold_reads_p50_us),
         ]);
     }
-    format!("{shown}\nwalks of {} pages; reads per walk equal its nodes", report.prompt_pages)
+    format!("{shown}\nwalks of {} pages, and one read for each node visited", report.prompt_pages)
 }
 
 fn measure(nodes: usize, pages_per_node: usize) -> Result<Row, Failure> {
@@ -204,8 +205,8 @@ fn micros(started: Instant) -> f64 {
     started.elapsed().as_secs_f64() * 1e6
 }
 
-/// Lines of memory, each of which holds the position of the next, in an order that no prefetcher
-/// predicts.
+/// Cache lines in memory, each of which holds the position of the next, in an order that no
+/// prefetcher predicts.
 struct Chase {
     next: Vec<[u64; LINE / 8]>,
     at: usize,

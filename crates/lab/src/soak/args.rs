@@ -22,8 +22,8 @@ by `fsck`.
 
 Growth is measured in this process between cycles, when no store is open: open files, threads, and
 bytes allocated on the heap. It is the median of the last third of the cycles less the median of the
-second third; the first third warms up. Resident memory is not compared: stacks of ended threads are
-reused, and it varies by megabytes.
+second third; the first third warms up. Resident memory is not compared, because it varies by
+megabytes, for example with the reused stacks of ended threads.
 
 With --faults two clients work on one store as engines do, under one fault after another: processes
 are killed and stopped, fdatasync and opens fail, the disk is full, the directory is mounted late or
@@ -57,7 +57,7 @@ pub struct SoakArgs {
     /// Seed of the choices of all threads
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Run two clients under one fault after another, instead of the above
+    /// Run two clients under one fault after another, instead of the load with a peer process
     #[arg(long)]
     pub faults: bool,
     /// With --faults: seconds from the end of a fault within which every client must serve again
@@ -77,7 +77,7 @@ pub struct SoakArgs {
 fn minutes(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(minutes) if minutes > 0.0 && minutes <= 1e6 => Ok(minutes),
-        _ => Err("a number of minutes above zero".to_owned()),
+        _ => Err("expected a number of minutes above zero, at most 1000000".to_owned()),
     }
 }
 
@@ -85,7 +85,7 @@ fn client(text: &str) -> Result<(u64, u64), String> {
     let numbers = text
         .split_once(':')
         .and_then(|(number, from)| Some((number.parse().ok()?, from.parse().ok()?)));
-    numbers.ok_or_else(|| "two numbers with a colon between them".to_owned())
+    numbers.ok_or_else(|| "expected two numbers with a colon between them".to_owned())
 }
 
 fn index(text: &str) -> Result<IndexKind, String> {

@@ -31,7 +31,7 @@ const CYCLE_MIN: Duration = Duration::from_millis(700);
 /// Bytes scrubbed per second; under load the store scrubs at an eighth of this rate.
 const SCRUB_RATE: u64 = 128 << 20;
 
-/// The end of the peer process in a cycle.
+/// The role of the peer process in a cycle, and how the peer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cycle {
     /// The peer is a client and closes the store.
@@ -215,7 +215,7 @@ impl Soak<'_> {
             return Err(call_timed_out());
         }
         if kind == Cycle::Clean && !peer.finish(CALL_TIMEOUT) {
-            return Err(Failure::failed("the other process did not end cleanly", ""));
+            return Err(Failure::failed("the peer process did not end cleanly", ""));
         }
         peer.add_totals(&self.totals);
         node.close()?;
@@ -238,7 +238,7 @@ fn ready(peer: &mut Peer) -> Result<(), Failure> {
     if peer.wait_ready(CALL_TIMEOUT) {
         return Ok(());
     }
-    Err(Failure::failed("the other process did not open the store", "RUST_LOG=info shows details"))
+    Err(Failure::failed("the peer process did not open the store", "again with RUST_LOG=info"))
 }
 
 /// Waits, and fails if a call hangs.
@@ -265,21 +265,21 @@ fn show(report: &Report) {
     for (what, value) in [
         ("time", format!("{:.1} minutes", report.minutes)),
         ("operations", print::count(report.operations)),
-        ("moved", print::bytes(report.bytes)),
+        ("put and read", print::bytes(report.bytes)),
         ("wrong bytes", print::count(report.wrong_bytes)),
         ("damaged pages at the end", print::count(report.damaged_pages as u64)),
         ("restarts", print::count(report.restarts)),
         ("processes killed", print::count(report.kills)),
-        ("calls asked to retry", print::count(report.retries)),
-        ("changes of the store", print::count(report.changes)),
-        ("more open files", report.fd_growth.to_string()),
-        ("more threads", report.thread_growth.to_string()),
-        ("more memory", print::bytes(report.memory_growth_bytes.unsigned_abs())),
+        ("calls that may be retried", print::count(report.retries)),
+        ("changes of space and settings", print::count(report.changes)),
+        ("growth of open files", report.fd_growth.to_string()),
+        ("growth of threads", report.thread_growth.to_string()),
+        ("growth of memory", print::bytes(report.memory_growth_bytes.unsigned_abs())),
     ] {
         table.add_row([what.to_owned(), value]);
     }
     print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::print_stderr(&format!("the store could not continue: {}", report.trouble));
+        print::print_stderr(&format!("the soak ended early: {}", report.trouble));
     }
 }

@@ -1,4 +1,4 @@
-//! The peer process, a child on the same store.
+//! The peer process: a child of this command that works on the same store.
 
 use super::work::{Totals, Workers};
 use ritornello_store::Options;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Interval of the peer's reports.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// A child that works on the same store.
+/// The peer process, as its parent sees it.
 pub struct Peer {
     child: Child,
     input: Option<ChildStdin>,
@@ -69,7 +69,7 @@ impl Peer {
         true
     }
 
-    /// Kills the child during its work.
+    /// Kills the child and waits for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -130,7 +130,7 @@ pub fn join(options: &Options, capacity: u64, seed: u64) -> Result<Status, Failu
     let soak_store = workers.stop(Duration::from_secs(100));
     report();
     if !soak_store {
-        return Err(Failure::failed("a call hung in the other process", ""));
+        return Err(Failure::failed("a call hung in the peer process", ""));
     }
     node.close()?;
     Ok(Status::Fine)

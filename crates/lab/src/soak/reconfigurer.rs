@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 /// Maximum pause between two changes, in milliseconds.
 const PAUSE_MS_MAX: u64 = 1500;
-/// Directories that are added and drained.
+/// Number of directories that are added and drained.
 const DIRS: u64 = 4;
 
-/// A thread that changes space and settings.
+/// A thread that changes the store's capacity, directories and scope settings.
 pub struct Reconfigurer {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<()>,
@@ -160,7 +160,8 @@ impl Changer {
         let Ok(stats) = self.store.stats() else { return };
         let allocated = stats.catalog.allocated_bytes;
         if allocated > capacity {
-            self.totals.fail(format!("{allocated} bytes are allocated, of {capacity}"));
+            let why = format!("{allocated} bytes are allocated, more than {capacity}");
+            self.totals.fail(why);
         }
     }
 }

@@ -17,12 +17,12 @@ const PAGES: u64 = 16;
 const WORKING_SET_CAPACITIES: u64 = 3;
 /// Bytes per page, by scope.
 const PAGE_BYTES: [usize; 4] = [12_000, 64 << 10, 300_000, 64 << 10];
-/// The scope whose pages are bfloat16 numbers, for codecs.
+/// Position in [`scopes`] of the scope whose pages are bfloat16 numbers, which codecs can encode.
 pub const NUMERIC_SCOPE: usize = 3;
 /// Maximum retention of pages, in seconds.
 const RETAIN_SECONDS_MAX: u64 = 20;
 
-/// Returns the scopes: small pages, ordinary pages, large pages, and numbers.
+/// Returns the scopes of small pages, ordinary pages, large pages, and pages of bfloat16 numbers.
 pub fn scopes() -> [Scope; 4] {
     [
         Scope::opaque("soak small", PAGE_BYTES[0] as u64, false),
@@ -96,7 +96,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts `writers` and `readers`; all their choices follow from `seed`.
+    /// Starts `writers` threads that write and `readers` threads that read; all their choices
+    /// follow from `seed`.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -293,7 +294,7 @@ impl Worker {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the Unix time in seconds.
 fn now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

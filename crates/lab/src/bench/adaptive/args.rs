@@ -20,12 +20,12 @@ printed.
 
 Cost is processor seconds of the whole process during the stages: the index operations, RocksDB's
 threads, and the compactions still to do at the end, without the generation of the workload. Bytes
-written are the kernel's count of bytes written to storage, synced.
+written are what the kernel counts as written to storage, up to a sync after the last stage.
 
 All variants run twice: with a memtable that holds all pages, and with a small memtable.
 
 Then a switch of the setting: while the stages run, the target alternates between 4/1 and 6/5, and
-puts are timed while the tree moves to a target and while it has reached it.
+puts are timed separately while the tree moves to a target and while it has its target setting.
 
 Last, without an index: the hit rate of the store on the same requests, in half of the bytes that
 all pages take, against one file per page and against memory of the same size that a restart in the
@@ -36,23 +36,23 @@ Examples:
   ritornello bench adaptive --entries 200000 --stages 4 --rounds 1 --memtable 1MiB
   ritornello bench adaptive --chart adaptive.svg --json | jq '.rows[] | [.memtable, .name, .cost_s]'")]
 pub struct AdaptiveArgs {
-    /// Pages after all ten stages
+    /// Pages in the index after all ten stages
     #[arg(long, default_value_t = 600_000,
           value_parser = clap::value_parser!(u64).range(20_000..=100_000_000))]
     pub entries: u64,
-    /// Stages
+    /// Number of stages to run after the warm-up
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub stages: u32,
-    /// Bytes of the memtables [default: 512 bytes per page, and 2 MiB]
+    /// Memtable sizes to measure with, in bytes [default: 512 bytes per page, and 2 MiB]
     #[arg(long, value_delimiter = ',', value_parser = size)]
     pub memtable: Vec<u64>,
-    /// Settings to compare with, as T/K: size ratio and runs per level
+    /// Fixed settings to compare the controller with, as T/K: size ratio and runs per level
     #[arg(long, value_delimiter = ',', default_value = "12/1,12/11,4/1,8/3,8/7")]
     pub settings: Vec<SettingArg>,
     /// Probes per request
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub probes: u32,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: u32,
     /// Bytes per page, for the hit rates
@@ -72,7 +72,7 @@ pub struct AdaptiveArgs {
 pub struct AdaptivePart {
     /// Directory for the index
     pub dir: PathBuf,
-    /// Pages after all ten stages
+    /// Pages in the index after all ten stages
     #[arg(long)]
     pub entries: u64,
     /// Number of stages
@@ -106,7 +106,7 @@ impl FromStr for SettingArg {
         numbers
             .filter(|of| (2..=12).contains(&of.ratio) && (1..of.ratio).contains(&of.runs))
             .map(Self)
-            .ok_or_else(|| "T/K with T from 2 to 12 and K from 1 to T - 1".to_owned())
+            .ok_or_else(|| "expected T/K with T from 2 to 12 and K from 1 to T - 1".to_owned())
     }
 }
 

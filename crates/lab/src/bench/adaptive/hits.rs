@@ -16,7 +16,7 @@ const INODE_BYTES: u64 = 256;
 /// Available bytes, as a share of the bytes of all pages.
 const BUDGET_SHARE: f64 = 0.5;
 
-/// Counts the hits of each way to keep pages.
+/// Returns the hit rate of each way to keep pages.
 ///
 /// # Errors
 /// Simulator errors.

@@ -38,11 +38,11 @@ const CHARTS_ABREAST: usize = 2;
 /// Settings between which the target alternates.
 const SWING_SETTINGS: [SettingArg; 2] =
     [SettingArg(Setting { ratio: 4, runs: 1 }), SettingArg(Setting { ratio: 6, runs: 5 })];
-/// Bytes of memtable per page at which all pages fit the memtable.
+/// Bytes per page of a memtable that holds all pages.
 const MEMTABLE_BYTES_PER_PAGE: u64 = 512;
 /// Bytes of the second memtable.
 const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
-/// Bytes of disk per page that must be free.
+/// Free disk space that a measurement needs, in bytes per page.
 const DISK_BYTES_PER_PAGE: u64 = 2048;
 
 /// Refuses to run a part, because the index is not compiled in.
@@ -155,7 +155,8 @@ impl Bench<'_> {
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
         std::fs::remove_dir_all(&dir)?;
         let failed = |why: String| {
-            Failure::failed(format!("{}: {why}", name(setting)), "its output above names the cause")
+            let line = format!("the process of variant {} failed: {why}", name(setting));
+            Failure::failed(line, "the output above, which names the cause")
         };
         if !output.status.success() {
             return Err(failed(output.status.to_string()));

@@ -19,11 +19,11 @@ const RUN_PAGES: usize = 32;
 /// Interval of index maintenance; [`SYNC_EVERY`] is the interval of syncs.
 const MAINTAIN_EVERY: Duration = Duration::from_millis(20);
 const SYNC_EVERY: Duration = Duration::from_secs(2);
-/// Minimum number of samples of the index's levels and sorted runs over all ten stages, or one for
-/// each request if there are fewer. The maximum is twice this number.
+/// Minimum number of samples of the index's levels and sorted runs over all requests of the
+/// workload; with fewer requests, one sample per request. The maximum is twice this number.
 const SAMPLES: usize = 400;
-/// An interval and a number of seconds. Compactions are taken to have ended if this process uses
-/// less processor time than this number within the interval.
+/// An interval, and a limit of processor time in seconds. Compactions are taken to have ended if
+/// this process uses less processor time than the limit within the interval.
 const IDLE: (Duration, f64) = (Duration::from_millis(250), 0.01);
 /// Maximum wait for compactions to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,7 +34,7 @@ const REQUESTS_PER_SWING: usize = 200;
 ///
 /// # Errors
 /// Index errors; I/O errors of `/proc/self/io` and standard output; a failure if a probe finds
-/// another number of pages than was inserted.
+/// another number of pages than were inserted.
 pub fn run(args: &AdaptivePart) -> Result<Status, Failure> {
     let answer = measure(args)?;
     let line = serde_json::to_string(&answer).map_err(std::io::Error::other)?;

@@ -12,7 +12,7 @@ pub const ADAPTIVE: &str = "adaptive";
 pub struct Report {
     /// Pages after all ten stages.
     pub entries: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub rounds: u32,
     /// Rows by memtable and variant; the first of each memtable has the controller on.
     pub rows: Vec<Row>,
@@ -53,9 +53,9 @@ pub struct Row {
     pub rewrites: f64,
     /// The stages.
     pub stages: Vec<Stage>,
-    /// Samples of the shape, of the round with the median cost.
+    /// Samples of the tree's shape in the round with the median cost.
     pub samples: Vec<Sample>,
-    /// The decisions of the round with the median cost.
+    /// Decisions of the controller in the round with the median cost.
     pub decisions: Vec<IndexDecision>,
     /// Costs that the index measured in the round with the median cost.
     pub prices: Prices,
@@ -84,7 +84,7 @@ pub struct Stage {
     /// Bytes written to storage; in the last stage, also by the compactions that were still due
     /// after it.
     pub written_bytes: u64,
-    /// Requests.
+    /// Number of requests in the stage.
     pub requests: u64,
     /// Median probe in microseconds.
     pub probe_p50_us: f64,
@@ -101,9 +101,9 @@ pub struct Stage {
 pub struct Sample {
     /// Requests so far, including the warm-up.
     pub request: u64,
-    /// Sorted runs.
+    /// Number of sorted runs.
     pub sorted_runs: u64,
-    /// Levels.
+    /// Number of levels.
     pub levels: u32,
     /// Size ratio in force.
     pub ratio: u32,
@@ -132,7 +132,7 @@ pub struct Answer {
     pub rewrites: f64,
     /// Mean number of sorted runs over the stages.
     pub sorted_runs: f64,
-    /// Samples of the shape.
+    /// Samples of the tree's shape.
     pub samples: Vec<Sample>,
     /// Decisions of the controller.
     pub decisions: Vec<IndexDecision>,
@@ -181,9 +181,9 @@ pub struct Switch {
 pub struct HitRate {
     /// Name of this way to keep pages.
     pub name: &'static str,
-    /// Pages that fit.
+    /// Number of pages that fit.
     pub pages: u64,
-    /// Hits per page asked for, in the stages.
+    /// Pages hit divided by pages requested, in the stages.
     pub hit_rate: f64,
 }
 

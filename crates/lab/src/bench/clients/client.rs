@@ -30,7 +30,7 @@ pub struct ClientPart {
     /// Bytes per page
     #[arg(long)]
     pub page_bytes: u64,
-    /// Bytes of a set
+    /// Bytes of one set of sequences, which the command `move` puts and reads
     #[arg(long)]
     pub total: u64,
 }

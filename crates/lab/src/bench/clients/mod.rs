@@ -1,4 +1,4 @@
-//! `ritornello bench clients`: one store from another process, against the owner's own calls.
+//! `ritornello bench clients`: rates and latencies of a client, compared with those of the owner.
 //!
 //! | module | contents |
 //! |---|---|
@@ -36,11 +36,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 #[command(after_help = "\
 How it measures. This process owns a store; clients are separate processes. Each of --runs rounds
 puts and flushes --total bytes and gets them back, once here and once in a client, in alternating
-order; ratios are taken by round, and the median is printed. Every byte is compared, outside the time.
+order; a ratio is taken per round, and medians are printed. Every byte read is compared; the
+comparison is not timed.
 
-Questions are about 256 stored pages, 4,000 times each (in the last row about 4,096 pages, as
-sixteen requests would ask together, 500 times): in this process, from a single client, and from a
-client while --clients other clients lease, put and get without pause.
+Latencies are of 4,000 probes and 4,000 leases of 256 stored pages, and of 500 probes of 4,096 pages
+(the pages of sixteen such probes): in this process, from a single client, and from a client while
+--clients other clients lease, put and get without pause.
 
 Examples:
   ritornello bench clients
@@ -53,10 +54,10 @@ pub struct ClientsArgs {
     /// Bytes per page put and read
     #[arg(long, default_value = "192KiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes put and read each time
+    /// Bytes put, and then read, by the owner and by the client in each round
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
     /// A directory on the disk to measure [default: the current directory, or a temporary
@@ -130,7 +131,7 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     }
     steps.inc(1);
 
-    steps.set_message("matching while clients are busy");
+    steps.set_message("probing and leasing while clients are busy");
     let mut busy = (0..args.clients).map(|_| processes.start()).collect::<Result<Vec<_>, _>>()?;
     for (number, busy) in (0..).zip(&mut busy) {
         busy.ask::<bool>(&format!("busy {}", BUSY_SET + number))?;
@@ -203,7 +204,7 @@ impl Client {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         serde_json::from_str(&line)
-            .map_err(|error| Failure::failed(format!("a client ended: {error}"), ""))
+            .map_err(|error| Failure::failed(format!("a client gave no valid answer: {error}"), ""))
     }
 }
 

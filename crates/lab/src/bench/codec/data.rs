@@ -74,14 +74,14 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
         let part = |part: &str| {
             let name = format!("{layer}.{part}");
             tensors.cube(&name).ok_or_else(|| {
-                unusable(&format!("{name} is not tokens x heads x numbers of two bytes"))
+                unusable(&format!("{name} is no tensor of tokens x heads x numbers of two bytes"))
             })
         };
         let ((q, q_shape), (k, shape), (v, v_shape)) = (part("q")?, part("k")?, part("v")?);
         let dtype = match k.dtype.as_str() {
             "BF16" => Dtype::Bf16,
             "F16" => Dtype::Fp16,
-            _ => return Err(unusable(&format!("{layer} is neither BF16 nor F16"))),
+            _ => return Err(unusable(&format!("{layer}.k is neither BF16 nor F16"))),
         };
         let fits = shape == v_shape
             && q_shape[0] <= shape[0]
@@ -90,7 +90,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
             && q.dtype == k.dtype
             && v.dtype == k.dtype;
         if !fits {
-            return Err(unusable(&format!("queries, keys and values of {layer} do not fit")));
+            return Err(unusable(&format!("{layer}: shapes or dtypes of q, k and v do not match")));
         }
         let name = layer.rsplit_once('.').map_or(layer, |(set, _)| set);
         let layer = Layer {
@@ -106,7 +106,7 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
             None => sets.push(DataSet { name: name.to_owned(), layers: vec![layer] }),
         }
     }
-    if sets.is_empty() { Err(unusable("the file holds no keys")) } else { Ok(sets) }
+    if sets.is_empty() { Err(unusable("the file has no tensor SET.N.k")) } else { Ok(sets) }
 }
 
 impl DataSet {
@@ -134,7 +134,7 @@ impl Layer {
             .collect()
     }
 
-    /// Returns keys and values encoded and decoded by `codec`, slice by slice.
+    /// Returns the keys and the values after `codec` encoded and decoded them, slice by slice.
     pub fn through(&self, codec: Codec, tokens: u32) -> Result<[Vec<u8>; 2], Failure> {
         let mut parts = [Vec::new(), Vec::new()];
         for (shape, slice) in self.slices(tokens) {

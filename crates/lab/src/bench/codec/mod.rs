@@ -23,11 +23,13 @@ use std::time::Instant;
 #[command(after_help = "\
 How it measures. A slice holds one layer's keys and values of --page-tokens tokens and is encoded
 separately. The slices of a set are repeated until they fill --total bytes, which should exceed the
-caches; every round copies, encodes and decodes them. Rates are medians of bytes of numbers per
-processor time of one thread. Lossless codecs are compared bit by bit.
+processor's caches; every round copies, encodes and decodes them. A rate is the bytes before encoding
+per second of one thread's processor time, the median of the rounds. What a lossless codec decodes is
+compared bit by bit.
 
-The error of a lossy codec is the norm of the difference of softmax(QK/sqrt d)V over its norm, with
-the keys and values of all tokens encoded and decoded: the mean of the layers, and the worst.
+The error of a lossy codec is the change of softmax(QK/sqrt d)V if the keys and values of all tokens
+are encoded and decoded: the norm of the difference over the norm of the original output. The mean
+of the layers and the worst layer are printed.
 
 Without --kv, keys and values are a small sample of the demonstration's model after some training. A
 synthetic set whose keys have outlier channels is always measured as well.
@@ -37,10 +39,10 @@ Examples:
   ritornello bench codec --kv FILE.safetensors --json | jq '.rows[] | {codec, size_ratio}'
   build/env/vllm/bin/python engines/vllm/make_kv.py demo FILE.safetensors")]
 pub struct CodecArgs {
-    /// Keys, values and queries to use, as engines/vllm/make_kv.py writes them
+    /// File of keys, values and queries, as engines/vllm/make_kv.py writes it
     #[arg(long)]
     pub kv: Option<PathBuf>,
-    /// Bytes of numbers that each thread encodes and decodes per round
+    /// Bytes of keys and values that each thread encodes and decodes per round
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub total: u64,
     /// Tokens per slice
@@ -49,7 +51,7 @@ pub struct CodecArgs {
     /// Concurrent threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: u32,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
 }
@@ -59,21 +61,21 @@ pub struct CodecArgs {
 struct Report {
     /// One row for each codec, data set and kernel.
     rows: Vec<Row>,
-    /// Source of the keys and values of the first sets.
+    /// Source of the keys and values of the sets that are not synthetic.
     source: String,
-    /// Bytes of numbers that each thread encodes and decodes per round.
+    /// Bytes of keys and values that each thread encodes and decodes per round.
     total_bytes: u64,
     /// Tokens per slice.
     page_tokens: u32,
     /// Concurrent threads; rates are per thread.
     threads: u32,
-    /// Rounds; the median counts.
+    /// Number of rounds; rates are their medians.
     runs: u32,
-    /// Duration of the measurement.
+    /// Duration of the whole command.
     seconds: f64,
 }
 
-/// One line of the report. Rates count the bytes of the numbers before they are encoded.
+/// One line of the report. Rates count the bytes before encoding.
 #[derive(Debug, Serialize)]
 struct Row {
     codec: &'static str,
@@ -184,7 +186,7 @@ fn show(report: &Report) -> String {
         ]);
     }
     format!(
-        "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads over {} of numbers, \
+        "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads over {} before encoding, \
          medians of {} rounds; targets: codec split, at most 0.76 of the bytes at 10 GB/s; codec int8, at most 1 % \
          attention error",
         report.source,

@@ -1,4 +1,4 @@
-//! Rates from memory to memory, compared with the rate of copying.
+//! Rates of encoding and decoding from memory to memory, and of copying.
 
 use crate::bench::quantile::median;
 use ritornello_codec::{Codec, Kernel, SliceShape, decode_with};
@@ -7,7 +7,7 @@ use ritornello_terminal::exit::Failure;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Barrier;
 
-/// Encoded bytes per byte of numbers, and rates of one thread in 10^9 bytes of numbers per second.
+/// Encoded bytes per input byte, and rates of one thread in 10^9 input bytes per second.
 pub struct Rates {
     pub size_ratio: f64,
     pub encode_gb_s: f64,
@@ -106,7 +106,7 @@ impl Share {
             decode.push(timed(|| outcome = outcome_of(&outcome, self.decode(kernel))));
             if codec.is_lossless() && self.back != self.input {
                 outcome = Err(Failure::failed(
-                    format!("{} through {} loses bits", codec.word(), kernel.word()),
+                    format!("codec {} with kernel {} loses bits", codec.word(), kernel.word()),
                     "report this",
                 ));
             }

@@ -26,8 +26,8 @@ use std::path::PathBuf;
 How it measures. Each of --runs rounds creates a store in memory, puts --total bytes into it, clears
 it, puts --total bytes again over the same memory, reopens it and gets them twice; and copies --total
 bytes with memcpy, page by page, from private memory in huge pages to the target of the gets, with as
-many threads as a get. The order alternates; ratios are taken by round; the median is printed. A call
-is 64 pages. Every byte read is compared with the byte put, outside the time.
+many threads as a get. The order alternates; a ratio is taken per round; medians are printed. A put
+or get is 64 pages. Every byte read is compared with the byte put; the comparison is not timed.
 
 Examples:
   ritornello bench host
@@ -39,10 +39,10 @@ pub struct HostArgs {
     /// Bytes per page
     #[arg(long, default_value = "2MiB", value_parser = size)]
     pub page_bytes: u64,
-    /// Bytes put, read and copied each time
+    /// Bytes of each measurement of put, get and memcpy
     #[arg(long, default_value = "512MiB", value_parser = size)]
     pub total: u64,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
 }
@@ -77,7 +77,7 @@ pub fn run(context: &Context, args: &HostArgs) -> Result<Status, Failure> {
     if !in_memory(&args.dir) {
         return Err(Failure::unusable(
             format!("{} is not in memory", args.dir.display()),
-            "--dir with a directory on tmpfs, as /dev/shm is",
+            "--dir with a directory on tmpfs, such as /dev/shm",
         ));
     }
     let steps = progress::steps(u64::from(args.runs));

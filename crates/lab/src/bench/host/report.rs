@@ -7,15 +7,15 @@ use serde::Serialize;
 /// The report of `bench host`.
 #[derive(Serialize)]
 pub struct Report {
-    /// Directory and I/O mode.
+    /// Directory, I/O mode and threads.
     pub machine: Machine,
     /// Bytes per page.
     pub page_bytes: u64,
     /// Pages per put and per get.
     pub call_pages: u32,
-    /// Bytes put, read and copied each time.
+    /// Bytes of each measurement of put, get and memcpy.
     pub total: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub runs: u32,
     /// Copying page by page, from private memory, in huge pages where the machine has them, to the
     /// memory that gets write to.
@@ -31,13 +31,13 @@ pub struct Report {
     pub put_fresh: Row,
 }
 
-/// Directory and I/O mode.
+/// Directory, I/O mode and threads.
 #[derive(Default, Serialize)]
 pub struct Machine {
     pub dir: String,
     pub io: String,
     pub warnings: Vec<String>,
-    /// Threads that share the pages of a call, and threads of memcpy.
+    /// Number of threads that share the pages of a put or get, and of threads of memcpy.
     pub threads: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Charts of the rows, over the number of pages.
+//! Charts of the report's figures, over the number of pages.
 
 use super::report::{Row, Sync};
 use ritornello_terminal::plot::{Join, Line, Panel, Scale};
@@ -14,7 +14,7 @@ const FIGURES: [(&str, Figure); 6] = [
     ("resident bytes per page", |row| Some(row.memory_bytes_per_entry)),
 ];
 
-/// Returns a panel for each figure, of the rows that were synced in groups.
+/// Returns a panel for each figure, with the rows of [`Sync::Group`].
 #[must_use]
 pub fn panels(rows: &[Row]) -> Vec<Panel> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.sync == Sync::Group).collect();
@@ -25,7 +25,7 @@ pub fn panels(rows: &[Row]) -> Vec<Panel> {
         let own = rows.iter().filter(|row| row.backend == backend);
         let mut points: Vec<(f64, f64)> = own
             .filter_map(|row| Some((row.entries as f64, figure(row)?)))
-            // The axes are logarithmic.
+            // The axes are logarithmic, so they have no zero.
             .filter(|(_, value)| *value > 0.0)
             .collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));

@@ -21,10 +21,10 @@ const APPENDS: usize = 50;
 /// Lower bounds for any index on this machine.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Limits {
-    /// A read from memory whose address the previous read returned. A probe that hits takes a few
-    /// such reads, and one more for every run.
+    /// Nanoseconds of a read from memory whose address the previous read returned. A probe that
+    /// hits takes a few such reads, and one more for every run.
     pub memory_access_ns: f64,
-    /// Appending 4 KiB to a file and syncing it: the minimum cost of a sync.
+    /// Median microseconds of appending 4 KiB to a file and syncing it: the minimum cost of a sync.
     pub append_sync_us: f64,
 }
 

@@ -9,23 +9,23 @@ use ritornello_sim::generate::TenStage;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
-/// Pages per sequence, and per probe, in all workloads except `one-prompt`.
+/// Pages per sequence of all workloads except `one-prompt`; a probe asks for one sequence.
 pub const SEQUENCE: usize = 256;
 /// The scope of all pages.
 pub const SLOT: ScopeSlot = ScopeSlot(0);
 /// Maximum pages per run. Each insert adds one run.
 const RUN: usize = 32;
-/// Sequences that share a prefix, and the pages of that prefix.
+/// Number of sequences that share a prefix (a family), and pages of that prefix.
 const FAMILY: u64 = 4;
 const HEAD: usize = 128;
 /// Distinct pages of a family.
 const FAMILY_PAGES: u64 = SEQUENCE as u64 + (FAMILY - 1) * (SEQUENCE - HEAD) as u64;
 
-/// Pages of a request of `one-prompt`, and of the shared prompt.
+/// Pages of a request of `one-prompt`, and of the prompt that all requests share.
 const REQUEST: usize = 20;
 const PROMPT: usize = 16;
 
-/// Source of the pages.
+/// Sequences of pages, and the lengths of their runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Workload {
@@ -39,11 +39,11 @@ pub enum Workload {
     TenStage,
 }
 
-/// The sequences that make a given number of pages.
+/// The sequences of a workload that has a given number of distinct pages.
 #[derive(Debug)]
 pub struct Load {
     workload: Workload,
-    /// Number of pages.
+    /// Number of distinct pages to insert.
     pub entries: u64,
     /// Number of sequences. The last sequences are inserted in part, or not at all, once `entries`
     /// pages are inserted.
@@ -56,6 +56,8 @@ pub struct Load {
 }
 
 impl Load {
+    /// Returns the sequences of `workload` that contain at least `entries` distinct pages.
+    ///
     /// # Errors
     /// Generator errors.
     pub fn new(workload: Workload, entries: u64) -> Result<Self> {
@@ -226,7 +228,7 @@ mod tests {
     use ritornello_index::MemoryIndex;
 
     #[test]
-    fn workloads_insert_promised_pages_and_find_them() {
+    fn workloads_insert_given_number_of_pages_and_find_them() {
         for &workload in Workload::value_variants() {
             let load = Load::new(workload, 20_000).unwrap();
             let index = MemoryIndex::new();

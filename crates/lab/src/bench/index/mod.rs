@@ -39,8 +39,9 @@ How it measures. Every backend is filled in a separate process, probed there, an
 processes reopen it: after the kill, after a clean close, and with its files out of the page cache. A
 last process removes old sequences, leaf first, while it inserts new sequences.
 
-Rates are pages per second. Write amplification is the kernel's count of bytes the process wrote to
-storage, after a sync, per 40 bytes of a page; the next column has the backend's count. Each backend
+Rates are pages per second. Write amplification is the kernel's count of bytes that the process wrote
+to storage up to the last sync, divided by 40 bytes for each page put; the column `own` has the same
+figure from the backend's own count. Each backend
 is measured with only a final sync (the backend `run` also syncs whenever 32 MiB are unsynced), and
 with a sync after every 65,536 pages; --durable adds a measurement with a sync after every run.
 
@@ -52,20 +53,20 @@ pub struct IndexArgs {
     /// Backends to measure [default: all that are compiled in]
     #[arg(long, value_delimiter = ',')]
     pub backends: Vec<String>,
-    /// Numbers of pages
+    /// Numbers of pages, each measured separately
     #[arg(long, value_delimiter = ',', default_value = "100000",
           value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
     pub entries: Vec<u64>,
     /// Add a measurement with a sync after every run
     #[arg(long)]
     pub durable: bool,
-    /// Source of the pages
+    /// Sequences of pages to insert
     #[arg(long, value_enum, default_value = "chains")]
     pub workload: Workload,
     /// Memory for a backend's cache of its files
     #[arg(long, default_value = "128MiB", value_parser = size)]
     pub cache: u64,
-    /// Write a chart: an SVG file
+    /// Write charts of the figures over the number of pages: an SVG file
     #[arg(long, value_parser = picture)]
     pub chart: Option<PathBuf>,
     /// A directory on the disk to measure [default: the current directory, or a temporary
@@ -76,12 +77,12 @@ pub struct IndexArgs {
 
 /// Bytes of a page's record, the divisor of write amplification.
 const RECORD_BYTES: u64 = 40;
-/// Bytes of disk per page that must be free.
+/// Free disk space that a measurement needs, in bytes per page.
 const DISK_BYTES_PER_PAGE: u64 = 4096;
 /// Charts in one row.
 const CHARTS_ABREAST: usize = 3;
 /// Number of times that an index is opened after a clean close, with its files in the page cache,
-/// and again without; the median counts.
+/// and again without; the report has the medians.
 const OPENINGS: usize = 5;
 
 /// Measures all backends and prints the report.
@@ -204,9 +205,10 @@ fn run_part_process(
         child.kill()?;
         child.wait()?;
     } else if !child.wait()?.success() {
-        let line = format!("{} failed: {part}", spec.backend);
-        return Err(Failure::failed(line, "its output above names the cause"));
+        let line = format!("the process for `{part}` of backend {} failed", spec.backend);
+        return Err(Failure::failed(line, "the output above, which names the cause"));
     }
-    serde_json::from_str(&line)
-        .map_err(|error| Failure::failed(format!("{} gave no answer: {error}", spec.backend), ""))
+    serde_json::from_str(&line).map_err(|error| {
+        Failure::failed(format!("{} gave no valid answer: {error}", spec.backend), "")
+    })
 }

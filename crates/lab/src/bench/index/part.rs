@@ -30,7 +30,7 @@ const WARM_SEQUENCES: u32 = 4;
 const GROUP_SYNC_PAGES: u64 = 1 << 16;
 /// Unsynced bytes at which the backend `run` is synced in the mode [`Sync::Off`].
 const PENDING_BYTES_MAX: u64 = 32 << 20;
-/// Probes by each method, and probes before them that are not counted.
+/// Timed probes by each method, and untimed probes before them.
 const PROBES: usize = 4000;
 const WARM_UP: usize = 400;
 /// Maximum number of lookups that are timed together, because reading the clock takes about the
@@ -50,7 +50,7 @@ pub struct IndexSpec {
     /// Number of pages
     #[arg(long)]
     pub entries: u64,
-    /// Source of the pages
+    /// Sequences of pages to insert
     #[arg(long, value_enum)]
     pub workload: Workload,
     /// When the index is synced
@@ -64,11 +64,11 @@ pub struct IndexSpec {
 /// The parts of `bench index`.
 #[derive(Clone, Debug, Subcommand)]
 pub enum IndexPart {
-    /// Fills, probes, answers, and waits to be killed
+    /// Fills and probes the index, prints the answer, and waits to be killed
     Fill(IndexSpec),
-    /// Opens and closes
+    /// Opens the index, reports the time and the number of pages, and closes the index
     Open(IndexSpec),
-    /// Removes while inserting
+    /// Removes old sequences while it inserts new sequences
     Churn(IndexSpec),
 }
 
@@ -223,12 +223,13 @@ fn fill(spec: &IndexSpec) -> Result<(Box<dyn PrefixIndex>, Answer), Failure> {
     Ok((index, answer))
 }
 
-/// Returns the number of complete sequences, for probes.
+/// Returns the number of leading sequences that are inserted completely, so that probes find all
+/// their pages.
 fn whole(load: &Load) -> u32 {
     u32::try_from(load.whole()).unwrap_or(u32::MAX)
 }
 
-/// Probes by `method` for sequences among the first `among`.
+/// Times probes by `method` for sequences among the first `among`.
 fn probe(
     index: &dyn PrefixIndex,
     load: &Load,
@@ -282,8 +283,8 @@ fn range(index: &dyn PrefixIndex, load: &Load) -> f64 {
     median(&times)
 }
 
-/// Measures removals from a full index. For every new sequence, removes the runs of an old
-/// sequence, the last run first, until a run has children.
+/// Measures removals from a full index. For every sequence inserted, removes the runs of an old
+/// sequence, the last run first, up to a run that has children.
 fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
     let load = Load::new(spec.workload, spec.entries)?;
     let index = open(spec, load.run_pages())?;
@@ -337,7 +338,7 @@ pub fn written() -> Result<u64, Failure> {
     let sent = field("write_bytes:").zip(field("cancelled_write_bytes:"));
     let sent = sent.map(|(sent, cancelled)| sent.saturating_sub(cancelled));
     sent.ok_or_else(|| {
-        Failure::failed("/proc/self/io is not readable", "a kernel with task I/O accounting")
+        Failure::failed("/proc/self/io has no byte counts", "a kernel with task I/O accounting")
     })
 }
 

@@ -36,21 +36,21 @@ pub struct Row {
     pub backend: String,
     /// Number of pages.
     pub entries: u64,
-    /// Source of the pages.
+    /// Sequences of pages that were inserted.
     pub workload: Workload,
     /// When the index was synced.
     pub sync: Sync,
     /// Pages put; for `one-prompt`, including pages that the index had already.
     pub puts: u64,
-    /// Pages put per second, including all syncs but the last.
+    /// Pages put per second; the time includes all syncs but the last.
     pub ingest_per_s: f64,
-    /// Seconds of the last sync.
+    /// Duration of the last sync, in seconds.
     pub last_sync_s: f64,
-    /// Median probe by the backend's own method, in microseconds.
+    /// Median probe by the backend's first method, in microseconds.
     pub probe_p50_us: f64,
-    /// 99th percentile of probes by the backend's own method, in microseconds.
+    /// 99th percentile of probes by the backend's first method, in microseconds.
     pub probe_p99_us: f64,
-    /// Median probe by the backend's own method, repeated for the same four sequences, in
+    /// Median probe by the backend's first method, repeated for the same four sequences, in
     /// microseconds.
     pub probe_warm_p50_us: f64,
     /// Figures of all probe methods.
@@ -69,9 +69,9 @@ pub struct Row {
     pub recovery_cold_ms: Option<f64>,
     /// Time to open after SIGKILL.
     pub recovery_killed_ms: Option<f64>,
-    /// Bytes of allocated blocks per page.
+    /// Bytes of the index files' allocated blocks, per page.
     pub disk_bytes_per_entry: Option<f64>,
-    /// Resident bytes per page after filling.
+    /// Increase of the process's resident memory by filling, in bytes per page.
     pub memory_bytes_per_entry: f64,
     /// Pages removed per second from a full index, while new sequences are inserted.
     pub removes_per_s: f64,
@@ -82,7 +82,7 @@ pub struct Row {
 /// The report of `bench index`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Lower bounds on this machine.
+    /// Lower bounds for any index on this machine.
     pub limits: Limits,
     /// Rows by size, sync mode and backend.
     pub rows: Vec<Row>,

@@ -1,4 +1,4 @@
-//! Arguments of `bench store`, and the pages that they ask for.
+//! Arguments of `bench store`, and the shape of the pages that the arguments select.
 
 use crate::bench::shape::Shape;
 use clap::{Args, ValueEnum};
@@ -9,8 +9,8 @@ use ritornello_terminal::print::bytes;
 use ritornello_terminal::value::{codec, size};
 use std::path::PathBuf;
 
-/// Tokens of a sequence, or 8 pages if that is more. [`SEQUENCE_PAGES_MAX`], [`SEQUENCE_BYTES_MAX`]
-/// and half of `--total` limit a sequence further.
+/// Tokens of a sequence; a sequence has at least 8 pages. [`SEQUENCE_PAGES_MAX`],
+/// [`SEQUENCE_BYTES_MAX`] and half of `--total` limit a sequence, even to fewer pages.
 const SEQUENCE_TOKENS: u64 = 4096;
 /// Maximum pages per sequence.
 const SEQUENCE_PAGES_MAX: u64 = 256;
@@ -27,33 +27,33 @@ How it measures. Each of --runs rounds measures the raw limit and the store, in 
 O_DIRECT writes (fdatasync included) of --total bytes into blocks never written against put_batch +
 flush into a new store; writes over written blocks against put_batch + flush into a store that was
 filled and cleared; O_DIRECT reads against get_batch from a reopened store. The raw side uses the best
-operation size and depth of a small sweep; both sides use huge-page buffers. Ratios are taken by
-round; the median is printed. Every byte read is compared with the byte put, outside the time;
-bfloat16 pages hold normal noise, which lossless codecs can shorten. Bytes of lossy codecs differ and
-are not compared.
+operation size and depth of a small sweep; both sides use huge-page buffers. A ratio is taken per
+round; medians are printed. Every byte read is compared with the byte put; the comparison is not
+timed. Pages of bfloat16 hold normally distributed numbers, which lossless codecs can shorten. Bytes
+from lossy codecs differ and are not compared.
 
 A put or get is one sequence of 4,096 tokens, limited to 256 pages and to 512 MiB; calls are blocking,
-from one thread. Processor seconds count the whole process. Beside them stand the processor seconds of
-the raw I/O and of one read of as many bytes of memory: checksums read every byte once.
+from one thread. Processor seconds count the whole process. The next column has the processor seconds
+of the raw I/O plus one read of as many bytes of memory, because checksums read every byte once.
 
-Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm, the
-same few sequences; cold, a random sequence each time. Reopening is timed for the whole store. Memory
+Probes ask for 256 pages in an index of --entries pages in 32-page runs, without payload: warm probes
+for the same few sequences, a cold probe for a random sequence. Reopening is timed for the whole store. Memory
 per page is the resident memory of a fresh process with that index open, less the memory with an
 empty index; the next row has the memory of the whole store, which also keeps the order of eviction.
 
 The measurement needs about three times --total on the disk, and 1 GiB for the index; all files are
 removed.
 
---steady fills a store of --total bytes and writes four times as much again, with evictions, while
-half of the gets hit; then measures it and fresh stores, in alternating order. It measures once with
-pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
+--steady fills a store of --total bytes and writes four times as much again, with evictions, and with
+touches of which about half hit; then measures this store and fresh stores, in alternating order: once
+with pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB mixed.
 
 --paths measures a store over several directories, one per disk: the raw limit of each directory
 alone and of all directories at the same time (the sum), then put and get with calls of each length in
 --call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. It needs about
 three times --total, spread over the directories, and memory for a call of each length. --throttle
-replaces slow disks: transfers in each directory are limited to this rate, by calls instead of
-io_uring.
+emulates slow disks: it limits the transfers in each directory to a rate; the store then uses blocking
+calls on threads instead of io_uring.
 
 Examples:
   ritornello bench store --paths /nvme1,/nvme2 --call-bytes 256MiB,2GiB
@@ -64,13 +64,13 @@ Examples:
   ritornello bench store --shape custom --layers 80 --kv-heads 8 --head-dim 128 --dtype fp8
   ritornello bench store --shape custom --page-bytes 1MiB --only data --runs 3")]
 pub struct StoreArgs {
-    /// The model whose pages are moved
+    /// Model whose pages are put and read
     #[arg(long, value_enum, default_value = "llama3-8b")]
     pub shape: ShapeName,
     /// Tokens per page
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Bytes moved by each measurement
+    /// Bytes put, and bytes read, by each measurement
     #[arg(long, default_value = "2GiB", value_parser = size)]
     pub total: u64,
     /// A directory on the disk to measure [default: the current directory, or a temporary
@@ -87,7 +87,7 @@ pub struct StoreArgs {
     /// Maximum bytes per second of each directory of --paths, reads and writes together
     #[arg(long, value_parser = rate, value_name = "SIZE", requires = "paths")]
     pub throttle: Option<u64>,
-    /// Rounds; the median counts
+    /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
     /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same
@@ -131,7 +131,7 @@ pub struct StoreArgs {
 /// Parses a rate in bytes per second.
 fn rate(text: &str) -> Result<u64, String> {
     match size(text)? {
-        0 => Err("a rate above zero, such as 250MiB".to_owned()),
+        0 => Err("expected a rate above zero, such as 250MiB".to_owned()),
         rate => Ok(rate),
     }
 }
@@ -159,7 +159,7 @@ pub enum ShapeName {
 }
 
 impl StoreArgs {
-    /// Returns the shape that the arguments ask for.
+    /// Returns the shape that the arguments select.
     ///
     /// # Errors
     /// `Unusable` for dimensions of a shape that is not `custom`, for a shape without a valid page,
@@ -176,7 +176,7 @@ impl StoreArgs {
         let fits = u32::try_from(sequences).ok().filter(|_| self.total >= page_bytes);
         let sequences = fits.ok_or_else(|| {
             Failure::unusable(
-                "the total is less than a page, or exceeds the largest number",
+                "--total is less than a page, or makes more than 2^32 - 1 sequences",
                 "--total 2GiB",
             )
         })?;
@@ -201,7 +201,7 @@ impl StoreArgs {
             }
             _ => Err(Failure::unusable(
                 format!(
-                    "a call of {} is shorter than a page or longer than the total",
+                    "a call of {} is shorter than a page or longer than --total",
                     bytes(call_bytes)
                 ),
                 "a larger --call-bytes or --total",
@@ -218,8 +218,8 @@ impl StoreArgs {
             || self.page_bytes.is_some();
         if given && !custom {
             return Err(Failure::unusable(
-                "the layers, heads, dtype and page bytes belong to a custom shape",
-                "--shape custom, or leave them out",
+                "--layers, --kv-heads, --head-dim, --dtype and --page-bytes need --shape custom",
+                "--shape custom, or leave these options out",
             ));
         }
         let dtype = self.dtype.clone().unwrap_or_else(|| "bfloat16".to_owned());

@@ -11,8 +11,8 @@ use ritornello_terminal::exit::Failure;
 use ritornello_terminal::open;
 use std::path::Path;
 
-/// Raw bytes put, divided by the store's capacity. Even if a codec shortens pages to a third, not
-/// all of them fit.
+/// Raw bytes put, divided by the store's capacity: large enough that not all pages fit, even if a
+/// codec shortens them to a third.
 const CAPACITY_SHARE: u64 = 4;
 /// Minimum number of puts that fit into the store, so that it evicts gradually.
 const PUTS_MIN: u64 = 8;
@@ -20,7 +20,8 @@ const PUTS_MIN: u64 = 8;
 /// store.
 const SEGMENTS: u64 = 8;
 
-/// Puts the whole set into a store of a quarter of its size in `dir`, raw and encoded.
+/// Puts all pages of `shape` into a store in `dir` that holds about a quarter of them, once raw and
+/// once encoded, and returns how many pages each store keeps.
 ///
 /// # Errors
 /// Disk errors and store errors.
@@ -57,8 +58,8 @@ pub fn measure(shape: &Shape, segment_bytes: u64, dir: &Path) -> Result<Capacity
     })
 }
 
-/// Returns the shape with shorter sequences, if a put would be too large for the store. The number
-/// of pages stays the same, except for the remainder of the division.
+/// Returns `shape` with sequences short enough that [`PUTS_MIN`] puts fit into the store. The
+/// number of pages stays the same, except for the remainder of the division.
 fn smaller(shape: &Shape) -> Shape {
     let pages = shape.total() / CAPACITY_SHARE / PUTS_MIN / shape.page_bytes;
     let sequence_pages = u32::try_from(pages)

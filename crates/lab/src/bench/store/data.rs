@@ -1,4 +1,4 @@
-//! Writes and reads: the store against the raw disk, round by round.
+//! Writes and reads: rates of the store and of the raw disk, round by round.
 
 use super::capacity_gain;
 use super::report::{CapacityGain, EncodedRates, Machine, Moved, Raw, Report};
@@ -53,7 +53,8 @@ pub fn needed(shape: &Shape, segment_bytes: u64) -> Result<u64, Failure> {
     Ok(shape.capacity(segment_bytes)? + shape.total())
 }
 
-/// Measures in `dir`, `runs` times, and fills in the report.
+/// Measures puts and gets of stores in `dir`, and the raw disk, in `runs` rounds; fills in the
+/// report.
 ///
 /// # Errors
 /// Disk errors, store errors, too little memory, pages that the store did not keep, and wrong
@@ -164,7 +165,7 @@ impl Bench<'_> {
         options.capacity = Some(self.shape.capacity(self.segment_bytes)?);
         options.segment_bytes = Some(self.segment_bytes);
         options.codec = self.codec;
-        // The scrubber of a reopened store would read a run during the measured gets.
+        // Otherwise the scrubber of the reopened store could read a run during the measured gets.
         options.scrub_rate = 0;
         Ok(options)
     }

@@ -23,18 +23,18 @@ use std::time::Instant;
 
 /// Progress steps of [`measure`].
 pub const STEPS: u64 = 6;
-/// Bytes of disk per page that [`measure`] needs: two checkpoints and a journal of single-page
-/// runs.
+/// Disk space that [`measure`] needs, in bytes per page: two checkpoints and a journal of
+/// single-page runs.
 pub const DISK_BYTES_PER_PAGE: u64 = 1024;
-/// Probes of each kind.
+/// Timed probes of each kind.
 const PROBES: usize = 20_000;
 /// Sequences that warm probes alternate between.
 const WARM_SEQUENCES: u32 = 4;
 /// Pages per run.
 const RUN_PAGES: u32 = 32;
 
-/// Measures in `dir`, with `runs` restarts from the page cache and `runs` from the disk, and fills
-/// in the report.
+/// Measures stores of `entries` pages without payload in `dir`: `runs` restarts with their files in
+/// the page cache and `runs` without, probes and memory. Fills in the report.
 ///
 /// # Errors
 /// Errors of the disk, of the store, and of the child processes.

@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 /// Pages per sequence, and per probe.
 pub const PROBE_PAGES: u32 = 256;
-/// Number of the set of these sequences; sequences of other sets have other keys.
+/// Number of the set of the store's sequences; sequences of other sets have other keys.
 pub const SET: u32 = 4;
 /// Runs between two syncs.
 const RUNS_A_SYNC: u32 = 1 << 14;
-/// Bytes of a segment; no segment is ever created.
+/// Segment size in the store's settings; the store never creates a segment.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
 /// Slot of the scope.
@@ -34,7 +34,7 @@ pub fn sequences(entries: u64) -> u32 {
     u32::try_from((entries / u64::from(PROBE_PAGES)).max(1)).unwrap_or(u32::MAX)
 }
 
-/// Creates a store in `dir` that knows `entries` pages in runs of `run_pages`, and returns its
+/// Creates a store in `dir` whose index has `entries` pages in runs of `run_pages`, and returns the
 /// index.
 ///
 /// # Errors
@@ -77,8 +77,8 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failur
     Ok(index)
 }
 
-/// Opens the index of a store created by [`fill`] with the same numbers, which no other process has
-/// open.
+/// Opens the index of a store that [`fill`] created with the same `entries` and `run_pages`. No
+/// other process may have the store open.
 ///
 /// # Errors
 /// File system errors and index errors.
@@ -90,8 +90,7 @@ pub fn index(dir: &Path, entries: u64, run_pages: u32) -> Result<RunIndex, Failu
     Ok(RunIndex::open(medium, &directory.index(), options)?)
 }
 
-/// Returns a capacity with space for a journal and two checkpoints, as a changing store needs
-/// it.
+/// Returns a capacity with the space for a journal and two checkpoints that a changing store needs.
 fn capacity(entries: u64, run_pages: u32) -> Result<u64, Failure> {
     let runs = entries.div_ceil(u64::from(run_pages)) + 1;
     let index_bytes = RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2;

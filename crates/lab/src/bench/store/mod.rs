@@ -1,15 +1,15 @@
-//! `ritornello bench store`: writes, reads, probes and restarts, against the raw limits of the
-//! disk.
+//! `ritornello bench store`: writes, reads, probes and restarts, compared with the raw limits of
+//! the disk.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `args` | command-line arguments |
-//! | `data` | writes and reads, against the raw disk |
+//! | `data` | writes and reads, compared with the raw disk |
 //! | `capacity_gain` | pages kept by a store that is too small for all |
 //! | `metadata` | probes, restart and memory, without payload |
 //! | `metadata_store` | the store of `metadata` |
 //! | `part` | the work of a separate process |
-//! | `steady` | a full store, against fresh stores |
+//! | `steady` | a full store, compared with fresh stores |
 //! | `volumes` | a store over several directories |
 //! | `report` | the figures |
 //! | `show` | tables of the figures |

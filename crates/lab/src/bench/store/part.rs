@@ -1,4 +1,5 @@
-//! Parts in a separate process: the command starts itself and reads one line of JSON.
+//! Parts of `bench store` that run in a separate process: the command starts itself with the name
+//! of the part, and reads one line of JSON.
 
 use super::metadata_store;
 use crate::bench::child::self_command;
@@ -22,7 +23,7 @@ const WARM_UP: usize = 200;
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Answer {
-    /// Increase of resident bytes.
+    /// Increase of the process's resident memory, in bytes.
     pub resident: i64,
     /// Milliseconds to open.
     pub millis: f64,
@@ -32,7 +33,7 @@ pub struct Answer {
     pub found: usize,
 }
 
-/// Creates a metadata-only store.
+/// Creates a metadata-only store, and prints the increase of resident memory.
 ///
 /// # Errors
 /// File system errors and index errors.
@@ -44,7 +45,8 @@ pub fn fill(dir: &Path, entries: u64, run_pages: u32) -> Result<Status, Failure>
     answer(&Answer { resident, ..Answer::default() })
 }
 
-/// Opens the index of a metadata-only store.
+/// Opens the index of a metadata-only store, and prints the time and the increase of resident
+/// memory.
 ///
 /// # Errors
 /// File system errors and index errors.
@@ -69,7 +71,7 @@ pub fn resident(dir: &Path) -> Result<Status, Failure> {
     answer(&Answer { resident, ..Answer::default() })
 }
 
-/// Probes as a client.
+/// Probes a store as a client, and prints the median time of a probe.
 ///
 /// # Errors
 /// Store errors.
@@ -119,7 +121,7 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
     ask(command, None)
 }
 
-/// Runs a command that answers with one line of JSON.
+/// Runs a command with `input` as its standard input. Returns the answer that it prints as JSON.
 ///
 /// # Errors
 /// If the command cannot be started, fails, or prints another answer.
@@ -127,7 +129,7 @@ pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure
     use std::io::Write;
     let name = command.get_program().to_string_lossy().into_owned();
     let failed =
-        |why: String| Failure::failed(format!("a part of the measurement failed: {why}"), "");
+        |why: String| Failure::failed(format!("a process of the measurement failed: {why}"), "");
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;

@@ -15,7 +15,7 @@ pub struct Report {
     pub page_bytes: u64,
     /// Pages per put and per get.
     pub call_pages: u32,
-    /// Rounds.
+    /// Number of rounds.
     pub runs: u32,
     /// Directory, file system and I/O mode.
     pub machine: Machine,
@@ -38,9 +38,9 @@ pub struct Report {
     pub reopen_cold_ms: Option<f64>,
     /// Time to open only the index of the store of `probe.entries` pages, files in the page cache.
     pub reopen_index_ms: Option<f64>,
-    /// Resident memory of the index per page, in runs of 32.
+    /// Resident memory of the index, in bytes per page, with runs of 32 pages.
     pub memory_bytes_per_page: Option<f64>,
-    /// Resident memory of the index per page, in one-page runs.
+    /// Resident memory of the index, in bytes per page, with runs of one page.
     pub memory_bytes_per_page_single: Option<f64>,
     /// Other figures of resident memory.
     pub memory_more: Option<MemoryMore>,
@@ -67,7 +67,7 @@ pub struct Machine {
     pub io: String,
     /// Why no better I/O mode is used; empty for the best mode.
     pub io_why: String,
-    /// Kind of memory of the buffers.
+    /// Kind of memory pages of the buffers.
     pub buffers: String,
     /// Bytes per operation and operations in flight of the raw writes.
     pub raw_write: Option<Depth>,
@@ -90,7 +90,7 @@ impl From<IoShape> for Depth {
     }
 }
 
-/// Raw limits of the disk and the memory, medians.
+/// Raw limits of the disk and the memory: medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Raw {
     /// Overwriting, `fdatasync` included.
@@ -111,7 +111,7 @@ pub struct Raw {
     pub memory_read_cpu_s_per_gib: f64,
 }
 
-/// Median rate of the store.
+/// Rates of puts or gets of the store: medians of the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Moved {
     /// Payload in GiB per second.
@@ -159,7 +159,7 @@ pub struct EncodedRates {
     pub put_cpu_ratio: f64,
     /// Processor seconds per GiB of get, relative to raw pages.
     pub get_cpu_ratio: f64,
-    /// Pages kept by a store that is too small for all.
+    /// Pages kept by a store that is too small for all pages.
     pub kept: CapacityGain,
 }
 
@@ -183,7 +183,7 @@ pub struct Probe {
     pub p50_us: f64,
     /// 99th percentile of warm probes, from Rust in the owner.
     pub p99_us: f64,
-    /// Median of cold probes, of random sequences.
+    /// Median of cold probes, each for a random sequence, from Rust in the owner.
     pub cold_p50_us: f64,
     /// Median of warm probes of the index alone, without the lookup of the scope.
     pub index_p50_us: f64,

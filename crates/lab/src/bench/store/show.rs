@@ -63,7 +63,7 @@ fn rates(r: &Report) -> Option<String> {
     if let (Some(files), Some(disk), Some(put)) = (r.files, r.bytes_on_disk, r.bytes_put) {
         let segments = put / r.segment_bytes.unwrap_or(1).max(1);
         text += &format!(
-            "\n{files} files (aim: at most {}), {} on disk for {} put: {:.2}",
+            "\n{files} files (target: at most {}), {} on disk for {} put: {:.2}",
             segments + 16,
             bytes(disk),
             bytes(put),
@@ -72,8 +72,8 @@ fn rates(r: &Report) -> Option<String> {
     }
     if let Some(encoded) = &r.encoded {
         text += &format!(
-            "\n{}: {:.3} of the size; to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}; CPU of a \
-             put {:.2}, of a get {:.2}\n{} pages in {} of segments, {} as they come: {:.2}",
+            "\n{}: {:.3} of the size; relative to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}; \
+             CPU of a put {:.2}, of a get {:.2}\n{} encoded pages fit into {} of segments, {} raw pages: {:.2}",
             encoded.codec,
             encoded.size,
             encoded.put_ratio,
@@ -93,7 +93,7 @@ fn rates(r: &Report) -> Option<String> {
 fn index(r: &Report) -> Option<String> {
     let probe = r.probe.as_ref()?;
     let title = format!("index of {} pages", count(probe.entries));
-    let mut out = table(&[&title, "", "to reach"]);
+    let mut out = table(&[&title, "", "target"]);
     let mut row = |name: &str, value: Option<f64>, unit: &str, reach: &str| {
         let shown = match value {
             Some(value) if value < 10.0 => format!("{value:.2} {unit}"),

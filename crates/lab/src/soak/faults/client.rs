@@ -19,8 +19,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// Sequences that a client keeps in the store.
 const LIVE_SEQUENCES: usize = 32;
 /// Assumed maximum number of sequences that a client puts between its last report and its end. The
-/// client's next process numbers its sequences from this number after the last report, and deletes
-/// the sequences in the gap.
+/// numbers of the client's next process begin this far after the last reported number; the process
+/// deletes the sequences in the gap.
 pub const UNREPORTED_MAX: u64 = 2_000;
 /// Rounds between two flushes.
 const FLUSH_EVERY: u64 = 8;
@@ -36,7 +36,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// Works on the store until standard input ends. `number` distinguishes this client's sequences
-/// from others'; the first sequence is `from`.
+/// from other clients' sequences; `from` is the number of its first sequence.
 pub fn run(options: Options, number: u64, from: u64) -> Status {
     let schedule = Schedule::new();
     let state = Arc::new(Mutex::new(State::default()));
@@ -93,14 +93,14 @@ struct Client {
     /// Identity of the store of the soak.
     soak_store: String,
     is_soak_store: bool,
-    /// Sequences put that wait for a flush.
+    /// Numbers of the sequences that are put and not flushed yet.
     put: Vec<u64>,
-    /// Sequences to delete at the next opportunity: sequences that no flush has covered or will
-    /// cover, for example after a failed put or a close, and the oldest sequences beyond
+    /// Numbers of sequences to delete at the next opportunity: those that no flush has covered or
+    /// will cover, for example after a failed put or a close, and the oldest sequences beyond
     /// [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store, which would evict flushed
     /// pages.
     orphans: Vec<u64>,
-    /// Sequences that must be found.
+    /// Numbers of the flushed sequences, which must be found.
     live: VecDeque<u64>,
     pages: Vec<Vec<u8>>,
     expected: Vec<Vec<u8>>,
@@ -306,7 +306,7 @@ impl Client {
             && let Ok(stats) = self.open().and_then(|node| node.store().stats())
         {
             let evicted = stats.catalog.counters.get("evicted_pages").copied().unwrap_or_default();
-            why.push_str(&format!(" ({evicted} pages were evicted since the owner opened)"));
+            why.push_str(&format!(" ({evicted} pages evicted since the owner opened the store)"));
         }
         send(&mut stdout().lock(), &Answer::Checked { lost, why });
     }

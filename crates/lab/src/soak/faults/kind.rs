@@ -102,7 +102,7 @@ impl Cluster<'_> {
     /// Begins a fault.
     ///
     /// # Errors
-    /// If the fault cannot be injected here.
+    /// If the fault cannot be injected on this machine.
     pub fn begin(&mut self, kind: FaultKind) -> Result<Fault, Failure> {
         let owner = self.clients.iter().position(|client| client.reports().state.role == "owner");
         let owner = owner.unwrap_or(0);

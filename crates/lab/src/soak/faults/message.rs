@@ -13,7 +13,7 @@ pub enum Order {
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,
-        /// Numbers of sequences.
+        /// Numbers of the flushed sequences.
         live: Vec<u64>,
     },
     /// Let operations of the file system fail with this error.
@@ -100,7 +100,7 @@ pub fn receive<T: for<'a> Deserialize<'a>>(from: impl BufRead) -> impl Iterator<
     from.lines().map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok())
 }
 
-/// Milliseconds since boot, the same for all processes.
+/// Returns the milliseconds since boot, which are the same in all processes.
 pub fn clock() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 /// Shortest and longest duration of a fault, in milliseconds. While the directory is moved away,
 /// the fault lasts longer if a client does not work on a new store yet.
 const FAULT_MS: (u64, u64) = (300, 4_000);
-/// Deadline for a client to serve again, to work on a new store, or to answer.
+/// Maximum time for a client to serve again, to work on a new store, or to answer a check.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Failed checks in a row after which a sequence counts as lost. One failed check does not suffice,
 /// because the client may be deleting the sequence.
@@ -62,12 +62,12 @@ struct Report {
     rounds: u64,
     bytes: u64,
     wrong_bytes: u64,
-    /// Checks of flushed sequences.
+    /// Number of checks of flushed sequences.
     looked_for: u64,
-    /// Flushed sequences that were not found.
+    /// Number of flushed sequences that were not found.
     lost: u64,
     slowest_recovery: f64,
-    /// Recoveries longer than `--within`.
+    /// Number of recoveries longer than `--within`.
     late: u64,
     /// Seconds of the slowest call of a client.
     slowest_call: f64,
@@ -257,7 +257,8 @@ impl Soak<'_> {
         }
     }
 
-    /// Lets another client read all sequences that a client's flushes have covered.
+    /// Lets another client read all flushed sequences of client `number`. Counts missing sequences
+    /// in `lost`, and sets `trouble`.
     fn check_flushed(&mut self, number: usize) -> Result<(), Failure> {
         let reader = (number + 1) % self.cluster.clients.len();
         let mut missing: Vec<u64> =
@@ -277,7 +278,7 @@ impl Soak<'_> {
                     break checked;
                 }
                 if Instant::now() > until {
-                    self.trouble = format!("client {reader} does not answer");
+                    self.trouble = format!("client {reader} does not answer a check");
                     return Ok(());
                 }
                 std::thread::sleep(POLL_INTERVAL);
@@ -292,14 +293,14 @@ impl Soak<'_> {
         if !missing.is_empty() {
             self.lost += missing.len() as u64;
             self.trouble =
-                format!("flushed and not found: {missing:?} of client {number}: {reason}");
+                format!("flushed sequences {missing:?} of client {number} are lost: {reason}");
         }
         Ok(())
     }
 }
 
 fn show(report: &Report, within: f64) {
-    let mut faults = print::table(&["fault", "times", "served again within"]);
+    let mut faults = print::table(&["fault", "times", "longest recovery"]);
     for outcome in &report.outcomes {
         faults.add_row([
             outcome.kind.text().to_owned(),
@@ -313,18 +314,18 @@ fn show(report: &Report, within: f64) {
         ("time", format!("{:.1} minutes", report.minutes)),
         ("faults", print::count(report.faults)),
         ("rounds of put and get", print::count(report.rounds)),
-        ("moved", print::bytes(report.bytes)),
+        ("put and read", print::bytes(report.bytes)),
         ("wrong bytes", print::count(report.wrong_bytes)),
         ("flushed sequences looked for", print::count(report.looked_for)),
         ("not found", print::count(report.lost)),
-        ("recoveries that took longer than allowed", print::count(report.late)),
-        ("allowed", format!("{within:.0} s")),
+        ("recoveries longer than --within", print::count(report.late)),
+        ("--within", format!("{within:.0} s")),
         ("slowest call", format!("{:.1} s", report.slowest_call)),
     ] {
         table.add_row([what.to_owned(), value]);
     }
     print::print_stdout(&table.to_string());
     if !report.trouble.is_empty() {
-        print::print_stderr(&format!("ended early: {}", report.trouble));
+        print::print_stderr(&format!("the soak failed: {}", report.trouble));
     }
 }

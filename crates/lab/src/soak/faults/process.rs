@@ -23,7 +23,7 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Reports {
     /// State of the current process.
     pub state: State,
-    /// Sequences that must be found.
+    /// Numbers of the flushed sequences, which must be found.
     pub flushed: BTreeSet<u64>,
     /// The last answer to [`Order::Check`], until taken.
     pub checked: Option<(Vec<u64>, String)>,
@@ -39,7 +39,7 @@ pub struct Process<'a> {
     context: &'a Context,
     /// The client's number, which distinguishes its sequences from the sequences of other clients.
     pub number: u64,
-    /// Identity of the store.
+    /// Identity of the store of the soak.
     store: String,
     words: Vec<OsString>,
     log: PathBuf,
@@ -177,7 +177,7 @@ impl<'a> Process<'a> {
         ended
     }
 
-    /// Returns the end of the log.
+    /// Returns the last eight lines of the log.
     pub fn log_tail(&self) -> String {
         let text = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();

@@ -1,5 +1,5 @@
-//! Pages of the clients: keys and bytes follow from the client, the number of the sequence, and the
-//! page.
+//! Pages of the clients: keys and bytes follow from the client's number, the sequence's number, and
+//! the page's position in the sequence.
 
 use super::super::work::fill;
 use ritornello_format::Scope;
@@ -9,7 +9,7 @@ pub const PAGES: usize = 4;
 /// Bytes per page.
 pub const PAGE_BYTES: usize = 64 << 10;
 
-/// Returns the scope of all clients.
+/// Returns the scope of the sequences of all clients.
 pub fn scope() -> Scope {
     Scope::opaque("soak under faults", PAGE_BYTES as u64, true)
 }

@@ -1,5 +1,5 @@
-//! `bench store --steady`: a full store that evicts, against fresh stores in the same run. The
-//! module `report` has its figures.
+//! `bench store --steady`: a full store that evicts, compared with fresh stores in the same run.
+//! The module `report` has the figures.
 
 mod report;
 
@@ -37,12 +37,12 @@ const SET_SHARE: u64 = 16;
 const SEQUENCE_SHARE: u64 = 64;
 /// Sets put into a fresh store: few enough that it evicts nothing.
 const FRESH_SETS: u32 = 8;
-/// Rounds in alternating order; the median counts.
+/// Number of rounds; the report has medians.
 const ROUNDS: u32 = 5;
-/// Pages per get whose latency is measured, and the duration of that measurement.
+/// Maximum pages per get whose latency is measured, and the duration of one measurement.
 const GET_PAGES: u32 = 16;
 const LATENCY_TIME: Duration = Duration::from_secs(4);
-/// Interval at which allocated blocks are counted.
+/// Interval at which the allocated blocks of the full store are counted.
 const SAMPLE_EVERY: Duration = Duration::from_millis(20);
 
 /// Sequences of one page size, and their codec.
@@ -158,7 +158,7 @@ impl Bench {
         let set: u64 = shapes.iter().map(Shape::total).sum();
         if set * u64::from(FRESH_SETS) > capacity / 4 * 3 {
             return Err(Failure::unusable(
-                "the capacity is too small for these pages",
+                "--total is too small for eight sets of pages in a fresh store",
                 "--total 1GiB",
             ));
         }
@@ -228,7 +228,8 @@ impl Bench {
             put(movers, fresh.store(), set)?;
         }
         figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
-        // The number of further sets that fit into the fresh store without an eviction.
+        // Put at most this number of further sets, which fit into the fresh store without an
+        // eviction.
         let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
         let beside = Some(FRESH_SETS);
         let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
@@ -271,7 +272,7 @@ impl Bench {
 
     /// Fills the store, then writes [`CAPACITIES_WRITTEN`] times its capacity. After each set,
     /// touches for each page size one sequence of one of the latest six sets, and one that was
-    /// never put. Returns the last set.
+    /// never put. Returns the number of the last set.
     fn age(&self, store: &Store, movers: &mut Movers, out: &mut Figures) -> Result<u32, Failure> {
         let sets = (self.capacity * (CAPACITIES_WRITTEN + 1)).div_ceil(self.set_bytes()) as u32;
         for set in 0..sets {
@@ -328,18 +329,20 @@ impl Bench {
             });
             stop.store(true, Ordering::Relaxed);
             if let Some(writer) = writer {
-                writer.join().unwrap_or_else(|_| Err(Failure::failed("the writer ended", "")))?;
+                writer
+                    .join()
+                    .unwrap_or_else(|_| Err(Failure::failed("the writer panicked", "")))?;
             }
             read?;
             if times.is_empty() {
-                return Err(Failure::failed("no get hit", "a larger --total"));
+                return Err(Failure::failed("no get found all its pages", "a larger --total"));
             }
             Ok((quantile(&times, 0.99), latest.load(Ordering::Relaxed)))
         })
     }
 }
 
-/// Puts a set of every shape and flushes; returns GiB/s.
+/// Puts the sequences of `set` of every shape and flushes; returns the rate in GiB/s.
 fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
     let (mut bytes, mut seconds) = (0, 0.0);
     for driver in movers {
@@ -352,7 +355,7 @@ fn put(movers: &mut Movers, store: &Store, set: u32) -> Result<f64, Failure> {
     Ok(bytes as f64 / seconds / f64::from(1 << 30))
 }
 
-/// Aligned memory for a few pages.
+/// Gets a few pages into aligned memory.
 struct Reader {
     memory: ritornello_volume::staging::StagingBuffer,
 }

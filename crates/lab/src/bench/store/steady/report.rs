@@ -5,7 +5,7 @@ use ritornello_terminal::print::{bytes, table};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// All figures.
+/// All figures of `bench store --steady`, with pages of one size and of mixed sizes.
 #[derive(Serialize)]
 pub struct Report {
     pub capacity_bytes: u64,

@@ -1,5 +1,5 @@
-//! `bench store --paths`: one store over several directories, against the raw limit of all of them
-//! at the same time.
+//! `bench store --paths`: one store over several directories, compared with the raw limit of all
+//! directories at the same time.
 
 mod raw;
 mod report;
@@ -26,9 +26,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Set of sequences that fill the store before the first round.
+/// Number of the set of sequences that fill the store before the first round.
 const FILL: u32 = 0;
-/// Further bytes that each directory needs: rounding of the raw file, markers, self-tests.
+/// Bytes that each directory needs besides segments and the raw file's share: rounding of the raw
+/// file, and the small files that the store makes in each directory.
 const OTHER_BYTES: u64 = 16 << 20;
 
 /// Measures and prints the report.
@@ -94,7 +95,7 @@ fn capacity(shapes: &[Shape], segment_bytes: u64, directories: u64) -> Result<u6
     capacity_for(segments, segment_bytes, budget.index_bytes)
 }
 
-/// Returns the directories to measure in, which together have room for `needed` bytes.
+/// Returns the directories to measure in, each with room for its share of `needed` bytes.
 fn directories(args: &StoreArgs, needed: u64) -> Result<Vec<PathBuf>, Failure> {
     let share = needed.div_ceil(args.paths.len().max(1) as u64) + OTHER_BYTES;
     let mut by_device: BTreeMap<u64, u64> = BTreeMap::new();
@@ -110,7 +111,7 @@ fn directories(args: &StoreArgs, needed: u64) -> Result<Vec<PathBuf>, Failure> {
         if dirs.contains(&dir) {
             return Err(Failure::unusable(
                 format!("{} is named twice", dir.display()),
-                "each directory once",
+                "--paths with each directory once",
             ));
         }
         dirs.push(dir);
@@ -176,8 +177,8 @@ impl Bench {
         Ok(report)
     }
 
-    /// Measures the raw limits and the calls. Every other round is in the opposite order, so that a
-    /// drift of the disks affects all measurements equally.
+    /// Measures the raw limits, and puts and gets. Every other round is in the opposite order, so
+    /// that a drift of the disks affects all measurements equally.
     fn round(&mut self, round: u32) -> Result<Round, Failure> {
         let is_even = round.is_multiple_of(2);
         let raw_before = if is_even { Some(self.raw()?) } else { None };

@@ -19,8 +19,9 @@ pub enum Direction {
 pub struct RawLimits(Vec<Limit>);
 
 impl RawLimits {
-    /// Preallocates a file in each directory, `bytes` in all. Then finds the fastest operation size
-    /// and number of operations in flight for each directory, while all directories are in use.
+    /// Preallocates a file in each directory, together of `bytes` bytes. Then finds the fastest
+    /// operation size and number of operations in flight for each directory, while all directories
+    /// are in use.
     ///
     /// # Errors
     /// Errors of [`Limit`].
@@ -70,7 +71,7 @@ fn in_parallel<T: Send>(
     thread::scope(|scope| {
         let work = &work;
         let start = |limit| thread::Builder::new().spawn_scoped(scope, move || work(limit));
-        // All threads start before the first is joined.
+        // Collect the threads: all must start before the first is joined.
         let threads = limits.iter_mut().map(start).collect::<Vec<_>>();
         let join = |thread: std::io::Result<thread::ScopedJoinHandle<'_, Result<T>>>| {
             let panicked = |_| Error::fatal("a thread that measured a directory panicked");

@@ -13,11 +13,11 @@ pub struct Report {
     pub shape: String,
     /// Bytes per page.
     pub page_bytes: u64,
-    /// Rounds.
+    /// Number of rounds.
     pub runs: u32,
     /// Maximum bytes per second of each directory; `null` without `--throttle`.
     pub throttle_bytes_per_s: Option<u64>,
-    /// Name of each file system.
+    /// Names of the directories' file systems.
     pub file_system: String,
     /// I/O mode of the store.
     pub io: String,
@@ -35,7 +35,7 @@ pub struct Report {
     pub seconds: f64,
 }
 
-/// Raw limits, medians.
+/// Raw limits of one directory, or of all at the same time: medians of the rounds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RawRates {
     /// The directory; empty for all directories.
