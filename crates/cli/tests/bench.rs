@@ -1,5 +1,5 @@
-//! `bench store`, `bench clients` and `bench table` at their smallest: their output, the clean-up
-//! of the first two, and what `bench store` refuses. No test checks a speed.
+//! `bench store`, `bench clients` and `bench table` with small arguments: their reports, that the
+//! first two leave no files, and arguments that `bench store` refuses. No test checks a speed.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -185,7 +185,7 @@ fn invalid_volumes_are_refused() {
 }
 
 #[test]
-fn missing_space_or_directory_fails_first() {
+fn missing_space_or_directory_is_refused() {
     let dir = scratch();
     let missing = dir.path().join("missing");
     let answer = ritornello(&["bench", "store", "--dir", text(&missing)]);

@@ -1,5 +1,5 @@
-//! `bench adaptive` at its smallest: its output, its clean-up, and what it refuses. No test checks
-//! whether a figure is good.
+//! `bench adaptive` with small arguments: its report, that it leaves no files, and a setting that
+//! it refuses. No test checks whether a figure is good.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

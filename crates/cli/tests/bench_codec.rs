@@ -1,4 +1,4 @@
-//! `bench codec` at its smallest: its output, and the files that it refuses. No test checks whether
+//! `bench codec` on little data: its report, and the files that it refuses. No test checks whether
 //! a rate is good.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

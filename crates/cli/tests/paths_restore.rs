@@ -1,4 +1,4 @@
-//! `paths restore`.
+//! The command `paths restore`, in stores of three directories.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
@@ -113,7 +113,7 @@ fn lost_first_directory_is_restored() {
 }
 
 #[test]
-fn restore_prints_what_is_found_and_what_is_missing() {
+fn restore_prints_salvaged_pages_and_absent_directories() {
     let root = scratch();
     let dirs = ["a", "b", "c"].map(|name| root.path().join(name));
     let node = open(&dirs);
@@ -134,8 +134,8 @@ fn restore_prints_what_is_found_and_what_is_missing() {
     assert!(pages > 0, "{}{}", answer.out, answer.err);
 }
 
-/// The disk of the lost directory comes back. Its manifest still names the directories that the
-/// restored store uses.
+/// The lost first directory returns at another path. Its manifest still names the directories that
+/// the restored store uses.
 #[test]
 fn returned_first_directory_is_not_destroyed() {
     let root = scratch();

@@ -118,8 +118,7 @@ fn serve_opens_store_moved_to_its_path() {
         let mut reopening = event();
         if waits && reopening["event"] == "ready" {
             // The owner closed its store before `serve` noticed the changed path. `serve` has
-            // become the owner of the closed store, and prints a second event when it leaves this
-            // store.
+            // become the owner of that store, and prints `reopening` when it leaves that store.
             reopening = event();
         }
         assert_eq!(reopening["event"], "reopening", "{reopening}");

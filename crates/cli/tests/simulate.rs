@@ -10,7 +10,7 @@ use std::path::Path;
 const CONVERSATION: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../traces/mooncake_conversation.jsonl.gz");
 
-/// Writes a trace of `requests`, each a list of ids.
+/// Writes a trace of `requests`, each a JSON list of block ids.
 fn written(path: &Path, requests: &[&str]) {
     let lines = requests.iter().enumerate().map(|(at, ids)| {
         format!(

@@ -42,7 +42,7 @@ fn index_converts_only_in_unused_store() {
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.err.contains("owns")), (2, true), "{}", answer.err);
     node.close().unwrap();
-    // If `RITORNELLO_TEST_INDEX` names another index, this call converts it to `run`.
+    // If `RITORNELLO_TEST_INDEX` names another index, this call converts the store's index.
     assert_eq!(ritornello(&["convert-index", text(dir.path()), "--to", "run"]).code, 0);
     let answer = ritornello(&["convert-index", text(dir.path()), "--to", "run"]);
     assert_eq!((answer.code, answer.out.contains("`run` already")), (0, true), "{}", answer.err);

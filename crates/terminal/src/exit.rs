@@ -69,7 +69,7 @@ impl Failure {
             // The command found a problem of the store: exit code 1.
             failure.status = Status::Problems;
             failure.advice =
-                "the disk (dmesg): the owner reopens the store automatically".to_owned();
+                "check the disk (dmesg); the owner reopens the store automatically".to_owned();
         }
         failure
     }

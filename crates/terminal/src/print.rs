@@ -39,7 +39,7 @@ pub fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Formats bytes: `1.5 GiB`.
+/// Formats a number of bytes: `1.5 GiB`.
 #[must_use]
 pub fn bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -70,7 +70,7 @@ pub fn count(number: u64) -> String {
     out
 }
 
-/// Formats a share: `12.3 %`.
+/// Formats a share of 1 as a percentage: `12.3 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)

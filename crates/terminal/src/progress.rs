@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// Returns a bar over bytes.
+/// Returns a bar over bytes with the message `what`. Its length is zero until the caller sets it.
 #[must_use]
 pub fn bar(what: &str) -> ProgressBar {
     styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}", what, 0)

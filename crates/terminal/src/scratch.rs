@@ -82,7 +82,10 @@ fn watch_signals() {
         }
     };
     if let Err(error) = watcher.spawn(watch) {
-        tracing::debug!(%error, "no thread to watch signals");
+        tracing::debug!(
+            %error,
+            "no thread to watch signals: a signal leaves temporary directories behind"
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! Values of arguments.
+//! Parsers of argument values.
 
 use ritornello_codec::Codec;
 use ritornello_format::parse_bytes;

@@ -21,7 +21,7 @@ pub fn scratch() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Returns the index that `RITORNELLO_TEST_INDEX` names.
+/// Returns the index that `RITORNELLO_TEST_INDEX` names, or `None` if it is not set.
 pub fn index() -> Option<IndexKind> {
     let word = std::env::var("RITORNELLO_TEST_INDEX").ok()?;
     Some(IndexKind::parse(&word).unwrap())
@@ -69,7 +69,7 @@ pub fn filled(dir: &Path) {
     open_filled(dir).close().unwrap();
 }
 
-/// Returns the number of leading pages available.
+/// Opens the store in `dir`, and returns how many leading pages of [`keys`] it has.
 pub fn probe(dir: &Path) -> usize {
     let node = ritornello_node::open(&Options::new(dir)).unwrap();
     let keys = keys();
