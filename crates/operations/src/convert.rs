@@ -1,4 +1,4 @@
-//! `ritornello convert-index`.
+//! `ritornello convert-index`: converts the index of a store that no process uses.
 
 use clap::Args;
 use ritornello_store::{Conversion, parse_index};
@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 run keeps the index in memory, with a journal and checkpoints on disk; its memory has a ceiling,
 which `ritornello stat` shows. lsm keeps the index in RocksDB, for indexes larger than memory; it
 needs a build with the cargo feature `lsm`. The new index keeps all pages, places, recency and
-retentions. Afterwards open the store with index=\"lsm\" or without naming an index.
+retentions. Afterwards open the store with the new index, such as index=\"lsm\", or without `index`.
 
 The new index is built beside the old index, so the disk holds both until one rename switches to the
-new index. After a kill the store has one complete index: run the command again. Refuses while a
-process owns the store.
+new index. After a kill the store has one complete index: run the command again. The command refuses
+to run while a process owns the store.
 
 Examples:
   ritornello convert-index /nvme/kv --to lsm
@@ -27,7 +27,7 @@ Examples:
 pub struct ConvertArgs {
     /// The store's directory
     pub dir: PathBuf,
-    /// run, lsm, or run with a memory ceiling
+    /// The new index: run, lsm, or run with a memory ceiling, such as run:8GiB
     #[arg(long)]
     pub to: String,
 }
@@ -85,7 +85,7 @@ fn describe(args: &ConvertArgs, c: &Conversion) -> String {
         c.seconds
     );
     if c.runs_dropped > 0 {
-        text += &format!("\n{} runs were inconsistent and are dropped", count(c.runs_dropped));
+        text += &format!("\n{} inconsistent runs were dropped", count(c.runs_dropped));
     }
     text
 }

@@ -1,4 +1,4 @@
-//! `ritornello fsck`.
+//! `ritornello fsck`: reads and verifies every page of a store that no process uses.
 
 use clap::Args;
 use ritornello_store::Verification;

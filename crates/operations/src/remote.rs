@@ -180,7 +180,8 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         bytes(answer.bytes)
     )];
     if let (Some(oldest), Some(youngest)) = (answer.oldest, answer.youngest) {
-        lines.push(format!("written over {} hours", (youngest - oldest) / 3600));
+        lines
+            .push(format!("{} hours between the first and last write", (youngest - oldest) / 3600));
     }
     let unread = match remote.options.form() {
         Form::Sealed => inventory.objects_of(Form::Plain),
@@ -190,13 +191,13 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         lines.push(match remote.options.form() {
             Form::Sealed => {
                 format!(
-                    "{} of them have no seal: engines with a key do not read them",
+                    "{} objects have no seal: engines with a key do not read them",
                     count(unread)
                 )
             }
             Form::Plain => {
                 format!(
-                    "{} of them are sealed: engines without ?key= do not read them",
+                    "{} objects are sealed: engines without ?key= do not read them",
                     count(unread)
                 )
             }
@@ -212,7 +213,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
     }
     if let Some(first) = inventory.unrecognized.first() {
         lines.push(format!(
-            "{} names of no format version, such as {first}",
+            "{} names that belong to no version of the format, such as {first}",
             count(inventory.unrecognized_names)
         ));
     }
@@ -289,7 +290,7 @@ fn check(context: &Context, args: &FsckArgs) -> Result<Status, Failure> {
             None => "add ?key=/FILE to the address to verify seals",
         };
         lines.push(format!(
-            "only checksums were verified of {} objects: {why}",
+            "of {} objects only the checksums were verified: {why}",
             count(found.unauthenticated)
         ));
     }
@@ -366,7 +367,7 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
             count(done.orphans)
         ));
         if done.failed > 0 {
-            print_stdout(&format!("{} could not be removed", count(done.failed)));
+            print_stdout(&format!("{} objects could not be removed", count(done.failed)));
         }
         if done.unreadable > 0 {
             print_stdout(&format!(

@@ -1,4 +1,4 @@
-//! `ritornello paths restore`.
+//! `ritornello paths restore`: restores a store whose first directory is lost.
 
 use clap::Args;
 use ritornello_store::Restored;
@@ -17,8 +17,8 @@ are found by their headers. Every byte is read and verified, so this takes as lo
 disks.
 
 Stop all processes of the store first. Never use the lost directory again if its disk comes back.
-If the command is interrupted, type it again. A policy.toml was in the lost directory: write it
-again.
+If the command is interrupted, type it again. A policy.toml in the lost directory is not restored:
+write it again.
 
 Examples:
   ritornello paths restore /nvme0/kv /nvme1/kv /nvme2/kv

@@ -101,8 +101,8 @@ Examples:
 /// Arguments of `destroy`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Removes the files of the store in all its directories, and no other file. Refuses while a process
-owns the store.
+Removes the files of the store in all its directories, and no other file. The command refuses to run
+while a process owns the store.
 
 Examples:
   ritornello destroy /nvme/kv
@@ -125,7 +125,7 @@ struct Answer<'a> {
     paths: &'a [VolumeStats],
 }
 
-/// Sets the capacity.
+/// Sets the capacity of a store.
 ///
 /// # Errors
 /// If the store cannot be opened, or refuses the capacity.
@@ -133,7 +133,7 @@ pub fn resize(context: &Context, args: &ResizeArgs) -> Result<Status, Failure> {
     change_capacity(context, &args.dir, &CapacityChange::Capacity(args.capacity))
 }
 
-/// Lists, adds, drains, gives up or restores directories.
+/// Lists, adds, drains, gives up or restores directories of a store.
 ///
 /// # Errors
 /// If the store cannot be opened or restored, or the directory cannot be used.
@@ -162,11 +162,11 @@ pub fn paths(context: &Context, args: &PathsArgs) -> Result<Status, Failure> {
 /// or the absolute path if the store does not list it.
 fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
     let manifest = open::manifest(dir)?;
-    let resolve_listed = path.to_str().filter(|given| {
+    let listed = path.to_str().filter(|given| {
         let volumes = manifest.iter().flat_map(|manifest| &manifest.volumes);
         volumes.into_iter().any(|volume| volume.dir == **given)
     });
-    resolve_listed.map_or_else(|| absolute(path), |resolve_listed| Ok(resolve_listed.to_owned()))
+    listed.map_or_else(|| absolute(path), |listed| Ok(listed.to_owned()))
 }
 
 /// Destroys a store. Without `--yes` it asks for a confirmation on the terminal, and refuses if
@@ -233,7 +233,7 @@ fn absolute(path: &Path) -> Result<String, Failure> {
     let path = std::path::absolute(path)?;
     path.to_str()
         .map(str::to_owned)
-        .ok_or_else(|| Failure::unusable("the path is not UTF-8", "another name"))
+        .ok_or_else(|| Failure::unusable("the path is not UTF-8", "a path in UTF-8"))
 }
 
 fn show(context: &Context, node: &Node) -> Result<(), Failure> {

@@ -33,7 +33,7 @@ pub fn run(
 ) -> Result<Status, Failure> {
     let backend = open::remote(address)?.backend;
     let bar = progress::steps(1);
-    bar.set_message("writing, reading, breaking");
+    bar.set_message("checking the backend");
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
     let checks = check_backend(&backend, &format!("ritornello-doctor/{nanos}/"), timeout);
     bar.finish_and_clear();
@@ -52,12 +52,12 @@ pub fn run(
 fn advice(inventory: ritornello_format::Result<Inventory>) -> Vec<String> {
     let Ok(inventory) = inventory else {
         return vec![
-            "the backend cannot list objects: `ritornello remote stat`, `fsck` and `gc` need list and delete"
+            "the backend cannot list objects, as `ritornello remote stat`, `fsck` and `gc` require"
                 .to_owned(),
         ];
     };
     let other = |(version, (objects, _)): (&String, &(u64, u64))| {
-        format!("{objects} objects are of format {version}, which this version does not read")
+        format!("{objects} objects are of format {version}, which this Ritornello does not read")
     };
     inventory.others.iter().map(other).collect()
 }

@@ -20,7 +20,8 @@ pub fn segments(manifest: Option<&Manifest>, capacity: Option<u64>) -> u64 {
         .map_or(0, |budget| u64::from(budget.segments_max))
 }
 
-/// Examines the directories of the store, or of the future store.
+/// Examines the directories of the store that `manifest` describes, or, without a manifest, the
+/// directory `dir` for a store of `capacity` bytes.
 pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Vec<Finding> {
     let dirs: Vec<PathBuf> = match manifest {
         Some(manifest) => manifest.directories(dir),
@@ -49,7 +50,7 @@ pub fn examine(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -
         Err(error) => findings.push(Finding::wrong(
             "I/O",
             error.to_string(),
-            "another directory, or its permissions",
+            "name another directory, or correct the permissions of this directory",
         )),
     }
     for dir in &dirs {
@@ -64,7 +65,10 @@ fn io(report: &IoReport) -> Vec<Finding> {
     let mapped = report.mode == IoMode::Mapped;
     let in_memory = report.file_systems.iter().any(|name| ["tmpfs", "ramfs"].contains(&&**name));
     findings.push(if mapped {
-        Finding::fine("file system", format!("{names}: a host tier, lost at the next boot"))
+        Finding::fine(
+            "file system",
+            format!("{names}: memory of a host tier, lost at the next boot"),
+        )
     } else if report.trusted && in_memory {
         let found = format!("{names}: memory, lost at the next boot");
         Finding::advice("file system", found, "a directory on a disk")
@@ -123,7 +127,7 @@ fn room(dir: &Path, manifest: Option<&Manifest>, capacity: Option<u64>) -> Findi
     let floor = Budget::floor(room.total);
     let usable = room.available.saturating_sub(floor);
     let found = format!(
-        "{} of {} on {}; growth stops when {} are left",
+        "{} of {} free on {}; the store stops growing when {} are left",
         bytes(room.available),
         bytes(room.total),
         dir.display(),

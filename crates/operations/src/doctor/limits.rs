@@ -40,7 +40,7 @@ fn locked_memory() -> Finding {
         None => "unlimited".to_owned(),
         Some(limit) => bytes(limit),
     };
-    Finding::fine("locked memory", format!("{shown} (nothing is locked: information only)"))
+    Finding::fine("locked memory", format!("{shown} (for information: Ritornello locks no memory)"))
 }
 
 fn io_uring() -> Finding {

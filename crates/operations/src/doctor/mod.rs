@@ -1,4 +1,4 @@
-//! `ritornello doctor`.
+//! `ritornello doctor`: a trial of a store and checks of its machine, or checks of a remote.
 
 mod backend;
 mod disk;
@@ -43,7 +43,7 @@ pub struct DoctorArgs {
     /// With --backend: timeout of each check in seconds
     #[arg(long, default_value_t = 120, requires = "backend", value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub timeout: u64,
-    /// Check whether a store of this capacity fits
+    /// With DIR: check whether a store of this capacity fits
     #[arg(long, value_parser = size)]
     pub capacity: Option<u64>,
 }
@@ -72,14 +72,15 @@ pub fn run(context: &Context, args: &DoctorArgs) -> Result<Status, Failure> {
 }
 
 fn directory(context: &Context, args: &DoctorArgs, dir: &Path) -> Result<Status, Failure> {
-    // A directory that is not a store can hold a temporary store for the trial.
+    // A directory without a manifest may hold other files, which `open::manifest` refuses. The
+    // trial makes a temporary store in it.
     let bare = dir.is_dir() && !dir.join("MANIFEST").exists();
     let manifest = if bare { None } else { open::manifest(dir)? };
     let bar = progress::steps(3);
     bar.set_message("examining the disk");
     let mut findings = disk::examine(dir, manifest.as_ref(), args.capacity);
     bar.inc(1);
-    bar.set_message("looking at limits");
+    bar.set_message("examining limits");
     let segments = disk::segments(manifest.as_ref(), args.capacity);
     findings.extend(limits::examine(segments));
     bar.inc(1);

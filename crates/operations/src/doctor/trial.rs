@@ -37,7 +37,8 @@ pub struct Rates {
     pub raw_read_gib_s: Option<f64>,
 }
 
-/// Runs a trial in the store in `dir`, or in a temporary store.
+/// Runs a trial in the store in `dir` if `is_store` is set, otherwise in a temporary store inside
+/// `dir`. Returns the rates and further findings.
 ///
 /// # Errors
 /// Any fault of the store or the disk; the caller reports it as a finding.
@@ -99,16 +100,16 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(cause) = &stats.poisoned {
         let change =
-            "the disk (dmesg): the owner reopens the store when the disk takes writes again";
+            "check the disk (dmesg); the owner reopens the store when the disk takes writes again";
         findings.push(Finding::wrong("store", format!("poisoned: {cause}"), change));
     }
     for reason in &stats.absent_space.reasons {
-        let change = "mount it, or give it up: ritornello paths forget DIR PATH";
+        let change = "mount its disk, or give it up: `ritornello paths forget DIR PATH`";
         findings.push(Finding::wrong("store", format!("degraded: {reason}"), change));
     }
     if stats.quarantined_bytes > 0 {
         let found = format!(
-            "{} hold bytes that failed verification",
+            "{} in quarantine: bytes that failed verification or could not be written",
             ritornello_terminal::print::bytes(stats.quarantined_bytes)
         );
         findings.push(Finding::advice("store", found, "check the disk, then `ritornello fsck`"));
@@ -116,7 +117,8 @@ fn condition(stats: &CatalogStats) -> Vec<Finding> {
     findings
 }
 
-/// Puts, flushes, reads back into other memory, and compares.
+/// Puts `pages` pages, flushes, reads them back into other memory, and compares all bytes. Returns
+/// the rates of writing and reading.
 fn run_trial(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate), Failure> {
     let staging = Staging::new(2 * pages * PAGE)?;
     let none = || Failure::failed("no memory for the trial", "free some memory");

@@ -14,16 +14,16 @@ use std::path::PathBuf;
     after_help = "\
 A trace has one JSON object per line, gzip or plain: timestamp (ms), input_length, output_length
 (tokens), hash_ids (a number for each block of the prompt). Requests are replayed in the order of the
-lines; decreasing times are counted and ignored. A block is identified by its id and all ids before
-it. A hit is a block that is stored with all blocks before it.
+lines; a timestamp below the previous one is reported, and changes nothing. A block is identified by
+its id and all ids before it. A hit is a block that is stored with all blocks before it.
 
-Each policy is the store's own code, called as the store calls it; belady knows the future, and is
-the upper bound. Capacities are shares of the trace's distinct blocks. Hits of the warm-up are not
-counted; all writes are.
+Each policy is the store's own code, called as the store calls it, except belady, which knows all
+future requests and gives an upper bound of the hit rate. Capacities are shares of the footprint: the
+trace's distinct blocks. Hits during the warm-up are not counted, writes are.
 
---generate multi-round-qa: users with a history each ask in rounds, as in LMCache's benchmark.
+--generate multi-round-qa: users, each with a history, ask in rounds, as in LMCache's benchmark.
 --generate ten-stage: after 100 M new tokens, stages with expected hit rates of 0.2 0.3 0.5 0.7 0.5
-0.3 0.1 0.3 0.5 0.7 in a store without bounds.
+0.3 0.1 0.3 0.5 0.7 in a store that evicts nothing.
 
 Examples:
   ritornello simulate traces/mooncake_conversation.jsonl.gz
@@ -49,7 +49,7 @@ pub struct SimulateArgs {
     #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
           value_parser = policy)]
     pub policy: Vec<SimPolicy>,
-    /// Share of the requests whose hits are not counted
+    /// Share of requests, from the first on, whose hits are not counted
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
     /// Replay only a half of the requests, as a separate trace
@@ -116,7 +116,7 @@ pub struct MultiRoundQaArgs {
     /// Variation of the pauses between a user's questions; 0: equal, as in LMCache [default: 0.5]
     #[arg(long)]
     pub jitter: Option<f64>,
-    /// Requests [default: 14000]
+    /// Number of requests [default: 14000]
     #[arg(long)]
     pub requests: Option<u64>,
 }
@@ -175,5 +175,6 @@ fn policy(text: &str) -> Result<SimPolicy, String> {
 
 fn size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
-    if (1..=1 << 30).contains(&bytes) { Ok(bytes) } else { Err("from 1 B to 1 GiB".to_owned()) }
+    let valid = (1..=1 << 30).contains(&bytes);
+    if valid { Ok(bytes) } else { Err("expected a size from 1 B to 1 GiB".to_owned()) }
 }

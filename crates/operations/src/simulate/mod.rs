@@ -1,4 +1,5 @@
-//! `ritornello simulate`.
+//! `ritornello simulate`: replays of request traces through eviction policies, and a model of
+//! prefill.
 
 pub mod args;
 pub mod pipeline;

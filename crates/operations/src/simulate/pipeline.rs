@@ -28,14 +28,15 @@ const ABREAST: usize = 2;
 #[command(after_help = "\
 This is a model: it measures nothing, and every figure it prints carries the word model. Layers are
 computed in turn, each after its part of the prefix was read. The defaults are the published and
-fitted parameters of docs/gpu-model.md; give the rates of a machine for its own figures.
+fitted parameters of docs/gpu-model.md; for the figures of a machine, give the machine's rates.
 
-bubble: the time for which computing waits for reads. crossover: the largest hit rate at which only
-the first layer is waited for. Mean bubble, and cost by the mean TTFT, are over --hit-rate.
+bubble: the time for which computing waits for reads. crossover: the largest hit rate at which
+computing waits for the first layer only. The mean bubble, and the mean TTFT that gives the cost, are
+over the values of --hit-rate.
 
 HBM-DRAM: host memory, layer by layer. disk, CPU copies: computing begins after the last copy.
 disk, layered: through host memory, layer by layer. GPU-issued: the device issues the reads.
-All but GPU-issued pay for host memory, all but HBM-DRAM for disks.
+The cost includes host memory, except of GPU-issued, and disks, except of HBM-DRAM.
 
 Examples:
   ritornello simulate pipeline
@@ -55,19 +56,19 @@ pub struct PipelineArgs {
     #[arg(long, value_delimiter = ',', value_parser = share,
           default_value = "50%,75%,87.5%,93.75%,96.875%,98.4375%")]
     pub hit_rate: Vec<f64>,
-    /// Host memory to device, in GB/s
+    /// Rate from host memory to the device, in GB/s
     #[arg(long, default_value = "50", value_parser = positive)]
     pub link_gbs: f64,
-    /// Reads of the disk that keep it busy, in GB/s
+    /// Rate of disk reads that keep the disk busy, in GB/s
     #[arg(long, default_value = "25.9", value_parser = positive)]
     pub disk_gbs: f64,
-    /// Disk to device with copies that the CPU issues, in GB/s
+    /// Rate from the disk to the device with copies that the CPU issues, in GB/s
     #[arg(long, default_value = "11.9", value_parser = positive)]
     pub copies_gbs: f64,
     /// Computing rate of long prompts, in TFLOP/s
     #[arg(long, default_value = "374", value_parser = positive)]
     pub tflops: f64,
-    /// New tokens at which half of the rate is reached
+    /// Number of new tokens at which half of --tflops is reached
     #[arg(long, default_value = "440", value_parser = half_rate_tokens)]
     pub half_rate_tokens: f64,
     /// Price of the device, in dollars per hour
@@ -82,7 +83,7 @@ pub struct PipelineArgs {
     /// Write a chart of the model's bubble over the hit rate: an SVG file
     #[arg(long, value_name = "FILE", value_parser = picture)]
     pub chart: Option<PathBuf>,
-    /// Compare the model with published figures, with their parameters
+    /// Compare the model with published figures, computed with the parameters of their publications
     #[arg(long, conflicts_with_all = [
         "shape", "tokens", "hit_rate", "link_gbs", "disk_gbs", "copies_gbs", "tflops",
         "half_rate_tokens", "gpu_price", "dram_price", "ssd_price", "chart"])]
@@ -256,7 +257,7 @@ fn tables(answer: &Answer, lengths: &[u64], hit_rates: &[f64]) -> String {
             ms(all)
         ));
     }
-    texts.join("\n\n") + "\n\nEvery figure above is a model's. Nothing was measured."
+    texts.join("\n\n") + "\n\nAll figures above come from the model. Nothing was measured."
 }
 
 fn compared(rows: &[PublishedRow]) -> String {
@@ -268,7 +269,7 @@ fn compared(rows: &[PublishedRow]) -> String {
         let reproduced = if row.reproduced { "yes" } else { "no" };
         out.add_row([row.figure, &number(row.published), &number(row.model), reproduced, row.why]);
     }
-    format!("{out}\nFigures of the column model are a model's. Nothing was measured.")
+    format!("{out}\nFigures in the column `model` come from the model. Nothing was measured.")
 }
 
 fn panels(parameters: &Parameters, lengths: &[u64]) -> Vec<Panel> {
@@ -310,5 +311,5 @@ fn half_rate_tokens(text: &str) -> Result<f64, String> {
 fn within(text: &str, low: f64, high: f64) -> Result<f64, String> {
     let number: Option<f64> = text.trim().parse().ok();
     let number = number.filter(|number| (low..=high).contains(number));
-    number.ok_or_else(|| format!("a number from {low} to {high}"))
+    number.ok_or_else(|| format!("expected a number from {low} to {high}"))
 }

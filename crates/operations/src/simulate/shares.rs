@@ -1,4 +1,4 @@
-//! Shares as arguments.
+//! Parsers of shares, written `5%` or `0.05`.
 
 /// Parses a share above 0 %, up to 100 %.
 pub fn capacity(text: &str) -> Result<f64, String> {
@@ -12,7 +12,8 @@ pub fn capacity(text: &str) -> Result<f64, String> {
 /// Parses a share from 0 % to below 100 %.
 pub fn share(text: &str) -> Result<f64, String> {
     let given = number(text)?;
-    if (0.0..1.0).contains(&given) { Ok(given) } else { Err("from 0% to below 100%".to_owned()) }
+    let valid = (0.0..1.0).contains(&given);
+    if valid { Ok(given) } else { Err("expected a share from 0% to below 100%".to_owned()) }
 }
 
 /// Parses `5%` or `0.05`.
