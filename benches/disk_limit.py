@@ -1,4 +1,4 @@
-"""The limit of a disk: four threads move one preallocated file in direct operations of 1 MiB."""
+"""The limit of a disk: four threads write or read one preallocated file by direct I/O of 1 MiB."""
 
 import os
 from collections.abc import Callable
@@ -14,8 +14,8 @@ Move = Callable[[int, list[memoryview], int], int]
 
 
 class DiskLimit:
-    """A file of `nbytes` bytes. `write`, `write_new` and `read` move all of them from or to
-    `memory`, and return the seconds that this took. `memory` must have `nbytes` bytes, and begin at
+    """A file of `nbytes` bytes. `write`, `write_new` and `read` move all bytes of the file from or
+    to `memory`, and return the duration in seconds. `memory` must have `nbytes` bytes, and begin at
     a multiple of the system's page size.
     """
 
@@ -32,7 +32,7 @@ class DiskLimit:
         return self._timed(os.preadv, memory)
 
     def write_new(self, memory: memoryview) -> float:
-        """Writes to space that the file system has just allocated."""
+        """Creates the file again, and writes to its space, which was just allocated."""
         os.close(self._file)
         self._path.unlink()
         self._file = self._create()

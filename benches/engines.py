@@ -106,7 +106,7 @@ def main() -> int:
     )
     given = parser.parse_args()
     for unknown in set(given.engines) - set(ENGINES):
-        parser.error(f"no benchmark of {unknown}")
+        parser.error(f"no benchmark of {unknown}: choose from {', '.join(ENGINES)}")
     rows = [row for name in given.engines or ENGINES for row in rows_of(name, given.dir)]
     if given.json in (None, "-"):
         print(json.dumps(rows) if given.json else table(rows))

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
-# Replace this folder on the module path: an import of an engine would find files of this folder
-# instead of the package.
+# Replace this folder on the module path: `import sglang` would find the file of this name in this
+# folder instead of the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benches.gpu_cells import copies, correctness, loads, prefill, probe
@@ -29,7 +29,7 @@ from benches.gpu_cells.report import Report
 from benches.gpu_cells.rig import GIB, Rig, Rows
 
 # The cells, in the order in which they run: the most useful first. `link` and `disk` measure the
-# limits with which later cells compare.
+# limits with which later cells compare their rates.
 CELLS: dict[str, Callable[[Rig], Rows]] = {
     "machine": probe.machine,
     "link": probe.link,

@@ -42,8 +42,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-# Replace this folder on the module path: an import of an engine would find files of this folder
-# instead of the package.
+# Replace this folder on the module path: `import sglang` would find the file of this name in this
+# folder instead of the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benches.gpu_cells.report import Report, Rows
@@ -88,7 +88,7 @@ def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows,
     rows, differences = [], []
     for at, answer in enumerate(answers):
         cold, tokens, cached = colds[answer["prompt"]], answer["tokens"], answer["cached"]
-        # All but the last token, which is always computed.
+        # The whole prompt was computed, or found: even then an engine computes the last token.
         whole = cached in (0, tokens - 1)
         alike = [
             other
@@ -148,7 +148,9 @@ def drop_from_page_cache(folder: Path) -> None:
 
 
 def measure(bench: Bench, names: Sequence[str], report: Report, baseline: Baseline) -> list[str]:
-    """Runs engines. Returns the engines that failed, or did not run, and differences."""
+    """Runs engines. Returns a line for each engine that failed or did not run, and for each
+    difference.
+    """
     problems: list[str] = []
     with ExitStack() as stack:
         model = model_writer(bench)
@@ -244,7 +246,7 @@ def main() -> int:
     parser.add_argument(
         "--prompts",
         default="16,16,32",
-        help="lengths of the prompts in thousands of tokens (16,16,32)",
+        help="lengths of the prompts in units of 1024 tokens (default 16,16,32)",
     )
     parser.add_argument("--layers", type=int, help="layers of the model (default 32)")
     parser.add_argument("--tiny", action="store_true")
@@ -265,7 +267,7 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
     names = order(args.engines or list(KINDS), list(report.cells) if baseline.answers else [])
-    # Folders are removed, and engines are stopped, also when this process is told to end.
+    # Exit through the context managers on SIGTERM, so that folders are removed and engines stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with (
         tempfile.TemporaryDirectory(dir=args.dir, prefix="ritornello-") as folder,

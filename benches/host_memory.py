@@ -40,7 +40,8 @@ class Host:
         if kind == "collapsed":
             collapse(fd, size)
         if kind == "huge" and (found := huge_bytes(self._map)) < size - 2 * HUGE:
-            print(f"huge: only {found / MIB:.0f} of {size / MIB:.0f} MiB", file=sys.stderr)
+            told = f"only {found / MIB:.0f} of {size / MIB:.0f} MiB are in huge pages"
+            print(f"huge: {told}", file=sys.stderr)
 
     @property
     def view(self) -> memoryview:
@@ -65,8 +66,8 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 
 def collapse(fd: int, size: int) -> None:
-    """Makes the file's pages huge, through a separate mapping that begins at a multiple of 2 MiB:
-    the kernel requires this alignment, which vLLM's mapping may lack.
+    """Collapses the file's pages into huge pages, through a separate mapping that begins at a
+    multiple of 2 MiB: the kernel requires this alignment, which vLLM's mapping may lack.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -1,4 +1,4 @@
-"""Ritornello against LMCache's own file adapter without the page cache (`fs_native`, O_DIRECT).
+"""Compares Ritornello with LMCache's own file adapter (`fs_native`, O_DIRECT).
 
     build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
 
@@ -59,8 +59,8 @@ from servers.lmcache import adapter_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ALIGN = 4096
-# Bytes of an object, and number of objects of a task. The first task has 16 MiB; the second has
-# 128 MiB, like a long prompt.
+# Bytes of an object, and number of objects that a call moves: 16 MiB in the first shape; 128 MiB,
+# like a long prompt, in the second.
 SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Number of lookups of the same keys in a round, as in LMCache's benchmark.
@@ -68,7 +68,7 @@ LOOKUPS = 10
 # Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
-# The memory of all adapters, and the memory that only the disk's limit uses.
+# Names of LMCache's memory, which all adapters use, and of memory that only `disk` uses.
 L1, HUGE = "L1", "huge pages"
 
 
@@ -195,7 +195,8 @@ def round_of(system: System, number: int, nbytes: int, count: int, buffer: torch
         result = call()
         system.cpu[operation].append(process_time() - busy)
         if result.total_success != result.total_keys:
-            raise SystemExit(f"{system.name}: {operation}: {result.success_counts} of {count}")
+            done = f"{result.success_counts} of {count} objects succeeded"
+            raise SystemExit(f"{system.name}: {operation}: {done}")
         system.seconds[operation] += result.round_durations
     for _ in range(LOOKUPS):
         adapter.submit_unlock(keys)

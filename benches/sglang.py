@@ -1,9 +1,9 @@
-"""Ritornello and SGLang's file backend under SGLang's controller functions:
+"""Compares Ritornello with SGLang's file backend, called by SGLang's controller functions:
 
     build/env/sglang/bin/python benches/sglang.py [--json FILE] [--dir DIR] [--total 1GiB]
 
-Each call moves 128 pages of a real host pool, as SGLang does. The file backend gets
-copies of pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
+Each call moves 128 pages of a real host pool, as SGLang's calls do. The file backend gets copies of
+pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
 Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gib` (seconds of
 processor time per GiB: 1074 divided by it is the MB/s that one idle core allows). Operations:
 
@@ -314,7 +314,7 @@ def main() -> None:
         "--dir", type=Path, default=ROOT / "build", help="a directory on the disk to measure"
     )
     parser.add_argument(
-        "--total", type=bytes_of, default=1 << 30, help="bytes per round, such as 256MiB (1GiB)"
+        "--total", type=bytes_of, default=1 << 30, help="bytes per round (default 1GiB)"
     )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

@@ -1,5 +1,6 @@
-"""Puts to and gets from a store on throttled disks of different rates, call by call: the first put
-gives the disks equal shares, later puts give shares by the rates that the store has measured.
+"""Measures puts to and gets from a store on throttled disks of different rates, call by call: the
+first put gives the disks equal shares, later puts give shares by the rates that the store has
+measured.
 
 Makes loop devices with ext4 and limits them with a cgroup (v1, as root). The devices' files in DIR
 are sparse, and take about the space of the pages that are put:

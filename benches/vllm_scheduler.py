@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Cost of the vLLM connector on the scheduler's thread; its hooks are called as vLLM calls them.
+"""Measures the hooks of the vLLM connector on the scheduler's thread, called as vLLM calls them.
 
     python benches/vllm_scheduler.py [--json] [--tokens 16384] [--block 64] [--dir FOLDER]
 
@@ -90,7 +90,7 @@ class Engine:
         )
 
     def keep(self, hashes: Sequence[bytes]) -> None:
-        """Puts every object of these pages."""
+        """Puts every object of the pages of these hashes."""
         with Store.open(self.folder) as store:
             for of in object_ids(self.identity.groups):
                 scope = self.identity.scope(of)

@@ -1,4 +1,4 @@
-"""vLLM's secondary tiers side by side: ours and vLLM's own `fs`, through the same interface.
+"""Compares secondary tiers of vLLM, `RitornelloTier` and vLLM's own `fs`, by the same interface.
 
     build/env/vllm/bin/python benches/vllm_tier.py --dir build/bench [--json [FILE]]
 
@@ -273,7 +273,7 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--dir", type=Path, default=Path("build/bench"), help="a directory on the disk to test"
+        "--dir", type=Path, default=Path("build/bench"), help="a directory on the disk to measure"
     )
     parser.add_argument("--total", type=int, default=512, help="MiB of chunks in the host tier")
     parser.add_argument(
@@ -287,7 +287,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--systems", default="ritornello,fs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="one JSON object per line, or a FILE"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="print one JSON object per line, or write all rows to FILE",
     )
     return parser.parse_args()
 

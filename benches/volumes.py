@@ -74,7 +74,7 @@ def mebibytes(size: str) -> int:
     """Returns a size such as `2GiB` in MiB."""
     number, unit = size[:-3], size[-3:]
     if not number.isdecimal() or unit not in ("MiB", "GiB"):
-        raise argparse.ArgumentTypeError(f"{size}: a size such as 512MiB or 2GiB")
+        raise argparse.ArgumentTypeError(f"{size}: expected a size such as 512MiB or 2GiB")
     return int(number) << (10 if unit == "GiB" else 0)
 
 

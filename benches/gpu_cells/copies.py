@@ -1,4 +1,6 @@
-"""Copies between slots and blocks: our ways, and what engines do without us."""
+"""Measures copies between pinned slots and blocks on the device: by each way of this project, and
+by PyTorch and Triton alone.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +17,10 @@ WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
 # Moves that are in flight together, so that the time of one launch is hidden.
 MOVES = 4
 ROUNDS = 3
-# Above this number of pieces, one call for each takes too long to measure.
+# Above this number of pieces, one call of torch for each piece takes too long to measure.
 CALLS_MAX = 40_000
 PROGRAMS = 12
-# The measurement concurrent with matrix products has this number of pages in a move, of moves, and
-# of products.
+# Pages of a move, moves, and matrix products of the measurement in which both run concurrently.
 PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 
@@ -34,7 +35,7 @@ class Copy:
 
 
 def ways(rig: Rig) -> Rows:
-    """The rate and the processor time of each way, for page shapes and numbers of pages."""
+    """Returns the rate and the processor time of each way, for page shapes and numbers of pages."""
     rows: Rows = []
     for shape in rig.shapes:
         most = (8 << 20 if rig.emulated else BYTES_MAX) // shape.page
@@ -65,7 +66,7 @@ def _measured(rig: Rig, copy: Copy, nbytes: int) -> Row:
     time.
     """
     rounds = []
-    # The first round includes preparations.
+    # One more round than `ROUNDS`, because the first includes one-time preparations.
     for _ in range(ROUNDS + 1):
         rig.finish()
         with timed() as times:
@@ -95,7 +96,7 @@ def _moves(
 
 
 def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> list[Copy]:
-    """Scatters without this project, from pinned pages of the same layout."""
+    """Returns scatters by PyTorch and Triton alone, from pinned pages of the same layout."""
     host = torch.empty((len(order), shape.layers, shape.piece), dtype=torch.uint8, pin_memory=True)
     index = torch.tensor(order, device=rig.torch_device)
     table = torch.tensor(
@@ -131,8 +132,8 @@ def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> l
 
 
 def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> None:
-    """Pieces from mapped host memory by a Triton kernel: each of 12 programs copies whole pieces in
-    turn, in chunks of up to 8 KiB. vLLM 0.32 copies pieces below 28 KiB in this way.
+    """Copies pieces from mapped host memory with a Triton kernel: each of 12 programs copies whole
+    pieces in turn, in chunks of up to 8 KiB. vLLM 0.32 copies pieces below 28 KiB in this way.
     """
     # Triton exists only where there is a GPU.
     from benches.gpu_cells.triton_copy import copy_pieces
@@ -147,7 +148,7 @@ def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> No
 
 
 def interference(rig: Rig) -> Rows:
-    """The time of matrix products during moves, as a multiple of their time alone."""
+    """Returns the time of matrix products during moves, as a multiple of their time alone."""
     if rig.emulated:
         return []
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -15,7 +15,7 @@ WAYS = ("kernel:2", "kernel:4", "kernel:12", "copies")
 
 
 def separate(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Memory:
-    """A tensor for each layer."""
+    """Returns memory with a tensor for each layer."""
     views = [
         rig.random(blocks * piece, seed * 100 + layer).view(blocks, piece)
         for layer in range(layers)
@@ -24,7 +24,7 @@ def separate(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Memor
 
 
 def planes(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Memory:
-    """A tensor for each layer, which has all keys before all values."""
+    """Returns memory with a tensor for each layer, which has all keys before all values."""
     tensors = [
         rig.random(2 * blocks * piece, seed * 100 + layer).view(2, blocks, piece)
         for layer in range(layers)
@@ -33,7 +33,9 @@ def planes(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Memory:
 
 
 def block_first(rig: Rig, layers: int, piece: int, blocks: int, seed: int) -> Memory:
-    """One tensor in which a block has all layers, and a gap that belongs to no page."""
+    """Returns memory of one tensor, in which a block has all layers and a gap that belongs to no
+    page.
+    """
     gap = 4096
     stride = layers * piece + gap
     tensor = rig.random(blocks * stride, seed).view(blocks, stride)
@@ -44,7 +46,9 @@ LAYOUTS: tuple[Callable[[Rig, int, int, int, int], Memory], ...] = (separate, pl
 
 
 def moves(rig: Rig) -> Rows:
-    """Every layout, piece length, way and direction, with random blocks, for each seed."""
+    """Checks moves of random blocks for every layout, piece length, way, direction and seed.
+    Returns a row for each layout, length and way, with the number of seeds whose moves were wrong.
+    """
     pieces = PIECES[:2] + PIECES[-1:] if rig.emulated else PIECES
     ways = WAYS[1::2] if rig.emulated else WAYS
     seeds = range(2 if rig.emulated else SEEDS)
@@ -72,8 +76,8 @@ def by_layout(rows: Rows) -> Rows:
 
 
 def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
-    """Returns whether one scatter and one gather of random blocks move the right bytes, of a random
-    section, and no others.
+    """Returns whether a scatter and a gather of a random section of random blocks move all bytes of
+    the section correctly, and change no others.
     """
     draw = random.Random(seed)
     pool = rig.pool(memory, way)
@@ -81,7 +85,7 @@ def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
     slots = rig.slots(pool.page_bytes, len(blocks))
     content = bytes_of(slots, len(blocks))
     content.copy_(rig.random(content.numel(), seed + 7).view(content.shape).cpu())
-    # A section is some consecutive spans.
+    # A section is consecutive spans of a page.
     first = draw.randrange(len(memory.views))
     last = draw.randrange(first, len(memory.views)) + 1
     lengths = [view.shape[1] for view in memory.views]
@@ -110,7 +114,7 @@ def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
 
 
 def _views_like(memory: Memory, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The views of `memory`, over copies of its tensors."""
+    """Returns the views of `memory`, over `tensors`, which are copies of its tensors."""
     views = []
     for view in memory.views:
         base = next(

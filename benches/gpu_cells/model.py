@@ -1,5 +1,5 @@
-"""A decoder in plain PyTorch, with random weights and paged keys and values. Attention reads them
-from paged memory, in chunks of the prompt, as engines do.
+"""A decoder in plain PyTorch, with random weights. It computes a prompt in chunks; attention reads
+keys and values from paged memory, as in engines.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SMALL = Dims(2, 64, 128, 4, 2, 16, 256, 512, 128)
 
 
 class Model:
-    """A decoder with paged keys and values: `[blocks, 2, BLOCK, kv_heads, head]` a layer."""
+    """A decoder with paged keys and values: `[blocks, 2, BLOCK, kv_heads, head]` for each layer."""
 
     def __init__(self, dims: Dims, device: torch.device) -> None:
         self.dims = dims
@@ -61,7 +61,7 @@ class Model:
         return turned.to(x.dtype)
 
     def prefill(self, tokens: torch.Tensor, blocks: torch.Tensor, cached: int) -> torch.Tensor:
-        """Computes all tokens after the first `cached`; page `n` of the prompt is block
+        """Computes all tokens after the leading `cached` tokens; page `n` of the prompt is block
         `blocks[n]`. Returns the logits of the last token.
         """
         last = torch.empty(0)

@@ -1,5 +1,5 @@
-"""Time to the logits of the first token, with a part of the prompt in a store. The model has the
-shape of Llama-3-8B and random weights.
+"""Measures the time to the logits of the first token, with a part of the prompt in a store. The
+model has the shape of Llama-3-8B and random weights.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from ritornello import Store
 
 HITS = (0.5, 0.9, 0.98)
 ROUNDS = 3
-# Two prefills that divide a prompt differently into chunks round differently in bfloat16.
+# Maximum relative difference of logits: two prefills that divide a prompt differently into chunks
+# round differently in bfloat16.
 TOLERANCE = 0.05
 
 
@@ -44,7 +45,7 @@ class Prompt:
         return prompt
 
     def computed(self, cached: int) -> tuple[torch.Tensor, float]:
-        """Computes all tokens after the first `cached`. Returns the logits and the seconds."""
+        """Computes all tokens after the leading `cached` tokens. Returns the logits and seconds."""
         with timed() as times:
             logits = self.model.prefill(self.tokens, self.blocks, cached)
             self.pages.rig.finish()
@@ -52,7 +53,9 @@ class Prompt:
 
 
 def times(rig: Rig) -> Rows:
-    """Recomputed prompts, and prompts of which a store in memory or on a disk has a part."""
+    """Returns the times to the first token of a recomputed prompt, and of the same prompt with its
+    beginning in a store in memory or on a disk.
+    """
     prompt = Prompt.compute(rig)
     rows: Rows = [{"hit": 0.0, "place": "recompute", "ttft_s": prompt.seconds}]
     for place in PLACES:

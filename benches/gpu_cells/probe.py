@@ -1,4 +1,4 @@
-"""The machine, and the rates of its link and its disk."""
+"""Describes the machine, and measures the rates of its link and its disk."""
 
 import mmap
 import os
@@ -13,7 +13,7 @@ ROUNDS = 8
 
 
 def machine(rig: Rig) -> Rows:
-    """The device, its driver and memory, pinned memory, and the versions of kernel and torch."""
+    """Returns the device, its driver and memory, pinned memory, and versions of Linux and torch."""
     row: Row = {
         "device": rig.device.describe(),
         "kernel": platform.release(),
@@ -28,7 +28,9 @@ def machine(rig: Rig) -> Rows:
 
 
 def link(rig: Rig) -> Rows:
-    """Large copies from pinned host memory to the device, back, and in both directions together."""
+    """Returns the rates of large copies from pinned host memory to the device, back, and in both
+    directions together.
+    """
     nbytes = (16 << 20) if rig.emulated else GIB
     host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=not rig.emulated) for _ in range(2)]
     there = [rig.random(nbytes, seed) for seed in range(2)]
@@ -54,7 +56,7 @@ def link(rig: Rig) -> Rows:
 
 
 def disk(rig: Rig) -> Rows:
-    """Direct operations of 1 MiB by four threads on one file."""
+    """Returns the rates of direct reads and writes of 1 MiB by four threads on one file."""
     nbytes = (32 << 20) if rig.emulated else 2 * GIB
     limit = DiskLimit(rig.folder / "limit", nbytes)
     with mmap.mmap(-1, nbytes) as memory:

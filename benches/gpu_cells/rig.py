@@ -20,7 +20,7 @@ Rows: TypeAlias = list[Row]
 
 @dataclass(frozen=True)
 class Shape:
-    """KV memory of a model: a page has `layers` pieces of `piece` bytes, one a layer."""
+    """KV memory of a model: a page has `layers` pieces of `piece` bytes, one for each layer."""
 
     name: str
     layers: int
@@ -58,7 +58,7 @@ class Memory:
         return [(v.data_ptr(), v.shape[1], v.stride(0)) for v in self.views]
 
     def pages(self, blocks: Sequence[int]) -> torch.Tensor:
-        """The bytes of pages, one row for each."""
+        """Returns the bytes of the pages in `blocks`, one row for each page."""
         index = torch.tensor(blocks, device=self.views[0].device)
         return torch.cat([view[index] for view in self.views], dim=1)
 
@@ -89,12 +89,12 @@ class Rig:
     def limit(self, name: str) -> float:
         """Returns the measured limit `name` in bytes per second."""
         if name not in self.limits:
-            raise LookupError(f"no limit {name!r}: measure the cells `link` and `disk` before")
+            raise LookupError(f"no limit {name!r}: run the cells `link` and `disk` first")
         return self.limits[name]
 
     def stream(self) -> int | None:
-        """The current CUDA stream of PyTorch. None on an emulated device, which has only its own
-        streams.
+        """Returns the current CUDA stream of PyTorch; None on an emulated device, which has only
+        streams of its own.
         """
         return None if self.emulated else int(torch.cuda.current_stream().cuda_stream)
 
@@ -117,7 +117,7 @@ class Rig:
         return random.view(torch.uint8)[:nbytes]
 
     def memory(self, shape: Shape, blocks: int, seed: int = 1) -> Memory:
-        """One tensor of random bytes for each layer, as vLLM allocates them."""
+        """Returns one tensor of random bytes for each layer, as vLLM allocates KV memory."""
         tensors = [
             self.random(blocks * shape.piece, seed * 1000 + layer).view(blocks, shape.piece)
             for layer in range(shape.layers)
@@ -136,7 +136,7 @@ class Rig:
 
 
 def bytes_of(slots: DeviceSlots, pages: int) -> torch.Tensor:
-    """The memory of slots as a tensor of `[pages, bytes]`."""
+    """Returns the memory of slots as a tensor of `[pages, bytes]`."""
     first, stride = slots.memory
     array = (ctypes.c_uint8 * (stride * pages)).from_address(first)
     whole = torch.frombuffer(array, dtype=torch.uint8).view(pages, stride)

@@ -1,4 +1,4 @@
-"""Runs one engine of vLLM, and asks it for answers.
+"""Runs one engine of vLLM, and sends it prompts.
 
     python3 -P engine.py SPEC
 
@@ -23,7 +23,7 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 ANSWER_TOKENS = 16
-# Stores have ended when no bytes were written for this time.
+# Saves of KV are taken to have ended when no bytes were written for this time.
 QUIET_SECONDS = 2.5
 SETTLE_SECONDS = 60.0
 RESET_SECONDS = 10.0
@@ -80,8 +80,8 @@ class Engine:
         return found
 
     def digests(self, count: int) -> list[int]:
-        """Returns a number for each of the last request's first `count` blocks: a digest of the
-        bytes of all layers.
+        """Returns a digest for each of the leading `count` blocks of the request that ended last:
+        of the block's bytes in all layers.
         """
         torch.cuda.synchronize()
         ids = self.last_blocks[:count]
@@ -103,11 +103,11 @@ class Engine:
         return [] if total is None else total.tolist()
 
     def forget(self) -> None:
-        """Empties the GPU's prefix cache, and overwrites its KV memory with zeros: only bytes that
-        are computed or loaded after this call are right.
+        """Empties the GPU's prefix cache, and overwrites its KV memory with zeros, so that only
+        bytes that are computed or loaded after this call are right.
         """
         deadline = monotonic() + RESET_SECONDS
-        # Blocks stay in use until their stores have ended, which steps notice.
+        # Blocks stay in use until their saves have ended, which vLLM notices in a step.
         while not self.llm.reset_prefix_cache():
             if monotonic() > deadline:
                 raise TimeoutError(f"blocks are still in use after {RESET_SECONDS:.0f} s")
@@ -132,12 +132,12 @@ class Engine:
             "cached": output.num_cached_tokens,
             "ttft": ttft,
             "output": list(output.outputs[0].token_ids),
-            # The block of the last token is computed in steps of different sizes.
+            # Without the block of the last token, which is computed in steps of different sizes.
             "blocks": self.digests((len(prompt) - 1) // block),
         }
 
     def written(self) -> float:
-        """Returns the bytes that were stored."""
+        """Returns the bytes of KV that the connector has saved so far."""
         return sum(
             getattr(metric, "value", 0)
             for metric in self.llm.get_metrics()
@@ -147,12 +147,12 @@ class Engine:
         )
 
     def step(self) -> None:
-        """Lets vLLM begin stores, and notice their ends: both happen in steps only."""
+        """Lets vLLM begin saves, and notice their ends: both happen in steps only."""
         self.ask([[11, 12, 13]], tokens=2)
         sleep(0.1)
 
     def settle(self) -> None:
-        """Waits until stores have ended."""
+        """Waits until saves have ended, at most `SETTLE_SECONDS`."""
         began = changed = monotonic()
         last = -1.0
         while monotonic() - began < SETTLE_SECONDS and monotonic() - changed < QUIET_SECONDS:

@@ -128,7 +128,7 @@ class Bench:
             "max_model_len": self.longest + 256,
             "num_gpu_blocks_override": blocks,
             "gpu_memory_utilization": 0.5,
-            # With this size, vLLM does not size the KV memory by the free memory that it measures.
+            # With this setting, vLLM does not derive the size of KV memory from free memory.
             "kv_cache_memory_bytes": max(1 << 30, (blocks + 48) * self.block_bytes),
             **kind.arguments,
         }

@@ -34,7 +34,7 @@ def parts(config: dict[str, Any]) -> Iterator[Tensors]:
     keys = config["num_key_value_heads"] * config["head_dim"]
     deviation = hidden**-0.5
     ones = torch.ones(hidden, dtype=torch.bfloat16)
-    # A file may not have the same memory twice.
+    # `ones` is cloned, because safetensors refuses tensors of one file that share memory.
     for first in range(0, config["num_hidden_layers"], LAYERS_PER_FILE):
         tensors: Tensors = {}
         for layer in range(first, min(first + LAYERS_PER_FILE, config["num_hidden_layers"])):

@@ -14,7 +14,7 @@ from benches.gpu_vllm_parts.kinds import KINDS, Bench
 
 PARTS = Path(__file__).resolve().parent
 Answer = dict[str, Any]
-# The environment of engines; variables that are set have precedence.
+# The environment of engines; variables of this process's environment have precedence.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Addresses that also a machine without a network has.
+    # Addresses that exist without a network.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -58,7 +58,9 @@ class Process:
             )
 
     def ended(self) -> bool:
-        """Returns whether the process ended. EngineError if it failed, or the budget is spent."""
+        """Returns whether the process ended. Raises EngineError if it failed, or the budget is
+        spent.
+        """
         code = self._process.poll()
         if code:
             raise EngineError(f"{self.name} ended with exit status {code}: read {self.log}")
@@ -108,7 +110,7 @@ class Engine(Process):
         with Path(self._spec["events"]).open() as file:
             while not ended:
                 ended = self.ended()
-                # The last line may still be written.
+                # The last line may still be incomplete.
                 *lines, text = (text + file.read()).split("\n")
                 for line in lines:
                     events.append(json.loads(line))

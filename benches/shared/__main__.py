@@ -1,4 +1,4 @@
-"""Two real engines under the same requests, with and without the tiers that they share.
+"""Measures two real engines under the same requests, with and without the tiers that they share.
 
     make bench-shared                         all set-ups that fit into 30 minutes
     python -m benches.shared --offloading     vLLM's own offloading, with our tier below it
@@ -139,8 +139,8 @@ class Bench:
 
 
 def supported_setups(plan: list[Setup], folder: Path, report: Report) -> list[Setup]:
-    """Returns the set-ups that the engines' connector, or our tier, accepts; records the reasons
-    against all other set-ups.
+    """Returns the set-ups that the engines' connector or `RitornelloTier` accepts; records why it
+    refuses each other set-up.
     """
     somewhere = Place(folder, MEMORY, "s3://bucket/prefix?endpoint=http://127.0.0.1:9000", 1, 1e6)
     configs = [extra_config(setup, somewhere) for setup in plan]
@@ -223,9 +223,9 @@ def main() -> int:
         "--minutes",
         type=float,
         default=MINUTES,
-        help="time limit; further set-ups are skipped (30)",
+        help="time limit in minutes; further set-ups are skipped (default 30)",
     )
-    add("--s3", choices=KINDS, default=KINDS[0], help="S3 server to start (versitygw)")
+    add("--s3", choices=KINDS, default=KINDS[0], help=f"S3 server to start (default {KINDS[0]})")
     add(
         "--setups",
         nargs="+",
@@ -240,7 +240,7 @@ def main() -> int:
         console.print(f"[bold red]nothing was measured:[/bold red] {error}")
         return 2
     except KeyboardInterrupt:
-        console.print("stopped")
+        console.print("interrupted: no report was written")
         return 2
     for why in dict.fromkeys(why for _, why in report.left_out):
         titles = [title for title, of in report.left_out if of == why]

@@ -151,8 +151,8 @@ class Fleet(Started):
         return Speed(mean([r.prompt_tokens / r.ttft_s for r in answered]), mean(gaps))
 
     def multi_round_qa(self, history: int, qps: float) -> Measured:
-        """Runs users of this history length. The users' contexts differ from the contexts of other
-        lengths.
+        """Runs multi-round QA with histories of `history` tokens, whose contents differ from the
+        histories of other lengths.
         """
         scale = self.scale
         return self.measure(
