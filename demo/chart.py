@@ -1,4 +1,4 @@
-"""The chart of the report."""
+"""The chart of the demonstration: times to first token, by length of the prompt."""
 
 from collections.abc import Sequence
 from pathlib import Path

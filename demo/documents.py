@@ -44,7 +44,7 @@ def text(seed: int, characters: int) -> str:
 
 
 def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Prompt]:
-    """Returns `per_length` documents of each length, the shortest first."""
+    """Returns prompts about `per_length` documents of each length, the shortest first."""
     question = tokenize(QUESTION)
     made: list[Prompt] = []
     for length in LENGTHS:

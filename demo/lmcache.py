@@ -25,7 +25,7 @@ def table(cold: dict[int, Asked], warm: dict[int, Asked]) -> Table:
     made = Table("request", "chunks", "found, empty store", "found after the restart", "bytes")
     for number, first in cold.items():
         again = warm[number]
-        same = "the same" if len(first.checksums | again.checksums) == 1 else "others"
+        same = "the same" if len(first.checksums | again.checksums) == 1 else "different"
         made.add_row(str(number), str(first.chunks), str(first.hits), str(again.hits), same)
     return made
 

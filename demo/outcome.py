@@ -10,7 +10,8 @@ from servers.process import ServerError
 
 def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
     """Runs a demonstration, which returns its broken claims. Returns the exit code: 0 if every
-    claim held, 1 if one did not, 2 if a server did not run or the user interrupted it.
+    claim held, 1 if a claim did not, 2 if a server did not run or the user interrupted the
+    demonstration.
     """
     console = Console()
     try:
@@ -19,10 +20,10 @@ def demonstrate(run: Callable[[Console], Sequence[str]]) -> int:
         console.print(f"[bold red]The demonstration did not run:[/bold red] {error}")
         return 2
     except KeyboardInterrupt:
-        console.print("stopped")
+        console.print("interrupted")
         return 2
     for claim in broken:
-        console.print(f"[bold red]not shown:[/bold red] {claim}")
+        console.print(f"[bold red]a claim did not hold:[/bold red] {claim}")
     return 1 if broken else 0
 
 

@@ -1,4 +1,4 @@
-"""The report: rows per length, claims, JSON and the table."""
+"""The report of the demonstration: a row for each length, broken claims, JSON and a table."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Two SGLang processes in succession, the same long prompts: `python -m demo.sglang`.
+"""Runs the demonstration for SGLang: two processes in succession answer the same long prompts.
 
 1. a cold process with Ritornello under its hierarchical cache, on an empty store: every prompt is
-   prefilled and stored; then asked again, served from SGLang's own memory;
+   prefilled and stored; then every prompt is asked again, and served from SGLang's own memory;
 2. a *new* process on the same store: SGLang's memory is empty, the store is not empty. Its
    answers must equal the answers from SGLang's own memory.
 
@@ -72,9 +72,10 @@ def broken_claims(found: Sequence[Row]) -> list[str]:
         where = f"{row.prompt_tokens} tokens"
         whole = (row.prompt_tokens - 1) // PAGE * PAGE
         if row.storage_tokens_warm != whole:
-            broken.append(f"{where}: {row.storage_tokens_warm} came from storage, not {whole}")
+            came = f"{row.storage_tokens_warm} tokens came from storage instead of {whole}"
+            broken.append(f"{where}: {came}")
         if not row.answers_identical:
-            broken.append(f"{where}: answers differ from those out of SGLang's own memory")
+            broken.append(f"{where}: answers differ from the answers from SGLang's own memory")
     return broken
 
 

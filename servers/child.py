@@ -60,7 +60,7 @@ class Child(Popen[str]):
 
 
 def owner_of(store: str | Path, **options: Any) -> Child:
-    """Starts a process that only owns the store."""
+    """Starts a process that owns the store, and does nothing else."""
     child = Child(OWNER, store, json.dumps(options))
     role = child.read()
     assert role == "owner", f"the process does not own the store: {role or 'it ended'}"

@@ -63,7 +63,8 @@ class Engine(Process):
 
     def _answer(self, ttft_s: float, tokens: list[int], wanted: int) -> Answer:
         if len(tokens) != wanted:
-            raise ServerError(f"{self.name}: {len(tokens)} tokens instead of {wanted}")
+            given = f"the answer has {len(tokens)} tokens instead of {wanted}"
+            raise ServerError(f"{self.name}: {given}; see {self.log}")
         return Answer(ttft_s, tuple(tokens))
 
     def _environment(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ def make_model(shape: str, folder: Path, python: Path) -> None:
     engine's environment.
     """
     if not python.exists():
-        raise ServerError(f"there is no engine: make {python.parents[1].name}")
+        raise ServerError(f"{python} does not exist: make {python.parents[1].name}")
     command = [str(python), str(ROOT / "engines/vllm/make_model.py"), shape, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:

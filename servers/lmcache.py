@@ -113,11 +113,10 @@ def broken_claims(cold: dict[int, Asked], warm: dict[int, Asked]) -> list[str]:
     for number, first in cold.items():
         again = warm[number]
         if first.hits:
-            broken.append(f"request {number}: the store was not empty")
+            broken.append(f"request {number}: {first.hits} chunks were found in the empty store")
         if again.hits != again.chunks:
-            broken.append(
-                f"request {number}: {again.hits} of {again.chunks} chunks after a restart"
-            )
+            found = f"{again.hits} of {again.chunks} chunks were found after the restart"
+            broken.append(f"request {number}: {found}")
         if len(first.checksums | again.checksums) != 1:
             broken.append(f"request {number}: the bytes differ from the stored bytes")
     return broken

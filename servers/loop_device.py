@@ -15,7 +15,7 @@ from pathlib import Path
 # without device-mapper.
 BLKIO = Path("/sys/fs/cgroup/blkio")
 WRITES, READS = "blkio.throttle.write_bps_device", "blkio.throttle.read_bps_device"
-# Size of `struct loop_info64` up to the flags, and in total.
+# Fields of `struct loop_info64` up to the flags, and the size of the struct in bytes.
 LOOP_HEAD, LOOP_INFO = struct.Struct("=QQQQQIIII"), 232
 LOOP_SET_STATUS64, LOOP_GET_STATUS64 = 0x4C04, 0x4C05
 
@@ -120,12 +120,12 @@ class Disk:
             self.device = None
 
     def number(self) -> str:
-        """Major and minor number of the device."""
+        """Returns the major and minor number of the device, as MAJOR:MINOR."""
         assert self.device is not None
         return Path("/sys/block", self.device.name, "dev").read_text().strip()
 
     def written(self) -> int:
-        """Bytes that the device has written so far."""
+        """Returns the bytes that have been written to the device."""
         assert self.device is not None
         return 512 * int(Path("/sys/block", self.device.name, "stat").read_text().split()[6])
 
@@ -169,7 +169,7 @@ class Disk:
 
 
 class Throttle:
-    """A cgroup whose processes have a limited rate on each of some devices."""
+    """A cgroup that limits the rates of its processes on each of the devices of `disks`."""
 
     def __init__(self, disks: Sequence[Disk], name: str) -> None:
         self.disks = disks

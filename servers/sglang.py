@@ -68,7 +68,7 @@ class SGLangServer(Engine):
     extra_environment: Mapping[str, str] = field(default_factory=dict)
 
     def generate(self, prompt: list[int], answer_tokens: int) -> Told:
-        """Streams a greedy answer."""
+        """Returns a greedy answer, whose time to the first token is measured on the stream."""
         sampling = {"temperature": 0, "max_new_tokens": answer_tokens, "ignore_eos": True}
         body = {"input_ids": prompt, "sampling_params": sampling, "stream": True}
         began, first = time.perf_counter(), 0.0
