@@ -44,7 +44,8 @@ LIBCLANG := libclang==18.1.1
 # build/wheels is built without features.
 FEATURES := --features ritornello-python/lsm,ritornello-python/emulated
 
-# The wheel, expanded by the shell: there is one, whose name contains the version.
+# Pattern of the wheel's path, which the shell expands. The folder has one wheel, whose name contains
+# the version.
 WHEEL := build/wheels/ritornello-*.whl
 
 # Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for
@@ -98,7 +99,7 @@ ifneq ($(ROCKSDB),source)
 		&& echo "$(ROCKSDB_SHA256)  $(LSM)/librocksdb.so" | sha256sum --check --quiet \
 		&& echo 'export ROCKSDB_LIB_DIR=$(CURDIR)/$(LSM) LD_LIBRARY_PATH=$(CURDIR)/$(LSM)' >> $(LSM)/variables; \
 	else \
-		echo "RocksDB cannot be fetched (that needs mvn and x86-64): cargo will compile it, in tens of minutes" >&2; \
+		echo "RocksDB cannot be fetched (fetching needs mvn and x86-64): cargo will compile it, in tens of minutes" >&2; \
 	fi
 endif
 	mv $(LSM)/variables $@
@@ -118,9 +119,9 @@ $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 		--out build/wheels-lsm --interpreter $(BIN)/python
 	@touch $@
 
-# Its own folder for modules, build/wheels-device/site, comes first on PYTHONPATH, so that it needs no
-# environment of its own. Built after `wheel`: maturin takes the compiled module from cargo's build
-# folder, where the build of another wheel would replace it.
+# The package is also installed into build/wheels-device/site. Its users put this folder first on
+# PYTHONPATH, so the package needs no environment of its own. The wheel is built after `wheel`: maturin
+# takes the compiled module from cargo's build folder, where the build of another wheel would replace it.
 wheel-device: $(STAMPS)/wheel-device ## the package with an emulated GPU, for measurements, in build/wheels-device
 $(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STAMPS)/wheel
 	rm -rf build/wheels-device
@@ -128,8 +129,8 @@ $(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STA
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheels-device/site build/wheels-device/ritornello-*.whl
 	@touch $@
 
-# The package with an emulated GPU, for tests. Its module is compiled as for Rust's tests, which takes
-# seconds after them; the wheel above takes minutes.
+# The package with an emulated GPU, for tests. Its module is compiled with the settings of Rust's tests,
+# which takes seconds after the build of these tests; the wheel above takes minutes.
 emulated: rust-tests
 	. $(LSM)/env && $(CARGO) build --workspace --lib --examples $(FEATURES) --locked --quiet
 	rm -rf build/emulated
@@ -190,10 +191,10 @@ timed-%:
 # it ends.
 run_suites = $(MAKE) --no-print-directory --keep-going --jobs $(1) --output-sync=target $(addprefix timed-,$(2))
 
-# Builds $(1), and then runs the suites $(2) of the core beside the suites $(3) of engines. All is
-# built before, because two suites that run at a time may need the same environment. Three are built
-# at a time, because some fetch while others compile; `rust-tests` is the first, because it takes
-# longest.
+# Builds the targets $(1), and then runs the suites $(2) of the core beside the suites $(3) of engines.
+# All targets are built before the suites run, because two suites that run at a time may need the same
+# environment. Three targets are built at a time, because some fetch while others compile; `rust-tests`
+# is the first, because it takes longest.
 build_and_run = mkdir -p $(STAMPS) && : >$(TIMES); status=0; \
 	$(MAKE) --no-print-directory --keep-going --jobs 3 rust-tests $(1) || status=1; \
 	{ $(call run_suites,1,$(2)); } & core=$$!; \
@@ -243,10 +244,9 @@ test-lsm: $(LSM)/env
 	. $(LSM)/env && RITORNELLO_TEST_INDEX=lsm $(CARGO_TEST) --workspace $(FEATURES) --locked --quiet --no-fail-fast \
 		$(addprefix --test ,$(LSM_TESTS)) -- --skip clients_recover_from_every_fault
 
-# Models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
+# Loom models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
 # release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`. Without LTO the models are built in about six sevenths of
-# the time.
+# meant to be compiled with `--cfg loom`. Without LTO a build takes about six sevenths of the time.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \

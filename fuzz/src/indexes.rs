@@ -26,7 +26,8 @@ pub fn operations() -> Vec<Vec<u8>> {
     vec![all.clone(), all[..30].to_vec()]
 }
 
-/// Accepts every input; panics if two indexes differ.
+/// Applies the operations of an input to all indexes. Returns true, because every input is valid;
+/// panics if two indexes differ.
 pub fn run(bytes: &[u8]) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let disk = SimDisk::new(1 << 28);
