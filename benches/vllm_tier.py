@@ -155,7 +155,7 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step of an engine computes for longer than a lookup takes, so only one step would get
+        # A step of an engine computes for more time than a lookup takes, so only one step would get
         # the answer "retry". The steps of this loop compute nothing, so several steps get this
         # answer. Charge the time of two average steps.
         charged = spent if steps == 1 else spent / steps * 2

@@ -93,8 +93,8 @@ class Rig:
         return self.limits[name]
 
     def stream(self) -> int | None:
-        """Returns the current CUDA stream of PyTorch; None on an emulated device, which has only
-        streams of its own.
+        """Returns the current CUDA stream of PyTorch; None on an emulated device, which does not use
+        PyTorch's streams.
         """
         return None if self.emulated else int(torch.cuda.current_stream().cuda_stream)
 

@@ -176,7 +176,7 @@ class Report:
 
     def check(self) -> None:
         """Adds a message to `broken` for each violation of a fact that holds at any speed: no
-        request fails, answers equal those of the engine alone, and the tested tier has hits.
+        request fails, answers equal the answers of the engine alone, and the tested tier has hits.
         """
         alone = self.reference(ALONE)
         for run in self.runs:

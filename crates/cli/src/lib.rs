@@ -50,7 +50,7 @@ Examples:
 RUST_LOG=info prints more on standard error."
 )]
 struct Cli {
-    /// Print JSON on standard output instead of text: one object (serve: one for each event)
+    /// Print JSON on standard output instead of text: one object (serve: one object per event)
     #[arg(long, global = true)]
     json: bool,
     /// The command.
@@ -67,15 +67,15 @@ enum Command {
     Fsck(FsckArgs),
     /// Own a store for other processes until a signal ends the command
     Serve(ServeArgs),
-    /// Make a store larger or smaller while it is in use
+    /// Change the capacity of a store while the store is in use
     Resize(ResizeArgs),
-    /// List, add or drain the directories of a store while it is in use, or restore a lost one
+    /// List, add or drain directories of a store in use, or restore a lost first directory
     Paths(PathsArgs),
     /// Convert the index of a store that no process uses
     ConvertIndex(ConvertArgs),
     /// Remove a store that no process uses
     Destroy(DestroyArgs),
-    /// Test a directory, and recommend changes to this machine
+    /// Test a directory or a remote, and recommend changes to this machine
     Doctor(DoctorArgs),
     /// Measure the store against the limits of this machine
     Bench(BenchArgs),

@@ -89,13 +89,13 @@ Examples:
 pub struct GcArgs {
     /// The remote's address
     pub address: RemoteAddress,
-    /// Remove objects older than this since their last write or continuation: 30d, 12h, 45m
+    /// Remove objects whose last write or continuation is longer ago than this: 30d, 12h, 45m
     #[arg(long, value_parser = age, required_unless_present = "budget")]
     pub max_age: Option<Duration>,
     /// Remove the oldest objects until at most this number of bytes is left
     #[arg(long, value_parser = size)]
     pub budget: Option<u64>,
-    /// Keep all objects younger than this
+    /// Keep all objects younger than this age
     #[arg(long, default_value = "1h", value_parser = age)]
     pub grace: Duration,
     /// Remove nothing, and print what would be removed
@@ -116,7 +116,7 @@ fn age(text: &str) -> Result<Duration, String> {
     let seconds = unit.zip(number).and_then(|(unit, number)| number.checked_mul(unit));
     seconds
         .map(Duration::from_secs)
-        .ok_or_else(|| "an age is a number and s, m, h or d, as in 30d".to_owned())
+        .ok_or_else(|| "expected a number followed by s, m, h or d, such as 30d".to_owned())
 }
 
 /// Runs the operation.

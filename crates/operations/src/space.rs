@@ -169,7 +169,7 @@ fn resolve_listed(dir: &Path, path: &Path) -> Result<String, Failure> {
     listed.map_or_else(|| absolute(path), |listed| Ok(listed.to_owned()))
 }
 
-/// Destroys a store. Without `--yes` it asks for a confirmation on the terminal, and refuses if
+/// Destroys a store. Without `--yes`, asks for a confirmation on the terminal, and refuses if
 /// standard input is not a terminal.
 ///
 /// # Errors

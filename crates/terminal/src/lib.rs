@@ -24,7 +24,7 @@ use std::path::PathBuf;
 /// Context of every command.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Print one JSON object instead of tables.
+    /// Whether to print JSON instead of text.
     pub json: bool,
     /// Path of a Python interpreter, for measurements that need one.
     pub python: Option<PathBuf>,

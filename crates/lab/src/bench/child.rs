@@ -7,7 +7,7 @@ use std::process::Command;
 /// Returns the command line that starts this program, up to the name of a part.
 ///
 /// # Errors
-/// If the program does not know its path.
+/// If the path of this program is unknown.
 pub fn self_command(context: &Context) -> Result<Command, Failure> {
     let Some((program, first)) = context.self_command.split_first() else {
         return Err(Failure::failed(

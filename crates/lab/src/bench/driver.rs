@@ -15,7 +15,7 @@ use std::time::Instant;
 /// Maximum bytes of a window, unless one sequence is longer. A window is the sequences that are in
 /// memory together; contents are made and checked between the timed calls on two windows.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
-/// Divisor of the available memory: the quotient limits a window in the same way.
+/// Divisor of the available memory: the quotient is a second maximum of a window's bytes.
 const MEMORY_SHARE: u64 = 4;
 
 /// Memory for a window of sequences, in huge pages where the machine has them, and the contents of

@@ -57,7 +57,7 @@ impl Peer {
         Ok(Self { child, input, ready, counts, listener })
     }
 
-    /// Waits until the child has opened the store. Returns whether it did in time.
+    /// Waits until the child has opened the store. Returns whether it did so within `timeout`.
     pub fn wait_ready(&mut self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         while !self.ready.load(Ordering::Acquire) {
@@ -75,7 +75,8 @@ impl Peer {
         let _ = self.child.wait();
     }
 
-    /// Lets the child close the store and end. Returns whether it succeeded in time.
+    /// Lets the child close the store and end. Returns whether the child ended successfully within
+    /// `timeout`.
     pub fn finish(&mut self, timeout: Duration) -> bool {
         drop(self.input.take());
         let until = Instant::now() + timeout;

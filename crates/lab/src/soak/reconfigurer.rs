@@ -57,7 +57,7 @@ impl Reconfigurer {
         Ok(Self { stop, thread })
     }
 
-    /// Ends the thread. Returns whether it ended within `timeout`.
+    /// Stops the thread. Returns whether the thread ended within `timeout`, without a panic.
     #[must_use]
     pub fn stop(self, timeout: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);

@@ -192,8 +192,8 @@ impl Worker {
         self.random % bound
     }
 
-    /// Picks a sequence and some of its leading pages. Half of the picks are among a sixteenth of
-    /// the sequences.
+    /// Returns the position of a random scope in [`scopes`], and the keys of leading pages of a
+    /// random sequence. Half of the picks are among a sixteenth of the sequences.
     fn pick(&mut self) -> (usize, Vec<[u8; 24]>) {
         let at = self.random_below(PAGE_BYTES.len() as u64) as usize;
         let few = self.random_below(2) == 0;

@@ -1,4 +1,4 @@
-//! The file system of a store, and its I/O mode.
+//! Findings about the file systems, the I/O mode and the free space of a store.
 
 use super::finding::Finding;
 use ritornello_format::Manifest;

@@ -51,7 +51,7 @@ pub struct DoctorArgs {
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Whether nothing is wrong; advice is allowed.
+    /// Whether no finding is a fault; advice is allowed.
     healthy: bool,
     findings: &'a [Finding],
     /// Figures of the trial, if it ran to its end.

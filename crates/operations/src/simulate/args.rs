@@ -49,13 +49,13 @@ pub struct SimulateArgs {
     #[arg(long, value_delimiter = ',', default_value = "adaptive,lru,arc,2q,s3fifo,belady",
           value_parser = policy)]
     pub policy: Vec<SimPolicy>,
-    /// Share of requests, from the first on, whose hits are not counted
+    /// Share of the trace's requests, from its beginning, whose hits are not counted
     #[arg(long, default_value = "20%", value_parser = share)]
     pub warm_up: f64,
     /// Replay only a half of the requests, as a separate trace
     #[arg(long, value_enum, default_value = "whole")]
     pub half: HalfName,
-    /// Skip broken lines and report them, instead of stopping at the first
+    /// Skip broken lines and report them, instead of stopping at the first broken line
     #[arg(long)]
     pub skip_broken: bool,
     /// Write a chart of hit rate over capacity: an SVG file
@@ -67,16 +67,16 @@ pub struct SimulateArgs {
     /// Bytes per token: the default is Llama-3-8B in bfloat16
     #[arg(long, default_value = "128KiB", value_parser = size)]
     pub token_bytes: u64,
-    /// Replay a workload generated from the numbers below
+    /// Replay workloads generated from the parameters below
     #[arg(long, value_delimiter = ',', value_enum)]
     pub generate: Vec<Workload>,
     /// Seed of generated workloads
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Numbers of the workload `multi-round-qa`.
+    /// Parameters of the workload `multi-round-qa`.
     #[command(flatten)]
     pub multi_round_qa: MultiRoundQaArgs,
-    /// Numbers of the workload `ten-stage`.
+    /// Parameters of the workload `ten-stage`.
     #[command(flatten)]
     pub ten_stage: TenStageArgs,
 }

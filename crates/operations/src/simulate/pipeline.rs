@@ -143,7 +143,7 @@ struct Comparison {
     published: Vec<PublishedRow>,
 }
 
-/// Computes the model and prints it.
+/// Computes the figures of the model and prints them.
 ///
 /// # Errors
 /// `Failed` if the chart cannot be written.

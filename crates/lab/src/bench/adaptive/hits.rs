@@ -1,6 +1,6 @@
 //! Hit rates of three ways to keep pages in the same number of bytes: in the store, in one file per
-//! page, and in memory that a restart empties. Each is a replay of the same requests, without an
-//! index.
+//! page, and in memory that a restart empties. Each hit rate comes from a replay of the same
+//! requests, without an index.
 
 use super::args::AdaptiveArgs;
 use super::report::HitRate;

@@ -65,7 +65,7 @@ impl From<Rate> for Transferred {
     }
 }
 
-/// Runs the client: opens the store of the parent process and executes its commands.
+/// Runs the client: opens the store of the parent process, and executes the parent's commands.
 ///
 /// # Errors
 /// Store errors; I/O errors of standard input; `Unusable` for an unknown command.

@@ -1,4 +1,4 @@
-//! `ritornello bench clients`: rates and latencies of a client, compared with those of the owner.
+//! `ritornello bench clients`: rates and latencies of a client, compared with the owner's.
 //!
 //! | module | contents |
 //! |---|---|
@@ -81,7 +81,7 @@ const BUSY_SET: u32 = 1000;
 /// If space is missing, a call or a process fails, or wrong bytes are read.
 pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
     let shape = data(args.page_bytes, args.total);
-    // Space for all sets of data, the sets of busy clients, and the short pages.
+    // Space for all sets of data, the sets of busy clients, and the small pages.
     let sets = 2 * args.runs + args.clients + 1;
     let all = Shape { sequences: shape.sequences * sets, ..shape.clone() };
     let segment_bytes = args.segment_bytes.unwrap_or(SEGMENT_BYTES);

@@ -1,4 +1,4 @@
-//! The figures and their table.
+//! The figures of `bench clients`, and their tables.
 
 use super::client::{Latencies, Latency};
 use crate::bench::quantile::quantile;

@@ -1,5 +1,5 @@
-//! A reader of `safetensors` files: a length, a JSON object of names, formats, shapes and
-//! positions, then the numbers.
+//! A reader of `safetensors` files: the length of a header, the header (a JSON object with the
+//! name, format, shape and position of each tensor), and the numbers of the tensors.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub struct Tensors<'a>(BTreeMap<String, Tensor<'a>>);
 pub struct Tensor<'a> {
     /// Number format: `BF16`, `F16`, ...
     pub dtype: String,
-    /// Lengths of the dimensions, slowest first.
+    /// Lengths of the dimensions; the last dimension is contiguous in memory.
     pub shape: Vec<usize>,
     /// The numbers, little-endian.
     pub bytes: &'a [u8],
@@ -27,7 +27,7 @@ struct Entry {
 }
 
 impl<'a> Tensors<'a> {
-    /// Parses a file's bytes; `None` if they are not a valid file.
+    /// Parses the bytes of a file; `None` if the file is not a valid safetensors file.
     pub fn read(file: &'a [u8]) -> Option<Self> {
         let (length, rest) = file.split_first_chunk::<8>()?;
         let (header, data) =
@@ -42,13 +42,13 @@ impl<'a> Tensors<'a> {
         Some(Self(tensors.collect::<Option<_>>()?))
     }
 
-    /// Returns all names in order.
+    /// Returns the names of all tensors, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Returns the tensor `name`, if it has three dimensions, none of them zero, and two-byte
-    /// numbers.
+    /// Returns the tensor `name` and its shape; `None` if the tensor is missing, has not three
+    /// dimensions, has no numbers, or its numbers have not two bytes.
     pub fn cube(&self, name: &str) -> Option<(&Tensor<'a>, [usize; 3])> {
         let tensor = self.0.get(name)?;
         let shape: [usize; 3] = tensor.shape.as_slice().try_into().ok()?;

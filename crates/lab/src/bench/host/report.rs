@@ -1,4 +1,4 @@
-//! The figures and their tables.
+//! The figures of `bench host`, and their table.
 
 use crate::bench::quantile::quantile;
 use ritornello_terminal::print::{bytes, table};

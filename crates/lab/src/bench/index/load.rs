@@ -31,9 +31,9 @@ const PROMPT: usize = 16;
 pub enum Workload {
     /// Sequences in runs of 32 pages; four at a time share their first half
     Chains,
-    /// The same sequences as an engine's events bring them: runs of 1 to 8 pages
+    /// The same sequences in runs of 1 to 8 pages, as events of engines report pages
     KvEvents,
-    /// Requests that offer 20 pages each, of which the first 16 are the same for all
+    /// Requests that put 20 pages each, of which the first 16 are the same for all requests
     OnePrompt,
     /// The ten-stage trace of `simulate --generate ten-stage`, scaled to the number of entries
     TenStage,
@@ -108,8 +108,8 @@ impl Load {
         &self.stages
     }
 
-    /// Returns a number of leading sequences whose pages are all among the `entries` inserted
-    /// pages: the largest such number, or slightly fewer, but at least one.
+    /// Returns how many leading sequences are inserted completely once `entries` pages are
+    /// inserted, or a slightly smaller number; at least one.
     #[must_use]
     pub fn whole(&self) -> u64 {
         let Some((trace, known)) = &self.trace else {

@@ -133,8 +133,8 @@ impl Answer {
 fn open(spec: &IndexSpec, run_pages: u32) -> Result<Box<dyn PrefixIndex>, Failure> {
     let runs = spec.entries.div_ceil(u64::from(run_pages)) + 1;
     let metadata_bytes_max = match spec.backend {
-        // Half as much again as the runs need: the churn inserts a sequence before it removes runs
-        // of an old sequence.
+        // One and a half times the bytes that the runs need, because the churn inserts a sequence
+        // before it removes runs of an old sequence.
         Backend::Run => RunOptions::metadata_bytes_for(runs, run_pages, 1) * 3 / 2,
         _ => 1 << 50,
     };
@@ -328,7 +328,7 @@ fn resident() -> Result<i64, Failure> {
 /// Returns the bytes that this process wrote to storage, dirty pages included.
 ///
 /// # Errors
-/// If the kernel does not count them.
+/// If the kernel does not count these bytes.
 pub fn written() -> Result<u64, Failure> {
     let text = std::fs::read_to_string("/proc/self/io")?;
     let field = |name: &str| {

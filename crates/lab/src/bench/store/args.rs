@@ -90,27 +90,27 @@ pub struct StoreArgs {
     /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Codec of pages: split, zstd, int8 or int4. A store of raw pages is measured in the same
-    /// rounds
+    /// Codec of pages: raw, split, zstd, int8 or int4. With a codec other than raw, a store of raw
+    /// pages is measured in the same rounds
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
-    /// Measure a full store that evicts against a fresh store, with a capacity of --total
+    /// Compare a full store that evicts with fresh stores, each with a capacity of --total
     #[arg(long, conflicts_with_all = ["only", "runs", "shape", "page_tokens", "codec"])]
     pub steady: bool,
-    /// The only part to measure
+    /// Measure only this part
     #[arg(long, value_enum)]
     pub only: Option<Part>,
-    /// Pages in the probed index
+    /// Number of pages in the probed index
     #[arg(long, default_value_t = 1_000_000,
           value_parser = clap::value_parser!(u64).range(256..=100_000_000))]
     pub entries: u64,
     /// An interpreter that has the ritornello package, for the probe from Python
     #[arg(long)]
     pub python: Option<PathBuf>,
-    /// Custom shape: layers
+    /// Custom shape: number of layers
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub layers: Option<u32>,
-    /// Custom shape: KV heads
+    /// Custom shape: number of KV heads
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub kv_heads: Option<u32>,
     /// Custom shape: numbers per head
@@ -119,7 +119,7 @@ pub struct StoreArgs {
     /// Custom shape: number format
     #[arg(long)]
     pub dtype: Option<String>,
-    /// Custom shape: bytes per page, instead of the above
+    /// Custom shape: bytes per page, instead of layers, heads, numbers and format
     #[arg(long, value_parser = size,
           conflicts_with_all = ["layers", "kv_heads", "head_dim", "dtype"])]
     pub page_bytes: Option<u64>,
@@ -154,7 +154,7 @@ pub enum ShapeName {
     /// 24 layers, 2 KV heads of 64, bfloat16: 192 KiB at 16 tokens
     #[value(name = "qwen2.5-0.5b")]
     Qwen25,
-    /// Dimensions from the other options
+    /// Dimensions from --layers, --kv-heads, --head-dim and --dtype, or --page-bytes
     Custom,
 }
 

@@ -14,7 +14,7 @@ use std::path::Path;
 /// Raw bytes put, divided by the store's capacity: large enough that not all pages fit, even if a
 /// codec shortens them to a third.
 const CAPACITY_SHARE: u64 = 4;
-/// Minimum number of puts that fit into the store, so that it evicts gradually.
+/// Minimum number of puts that fit into the store, so that the store evicts gradually.
 const PUTS_MIN: u64 = 8;
 /// Approximate number of segments, so that the unused end of a segment is a small part of the
 /// store.

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `args` | command-line arguments |
 //! | `data` | writes and reads, compared with the raw disk |
-//! | `capacity_gain` | pages kept by a store that is too small for all |
+//! | `capacity_gain` | pages kept by a store that is too small for all pages |
 //! | `metadata` | probes, restart and memory, without payload |
 //! | `metadata_store` | the store of `metadata` |
 //! | `part` | the work of a separate process |

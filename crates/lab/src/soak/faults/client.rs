@@ -16,7 +16,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Sequences that a client keeps in the store.
+/// Number of flushed sequences that a client keeps in the store.
 const LIVE_SEQUENCES: usize = 32;
 /// Assumed maximum number of sequences that a client puts between its last report and its end. The
 /// numbers of the client's next process begin this far after the last reported number; the process
@@ -95,8 +95,8 @@ struct Client {
     is_soak_store: bool,
     /// Numbers of the sequences that are put and not flushed yet.
     put: Vec<u64>,
-    /// Numbers of sequences to delete at the next opportunity: those that no flush has covered or
-    /// will cover, for example after a failed put or a close, and the oldest sequences beyond
+    /// Numbers of sequences to delete at the next opportunity: sequences that no flush has covered
+    /// or will cover, for example after a failed put or a close, and the oldest sequences beyond
     /// [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store, which would evict flushed
     /// pages.
     orphans: Vec<u64>,
@@ -108,8 +108,8 @@ struct Client {
 
 impl Client {
     fn work(&mut self, orders: &Receiver<Order>) {
-        // The first order is `Order::Adopt`. It must be executed before the first put, because it
-        // would delete the pages of that put.
+        // The first order is `Order::Adopt`. The client executes this order before its first put,
+        // whose pages the order would otherwise delete.
         let Ok(adopt) = orders.recv() else { return };
         self.execute(adopt);
         loop {
@@ -343,7 +343,7 @@ impl Client {
     }
 
     /// Closes the store. Marks unflushed puts as orphans, because a flush after the next opening
-    /// does not cover them.
+    /// does not cover these puts.
     fn close(&mut self) {
         self.orphans.append(&mut self.put);
         if let Some(node) = self.node.take()

@@ -30,7 +30,7 @@ impl ForeignOwner {
     /// Takes the directory of a store that no process has open.
     ///
     /// # Errors
-    /// If a process has it open, or its files cannot be created.
+    /// If a process has the store open, or the lock or the socket cannot be opened.
     pub fn take(dir: &Path) -> Result<Self, Failure> {
         let lock = OpenOptions::new().read(true).write(true).open(dir.join("LOCK"))?;
         fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)

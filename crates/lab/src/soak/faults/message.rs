@@ -8,8 +8,8 @@ use std::io::{BufRead, Write};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Order {
     /// Continue the work of an earlier process of this client, whose sequences `live` are in the
-    /// store of the soak. The store may also have sequences that the earlier process did not
-    /// report: delete them.
+    /// store of the soak. Delete the sequences in the store that the earlier process did not
+    /// report.
     Adopt {
         /// Identity of the store. Sequences put into another store are not checked.
         store: String,

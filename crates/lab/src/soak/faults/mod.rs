@@ -175,7 +175,7 @@ struct Soak<'a> {
     random: u64,
     looked_for: u64,
     lost: u64,
-    /// Why the soak must end; empty if it continues.
+    /// Why the soak must end; empty while the soak continues.
     trouble: String,
 }
 

@@ -159,7 +159,8 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// Lets the process close the store and end. Returns whether it did within `timeout`.
+    /// Lets the process close the store and end. Returns whether the process ended successfully
+    /// within `timeout`.
     pub fn finish(&mut self, timeout: Duration) -> bool {
         let Some(Running { mut child, input, listener }) = self.running.take() else { return true };
         drop(input);

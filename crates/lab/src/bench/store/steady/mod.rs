@@ -35,7 +35,7 @@ const SET_SHARE: u64 = 16;
 /// Divisor of the capacity: the quotient is the maximum bytes of a sequence. In a production store
 /// a sequence takes a thousandth of the capacity or less.
 const SEQUENCE_SHARE: u64 = 64;
-/// Sets put into a fresh store: few enough that it evicts nothing.
+/// Number of sets put into a fresh store: few enough that the store evicts nothing.
 const FRESH_SETS: u32 = 8;
 /// Number of rounds; the report has medians.
 const ROUNDS: u32 = 5;
