@@ -54,7 +54,9 @@ SHM = Path("/dev/shm")
 
 
 class Baseline:
-    """The answers of `none` in `FILE`: other engines are compared with them."""
+    """The answers of the engine `none`, kept in `file`. Answers of other engines are compared with
+    these answers.
+    """
 
     def __init__(self, file: Path, run: dict[str, Any]) -> None:
         self._file, self._run = file, run
@@ -81,8 +83,8 @@ class Baseline:
 
 
 def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows, list[str]]:
-    """Returns the rows of an engine, and its differences. `own`: answers are compared with earlier
-    answers of the same engine.
+    """Returns the report's rows of an engine, and a line for each difference from `none`. `own`:
+    answers are compared with earlier answers of the same engine instead.
     """
     colds = {answer["prompt"]: answer for answer in none if answer["pass"] == "cold"}
     rows, differences = [], []
@@ -175,7 +177,7 @@ def measure(bench: Bench, names: Sequence[str], report: Report, baseline: Baseli
 
 
 def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline) -> list[str]:
-    """Runs an engine, and adds its rows to the report. Returns its differences."""
+    """Runs an engine, and adds its rows to the report. Returns a line for each difference."""
     name = engine.name
     kind, began, old = KINDS[name], monotonic(), set(SHM.glob("vllm_offload_*"))
     if name != "none" and not baseline.answers:

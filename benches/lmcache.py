@@ -65,7 +65,7 @@ SHAPES = ((256 * KIB, 64), (8 * MIB, 16))
 FULL = "ritornello, full"
 # Number of lookups of the same keys in a round, as in LMCache's benchmark.
 LOOKUPS = 10
-# Capacity of each store, and bytes that are put into `ritornello, full` before it is measured.
+# Capacity of each store, and bytes that are put into `ritornello, full` before the measurement.
 CAPACITY, FILLING = "4GiB", 5 << 30
 OPERATIONS = ("put", "lookup", "load")
 # Names of LMCache's memory, which all adapters use, and of memory that only `disk` uses.
@@ -228,7 +228,7 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
         for operation in OPERATIONS:
             if not system.seconds[operation]:
                 continue
-            # The first round is not counted, because it creates files and scopes.
+            # Leave out the first round, which creates files and scopes.
             warm_up = LOOKUPS if operation == "lookup" else 1
             median = statistics.median(system.seconds[operation][warm_up:])
             moves = operation != "lookup"

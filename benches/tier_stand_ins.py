@@ -51,7 +51,7 @@ def spec_of(settings: dict[str, Any]) -> Any:
 
 
 def engine_of(settings: dict[str, Any]) -> Any:
-    """Returns the part of vLLM's configuration that our tier uses."""
+    """Returns the part of vLLM's configuration that `RitornelloTier` uses."""
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(kv_connector_extra_config=settings),
         model_config=SimpleNamespace(
@@ -72,4 +72,4 @@ def engine_of(settings: dict[str, Any]) -> Any:
 
 
 class FullAttentionSpec:
-    """Has the name of a class of vLLM, because our tier recognises that class by its name."""
+    """Stands in for a class of vLLM that `RitornelloTier` recognises by this name."""

@@ -61,7 +61,7 @@ MODELS: dict[str, dict[str, int]] = {
 
 
 class Engine:
-    """The part of vLLM's scheduler that its connector uses."""
+    """The part of vLLM's scheduler that the connector uses."""
 
     def __init__(self, identity: Identity, folder: str, tokens: int) -> None:
         meter = StepMeter()

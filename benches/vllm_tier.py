@@ -11,8 +11,8 @@ move bytes use the cores. `disk` is the limit in the same rounds: four threads m
 of bytes of one file in operations of 1 MiB, from and into the host tier's memory.
 
 `--memory` is the memory of the host tier: `shm` (vLLM's own: a file in /dev/shm, in pages of 4 KiB;
-on some disks our tier loads chunks through the store's staging memory), `in_place` (as `shm`, but
-never through staging), `collapsed` (as `in_place`; then the kernel makes the file's pages huge),
+on some disks `RitornelloTier` loads chunks through the store's staging memory), `in_place` (as
+`shm`, but never through staging), `collapsed` (as `in_place`, but the file's pages are huge pages),
 `huge` (anonymous memory in huge pages, which a host tier could use).
 """
 
@@ -48,7 +48,7 @@ from benches.tier_stand_ins import (
 from servers.child import owner_of
 
 MIB = 1 << 20
-# Number of chunks of one store or load request, and number of keys of one lookup.
+# Number of chunks of one store job or load job, and number of keys of one request's lookups.
 JOB_CHUNKS = 16
 LOOKUP_KEYS = 256
 
@@ -135,7 +135,7 @@ class Bench:
         }
 
     def lookup(self, tier: Any, keys: list[bytes]) -> dict[str, float]:
-        """Looks up all keys in one request: steps until no answer is "retry"."""
+        """Looks up all keys in one request, and repeats the lookups until no answer is "retry"."""
         from vllm.v1.kv_offload.base import LookupResult
 
         ends = {key: (place + 1) * CHUNK_TOKENS for place, key in enumerate(keys)}
@@ -155,8 +155,8 @@ class Bench:
         wall = time.perf_counter() - begun
         assert answers == {LookupResult.HIT}, answers
         tier.on_request_finished(request)
-        # A step of an engine computes for more time than a lookup takes, so only one step would get
-        # the answer "retry". The steps of this loop compute nothing, so several steps get this
+        # In an engine a step takes more time than a lookup, so a request has the answer "retry" in
+        # the first step only. The steps of this loop compute nothing, so several steps have this
         # answer. Charge the time of two average steps.
         charged = spent if steps == 1 else spent / steps * 2
         return {

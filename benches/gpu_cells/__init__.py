@@ -1,1 +1,1 @@
-"""The cells of `benches/gpu.py`: each measures one thing, and returns rows for the report."""
+"""The cells (benchmarks) of `benches/gpu.py`. Each function returns the rows of a cell's table."""

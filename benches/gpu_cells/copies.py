@@ -62,8 +62,8 @@ def _ways(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> Rows:
 
 
 def _measured(rig: Rig, copy: Copy, nbytes: int) -> Row:
-    """Returns the rate of the fastest round, also as a fraction of the link's, and its processor
-    time.
+    """Returns the rate and the processor time of the fastest round, and the rate as a fraction of
+    the link's rate.
     """
     rounds = []
     # One more round than `ROUNDS`, because the first includes one-time preparations.

@@ -63,8 +63,8 @@ def moves(rig: Rig) -> Rows:
 
 
 def by_layout(rows: Rows) -> Rows:
-    """Returns a row for each layout: its combinations of a piece length and a way, and how often
-    their moves were wrong.
+    """Returns a row for each layout: the number of combinations of a piece length and a way, and
+    the number of seeds, over all combinations, whose moves were wrong.
     """
     summaries: dict[str, Row] = {}
     for row in rows:

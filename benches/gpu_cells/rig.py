@@ -93,8 +93,8 @@ class Rig:
         return self.limits[name]
 
     def stream(self) -> int | None:
-        """Returns the current CUDA stream of PyTorch; None on an emulated device, which does not use
-        PyTorch's streams.
+        """Returns the current CUDA stream of PyTorch, or None on an emulated device, which has no
+        streams of PyTorch.
         """
         return None if self.emulated else int(torch.cuda.current_stream().cuda_stream)
 

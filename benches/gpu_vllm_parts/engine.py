@@ -27,7 +27,7 @@ ANSWER_TOKENS = 16
 QUIET_SECONDS = 2.5
 SETTLE_SECONDS = 60.0
 RESET_SECONDS = 10.0
-# A prime: the digests of layers are combined in their order.
+# Factor of the digests of earlier layers, so that a digest depends on the order of layers. A prime.
 LAYER_FACTOR = 1000003
 # Digests of blocks are computed in groups, which limits the memory on the GPU.
 GROUP = 256
@@ -178,7 +178,7 @@ def run(spec: dict[str, Any]) -> None:
     began = monotonic()
     engine = Engine(spec["llm"])
     emit("started", seconds=monotonic() - began, **engine.describe())
-    # Compiles kernels: for parts of a prompt, for one token, for a prefix that is found.
+    # Let vLLM compile kernels for parts of a prompt, for one token, and for a prefix that is found.
     for _ in range(2):
         engine.ask([prompt(999, spec["warm"])], tokens=4)
     engine.ask([prompt(998, 100), prompt(997, 200)], tokens=4)

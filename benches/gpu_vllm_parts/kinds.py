@@ -64,7 +64,8 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
-# The engines in the order in which they run, the most informative first: the budget may end early.
+# The engines in the order in which they run, the most informative first, because the budget may not
+# suffice for all engines.
 KINDS = {
     "none": Kind(connector="", own_answers=True),
     "own": Kind(store="own", own_copies=True),

@@ -96,7 +96,7 @@ class Engine(Process):
         file.write_text(json.dumps(self._spec))
         Path(self._spec["events"]).write_text("")
         variables = {
-            # The engine runs in the process that reads its KV memory.
+            # Let the engine run in the process of `engine.py`, which reads the engine's KV memory.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "RITORNELLO_DEVICE": "own" if KINDS[name].own_copies else "",
         }

@@ -1,1 +1,1 @@
-"""`make bench-shared`: two real engines, and the tiers they share."""
+"""`make bench-shared`: measures two real engines that share tiers."""

@@ -1,7 +1,7 @@
 """Measures two real engines under the same requests, with and without the tiers that they share.
 
     make bench-shared                         all set-ups that fit into 30 minutes
-    python -m benches.shared --offloading     vLLM's own offloading, with our tier below it
+    python -m benches.shared --offloading     vLLM's own offloading, with `RitornelloTier` below it
     python -m benches.shared --short          engine alone, disk, S3; a tiny model, no times
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
@@ -66,8 +66,8 @@ class Bench:
     deadline: float
     report: Report
     progress: Progress
-    # Longest duration of a set-up, divided by its number of measured lengths of history (tokens of
-    # a conversation before its first question).
+    # Longest duration of a set-up, divided by the number of lengths of history that the set-up
+    # measures. A history is the tokens of a conversation before the first question.
     longest_s: float = 0.0
 
     def run(self, plan: list[Setup]) -> None:
@@ -217,7 +217,7 @@ def main() -> int:
     kind(
         "--offloading",
         action="store_true",
-        help="measure vLLM's own offloading, alone and with our tier below it",
+        help="measure vLLM's own offloading, alone and with RitornelloTier below it",
     )
     add(
         "--minutes",

@@ -16,8 +16,9 @@ HOST_DISK, HOST_S3 = "host + disk", "host + s3"
 OFFLOADING, OFFLOADING_DISK = "offloading", "offloading + disk"
 DISK = "disk {folder}/disk {capacity}"
 LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
-# The tier from which a set-up must have hits, unless it never loads, or its gate decides at a
-# limited rate. A set-up with only a host tier is not listed: the tier may be too small for hits.
+# The tier from which a set-up must have hits, unless the set-up never loads, or its gate decides
+# and the tier's rate is limited. A set-up with only a host tier is not listed, because the tier may
+# be too small for hits.
 EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
 # The set-up with host memory only with which the named set-up is compared; `HOST` for all others.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
@@ -129,8 +130,9 @@ class Place:
 
 
 def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] | None:
-    """Returns the settings of the connector, or of `RitornelloTier`, in one engine; None without
-    them. Each engine has its own host tier, as on separate machines; they share the tiers below.
+    """Returns the settings of the connector, or of `RitornelloTier`, in one engine; None for an
+    engine without both. Each engine has its own host tier, as on separate machines; the engines
+    share the tiers below.
     """
     if setup.name in (ALONE, OFFLOADING):
         return None
@@ -219,8 +221,8 @@ def bytes_per_token(config: Path, dtype: str) -> int:
 
 
 def host_mib(scale: Scale, dtype: str) -> int:
-    """Returns the MiB of a host tier that holds as many tokens in `dtype` as `scale.host_mib` MiB
-    hold in bfloat16.
+    """Returns the size of a host tier in MiB. The tier holds the same number of tokens in `dtype` as
+    a tier of `scale.host_mib` MiB in bfloat16.
     """
     return scale.host_mib * WIDTHS[dtype] // WIDTHS["bfloat16"]
 

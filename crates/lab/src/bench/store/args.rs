@@ -90,8 +90,8 @@ pub struct StoreArgs {
     /// Number of rounds; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub runs: u32,
-    /// Codec of pages: raw, split, zstd, int8 or int4. With a codec other than raw, a store of raw
-    /// pages is measured in the same rounds
+    /// Codec of pages: raw, split, zstd, int8 or int4. Unless the codec is raw, a store of raw pages
+    /// is measured in the same rounds as well
     #[arg(long, default_value = "raw", value_parser = codec)]
     pub codec: Codec,
     /// Compare a full store that evicts with fresh stores, each with a capacity of --total
