@@ -79,7 +79,9 @@ def ask_all(server: VLLMServer, asked: list[Prompt], progress: Progress, title: 
 
 
 def warm_up(server: VLLMServer) -> None:
-    """Sends one request that is not measured, because it includes lazy initialization."""
+    """Sends one request, which is not measured, because the first request of a process includes
+    lazy initialization.
+    """
     server.ask(server.tokenize(text(0, 3 * WARM_UP_TOKENS))[:WARM_UP_TOKENS], 4, remember=False)
     server.settled(WARM_UP_TOKENS)
 

@@ -1,4 +1,4 @@
-"""Generated documents, the same in every run."""
+"""Generated documents, which are the same in every run."""
 
 import random
 from collections.abc import Callable
@@ -51,8 +51,8 @@ def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Promp
         for _ in range(per_length):
             document = len(made) + 1
             room = length - len(question)
-            # Three characters for each token suffice, because the tokenizer has few merges; if they
-            # did not, the next lines would raise.
+            # Three characters for each token suffice, because the tokenizer has few merges. The
+            # next lines check this.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
                 raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")

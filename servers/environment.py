@@ -31,8 +31,8 @@ def make_model(shape: str, folder: Path, python: Path) -> None:
 
 
 def shared_model(shape: str) -> Path:
-    """Returns the folder of a model for tests. Makes it, by this process's interpreter, if it does
-    not exist.
+    """Returns the folder of a model for tests. Makes the model with this process's interpreter if
+    the folder lacks it.
     """
     folder = ROOT / "build/models" / shape
     make_model(shape, folder, Path(sys.executable))
@@ -40,15 +40,15 @@ def shared_model(shape: str) -> Path:
 
 
 def fast_dtype(cpu: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the type in which engines compute fast on this CPU: CPUs without instructions for
-    bfloat16 compute with it several times slower than in float32.
+    """Returns the dtype in which engines compute fast on this CPU. CPUs without instructions for
+    bfloat16 compute several times slower in bfloat16 than in float32.
     """
     words = set(cpu.read_text().split())
     return "bfloat16" if words & {"amx_bf16", "avx512_bf16", "bf16"} else "float32"
 
 
 def vllm_versions() -> str:
-    """Returns the versions of vLLM and of the package in its environment."""
+    """Returns the versions of vLLM and of `ritornello` in vLLM's environment."""
     command = [str(program("vllm", "python")), "-c", VERSIONS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.strip()

@@ -74,8 +74,8 @@ class Disk:
             command(make, "-q", backing)
         self.attach()
         # Offset in bytes of the data area, which begins after all metadata: the first block that
-        # ext4 allocates in the empty file system. Which block it allocates later depends on the
-        # processor that runs the allocation. 0 for other file systems.
+        # ext4 allocates in the empty file system. In a file system with files, the next allocated
+        # block depends on the processor that runs the allocation. 0 for other file systems.
         self.data = self._first_free() if file_system == "ext4" else 0
 
     def attach(self) -> None:

@@ -36,8 +36,8 @@ def storage(**settings: Any) -> dict[str, Any]:
 
 
 def wait_until_stored(path: Path, pages: int) -> None:
-    """Waits until `pages` pages are stored: SGLang stores after its answers, when its scheduler has
-    time.
+    """Waits until `pages` pages are stored. SGLang stores the pages of a prompt after the answer,
+    when its scheduler has time.
     """
     deadline = time.monotonic() + STORED_SECONDS
     with ritornello.Store.open(path) as store:

@@ -60,7 +60,7 @@ def offloading(
 
 
 def tokens_by_source(counters: Metrics) -> dict[str, int]:
-    """Returns prompt tokens so far: computed, from vLLM's own cache, from the connector."""
+    """Returns the number of prompt tokens so far by source: computed, vLLM's cache, connector."""
     counted = counters.by(TOKENS_BY_SOURCE, "source")
     return {told: int(counted.get(source, 0)) for source, told in SOURCES.items()}
 
@@ -95,8 +95,8 @@ class VLLMServer(Engine):
         return Metrics.parse(request(self.port, "/metrics", timeout=ANSWER_SECONDS)[1].decode())
 
     def settled(self, prompt_tokens: int) -> Metrics:
-        """Returns `/metrics` once it accounts for `prompt_tokens` in all: vLLM updates its counters
-        after the answer has been sent.
+        """Returns `/metrics` once its counters include `prompt_tokens` tokens in all. vLLM updates
+        the counters after it has sent an answer.
         """
         deadline = time.monotonic() + COUNTERS_SECONDS
         while True:
