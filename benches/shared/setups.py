@@ -221,8 +221,8 @@ def bytes_per_token(config: Path, dtype: str) -> int:
 
 
 def host_mib(scale: Scale, dtype: str) -> int:
-    """Returns the size of a host tier in MiB. The tier holds the same number of tokens in `dtype` as
-    a tier of `scale.host_mib` MiB in bfloat16.
+    """Returns the size of a host tier in MiB. The tier holds the same number of tokens in `dtype`
+    as a tier of `scale.host_mib` MiB in bfloat16.
     """
     return scale.host_mib * WIDTHS[dtype] // WIDTHS["bfloat16"]
 
