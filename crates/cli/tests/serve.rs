@@ -88,7 +88,7 @@ fn waiting_serve_takes_over_dead_owner() {
 }
 
 #[test]
-fn unservable_store_fails_with_reason() {
+fn invalid_serve_arguments_are_refused() {
     let dir = scratch();
     let answer = ritornello(&["serve", text(dir.path())]);
     assert_eq!(answer.code, 2);

@@ -6,7 +6,7 @@ mod common;
 use common::{PAGES, filled, keys, open_filled, ritornello, scope, scratch, text};
 
 #[test]
-fn top_shows_closed_store_once() {
+fn top_without_terminal_prints_one_snapshot() {
     let dir = scratch();
     filled(dir.path());
     for words in [&["top", text(dir.path()), "--once"][..], &["top", text(dir.path())]] {

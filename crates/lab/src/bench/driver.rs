@@ -69,8 +69,8 @@ impl LoadDriver {
     pub fn allocate_like_window(&self) -> Result<StagingBuffer, Failure> {
         let bytes = self.memory.bytes().len();
         let piece = Staging::new(bytes)?.try_take(bytes);
-        let mut piece =
-            piece.ok_or_else(|| Failure::failed("no memory to copy from", "a smaller --total"))?;
+        let mut piece = piece
+            .ok_or_else(|| Failure::failed("no memory for the copies", "a smaller --total"))?;
         piece.bytes_mut().fill(2);
         Ok(piece)
     }

@@ -107,7 +107,8 @@ fn answer(answer: &Answer) -> Result<Status, Failure> {
 fn resident_bytes() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
-    let pages = pages.ok_or_else(|| Failure::failed("/proc/self/statm is not readable", ""))?;
+    let pages =
+        pages.ok_or_else(|| Failure::failed("/proc/self/statm has no resident size", ""))?;
     Ok(pages * rustix::param::page_size() as i64)
 }
 

@@ -364,7 +364,8 @@ impl Reader {
     fn new(shapes: &[Shape]) -> Result<Self, Failure> {
         let longest = shapes.iter().map(Shape::stride).max().unwrap_or(0) * GET_PAGES as usize;
         let memory = Staging::new(longest)?.try_take(longest);
-        Ok(Self { memory: memory.ok_or_else(|| Failure::failed("no memory", "fewer pages"))? })
+        let none = || Failure::failed("no memory for the pages of a get", "free some memory");
+        Ok(Self { memory: memory.ok_or_else(none)? })
     }
 
     /// Gets at most [`GET_PAGES`] consecutive pages from a random position in a random sequence of
