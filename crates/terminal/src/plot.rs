@@ -83,7 +83,7 @@ pub fn write(path: &Path, panels: &[Panel], abreast: usize) -> Result<(), Failur
         Failure::failed(format!("the chart could not be drawn: {error}"), "report this")
     })?;
     std::fs::write(path, drawn).map_err(|error| {
-        Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
+        Failure::failed(format!("{}: {error}", path.display()), "--chart with another file")
     })
 }
 

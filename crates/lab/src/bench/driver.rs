@@ -236,7 +236,7 @@ fn copy_pages(to: &mut [u8], from: &[u8], stride: usize, page_bytes: usize) {
 fn shortfall(what: &str, outcome: &Outcome, asked: usize) -> Option<Failure> {
     (outcome.pages < asked).then(|| {
         Failure::failed(
-            format!("a {what} of {asked} pages completed {}: {}", outcome.pages, outcome.reason),
+            format!("a {what} of {asked} pages ended after {}: {}", outcome.pages, outcome.reason),
             "`ritornello doctor` on the same directory",
         )
     })

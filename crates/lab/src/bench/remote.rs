@@ -167,7 +167,10 @@ fn measure<'a>(
             },
         )?);
         if (0..refs.len()).zip(out.chunks(PAGE_BYTES)).any(|(at, out)| side.page(at) != out) {
-            return Err(Failure::failed("wrong bytes were read", "please report this"));
+            return Err(Failure::failed(
+                "WRONG BYTES: the remote tier returned other bytes than were written",
+                "report this, with the object store",
+            ));
         }
         steps.inc(1);
     }
@@ -187,7 +190,7 @@ fn measure<'a>(
 
 fn incomplete(what: &str, came: usize, of: usize) -> Failure {
     Failure::failed(
-        format!("{came} of {of} pages were {what}"),
+        format!("the remote tier has {what} {came} of {of} pages"),
         "`ritornello doctor --backend ADDRESS`",
     )
 }

@@ -215,7 +215,8 @@ impl Soak<'_> {
             return Err(call_timed_out());
         }
         if kind == Cycle::Clean && !peer.finish(CALL_TIMEOUT) {
-            return Err(Failure::failed("the peer process did not end cleanly", ""));
+            let line = "the peer process did not close the store and end without an error";
+            return Err(Failure::failed(line, "again with RUST_LOG=info"));
         }
         peer.add_totals(&self.totals);
         node.close()?;
@@ -225,9 +226,9 @@ impl Soak<'_> {
     /// Verifies every page. Returns the number of damaged pages, at most 10,000.
     fn verify(&self) -> Result<usize, Failure> {
         let node: Arc<Node> = open::with(&self.options)?;
-        let engine = node
-            .core()
-            .ok_or_else(|| Failure::failed("another process owns the store of this soak", ""))?;
+        let engine = node.core().ok_or_else(|| {
+            Failure::failed("a process still owns the soak's store", "report this")
+        })?;
         let found = engine.verify(false, &mut |_, _| {})?;
         node.close()?;
         Ok(found.findings.len())

@@ -30,7 +30,10 @@ impl Peer {
     /// If the child cannot be started.
     pub fn start(context: &Context, dir: &Path, capacity: u64, seed: u64) -> Result<Self, Failure> {
         let Some((program, first)) = context.self_command.split_first() else {
-            return Err(Failure::failed("the path of this program is unknown", ""));
+            return Err(Failure::failed(
+                "the path of this program is unknown",
+                "this program by its full path",
+            ));
         };
         let (capacity, seed) = (capacity.to_string(), seed.to_string());
         let mut child = Command::new(program)

@@ -148,8 +148,8 @@ fn run_trial(store: &Store, scope: &Scope, pages: usize) -> Result<(Rate, Rate),
     let found = store.probe(scope, &keys)?;
     if found < pages {
         return Err(Failure::failed(
-            format!("a probe found {found} of {pages} pages just put"),
-            "",
+            format!("a probe found only {found} of the {pages} pages that were put before"),
+            "report this, with the disk and the file system",
         ));
     }
     let read = Rate::of(bytes, || {
@@ -173,7 +173,7 @@ fn complete(what: &str, outcome: &Outcome, pages: usize) -> Result<(), Failure> 
         return Ok(());
     }
     Err(Failure::failed(
-        format!("a {what} of {pages} pages completed {}: {}", outcome.pages, outcome.reason),
+        format!("a {what} of {pages} pages ended after {}: {}", outcome.pages, outcome.reason),
         "free some space, or check the disk (dmesg)",
     ))
 }

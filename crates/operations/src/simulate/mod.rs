@@ -67,7 +67,7 @@ pub fn run(context: &Context, args: &SimulateArgs) -> std::result::Result<Status
     }
     if let Some(path) = &args.chart {
         std::fs::write(path, chart(&answer.rows)).map_err(|error| {
-            Failure::failed(format!("{}: {error}", path.display()), "a file that can be written")
+            Failure::failed(format!("{}: {error}", path.display()), "--chart with another file")
         })?;
     }
     if context.json {

@@ -59,8 +59,9 @@ fn measure(args: &AdaptivePart) -> Result<Answer, Failure> {
         let mut variant = Variant::new(args, &index, &sequences);
         let measured = variant.measure(&load);
         stop.store(true, Ordering::Relaxed);
-        let maintained =
-            maintain.join().map_err(|_| Failure::failed("the maintenance thread panicked", ""))?;
+        let maintained = maintain
+            .join()
+            .map_err(|_| Failure::failed("index maintenance panicked", "report this"))?;
         measured.and(maintained).map(|()| variant.answer)
     })
 }

@@ -195,7 +195,7 @@ impl Client {
             (Some(input), Some(output)) => {
                 Ok(Self { child, input, output: BufReader::new(output) })
             }
-            _ => Err(Failure::failed("a client has no pipes", "")),
+            _ => Err(Failure::failed("a client process has no pipes", "report this")),
         }
     }
 

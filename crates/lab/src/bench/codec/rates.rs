@@ -72,7 +72,7 @@ impl Buffers {
             let joined = threads.into_iter().map(|thread| {
                 thread
                     .join()
-                    .unwrap_or_else(|_| Err(Failure::failed("a thread panicked", "report this")))
+                    .unwrap_or_else(|_| Err(Failure::failed("a codec panicked", "report this")))
             });
             joined.collect::<Result<Vec<Rates>, Failure>>()
         })?;

@@ -72,7 +72,10 @@ impl<'a> Process<'a> {
     /// If the process cannot be started.
     pub fn start(&mut self, capacity: u64, open_files: Option<u64>) -> Result<(), Failure> {
         let Some((program, first)) = self.context.self_command.split_first() else {
-            return Err(Failure::failed("the path of this program is unknown", ""));
+            return Err(Failure::failed(
+                "the path of this program is unknown",
+                "this program by its full path",
+            ));
         };
         let (from, live) = {
             let mut reports = self.reports();
@@ -102,7 +105,7 @@ impl<'a> Process<'a> {
             .stderr(log)
             .spawn()?;
         let (Some(mut input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::failed("a client has no pipes", ""));
+            return Err(Failure::failed("a client process has no pipes", "report this"));
         };
         send(&mut input, &Order::Adopt { store: self.store.clone(), live });
         let reports = Arc::clone(&self.reports);
