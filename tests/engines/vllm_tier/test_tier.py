@@ -195,15 +195,14 @@ def test_chunks_of_earlier_weights_are_not_stored(engine: TierEngine) -> None:
     assert ask(engine, known) == {"tokens": expected["tokens"], "cached": cached(known)}
 
 
-@pytest.mark.long
 def test_store_smaller_than_working_set_serves(engine: TierEngine) -> None:
     store = engine.tier._store._store
     store.resize("24MiB")
-    for seed in range(100, 160):
+    for seed in range(100, 140):
         engine.ask(prompt(seed, 500), answer=1)
         engine.tier._jobs.wait(60)
     assert store.stats()["counters"]["evicted_pages"] > 0
-    asked = prompt(160, 500)
+    asked = prompt(140, 500)
     expected = ask(engine, asked)
     engine.forget_all()
     assert ask(engine, asked) == {"tokens": expected["tokens"], "cached": cached(asked)}
@@ -227,7 +226,6 @@ def test_refusing_store_costs_hits_only(
     assert_quiet(engine)
 
 
-@pytest.mark.long
 def test_raising_tier_costs_hits_only(engine: TierEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_call(*_: Any) -> Any:
         raise RuntimeError("made by the test")
