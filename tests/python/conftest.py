@@ -1,4 +1,4 @@
-"""Stores and loop devices that last for one test."""
+"""Fixtures: stores and loop devices that last for one test."""
 
 from collections.abc import Callable, Iterator
 from logging import getLogger
@@ -17,7 +17,7 @@ from servers.loop_device import Disk, check_disks, check_throttle
 
 @pytest.fixture
 def where(tmp_path: Path) -> Path:
-    """A directory that does not exist yet."""
+    """Path of a directory that does not exist yet."""
     return tmp_path / "store"
 
 
@@ -29,7 +29,7 @@ def store(where: Path) -> Iterator[rt.Store]:
 
 @pytest.fixture
 def make_store(tmp_path: Path) -> Iterator[Callable[..., FailSafeStore]]:
-    """Makes stores on `tmp_path/kv`, and closes them after the test."""
+    """Makes connectors' stores at `tmp_path/kv`, and closes them after the test."""
     fail_safes: list[FailSafeStore] = []
 
     def make(**options: Any) -> FailSafeStore:

@@ -16,7 +16,7 @@ SMALL_SCOPE = rt.Scope.opaque("index", SMALL_PAGE)
 
 
 def read(store: rt.Store, keys: Sequence[bytes]) -> list[bytes]:
-    """Returns the keys whose pages are hits, and checks the bytes of each."""
+    """Returns the keys whose pages are hits, and checks the bytes of these pages."""
     found: list[bytes] = []
     for first in range(0, len(keys), 16):
         some = keys[first : first + 16]
@@ -41,7 +41,9 @@ def put(store: rt.Store, keys: Sequence[bytes], seconds: float = 20) -> None:
                 return
         except RetryError:
             pass
-        assert time.monotonic() < deadline, "no space for a put"
+        assert time.monotonic() < deadline, (
+            f"no put of {len(keys)} pages succeeded within {seconds} s"
+        )
         time.sleep(0.05)
 
 

@@ -1,5 +1,5 @@
-"""The caches of the engines' connectors, each over the tiers of one machine, behind one
-interface.
+"""The caches of the connectors of vLLM, SGLang and LMCache behind one interface, for tests that
+hold for every engine. Each cache is over the tiers of one machine.
 """
 
 import time
@@ -32,8 +32,8 @@ PAGE_BYTES = 64 << 10
 
 
 class EngineLookup(ABC):
-    """A lookup as an engine makes it. `waited`: the answer was pending at least once. `pages`: the
-    pages found, valid after `is_done` has returned True.
+    """A lookup as an engine makes it. `waited`: whether the answer was pending at least once.
+    `pages`: the number of pages found, valid after `is_done` has returned True.
     """
 
     waited = False
@@ -44,7 +44,7 @@ class EngineLookup(ABC):
         """Continues the lookup. Returns whether it has ended."""
 
     def result(self) -> int:
-        """Continues the lookup until it ends. Returns the pages found."""
+        """Continues the lookup until it ends. Returns the number of pages found."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not self.is_done():
             assert time.monotonic() < deadline
@@ -53,8 +53,9 @@ class EngineLookup(ABC):
 
 
 class EngineCache(ABC):
-    """A connector's cache. `settings`: further settings, which all connectors have. `chained`:
-    whether the connector's scopes are chained.
+    """A connector's cache over `tiers`; `path` is the directory of its disk. `settings`: further
+    settings, which must be settings of every connector. `chained`: whether the connector's scopes
+    are chained.
     """
 
     chained: ClassVar[bool] = True
@@ -70,18 +71,18 @@ class EngineCache(ABC):
 
     @abstractmethod
     def put(self, keys: Sequence[bytes], contents: Sequence[bytes] | None = None) -> int:
-        """Stores the pages of a prompt, and returns their number. The bytes of the pages follow
-        from the keys `contents`, by default from `keys`.
+        """Stores pages under `keys`, and returns their number. The bytes of the pages follow from
+        the keys `contents`, by default from `keys`.
         """
 
     @abstractmethod
     def lookup(self, keys: Sequence[bytes]) -> EngineLookup:
-        """Starts a lookup of a prompt."""
+        """Starts a lookup of the prompt with these keys."""
 
     @abstractmethod
     def load(self, lookup: Any, keys: Sequence[bytes]) -> tuple[int, Bytes]:
-        """Loads the pages that a lookup found. Returns the number of leading pages loaded, and the
-        memory they were loaded to.
+        """Loads the pages of `keys`, which `lookup` found. Returns the number of leading pages
+        loaded, and the memory that they were loaded to.
         """
 
     def serve(self, keys: Sequence[bytes]) -> int:
@@ -91,7 +92,7 @@ class EngineCache(ABC):
         if found:
             loaded, out = self.load(lookup, found)
             assert loaded == len(found)
-            assert np.array_equal(out, pages_of(found, out.shape[1])), "other bytes were loaded"
+            assert np.array_equal(out, pages_of(found, out.shape[1])), "wrong bytes were loaded"
         return len(found)
 
     def flush(self) -> None:
@@ -161,7 +162,9 @@ class VllmTierCache(EngineCache):
 
 
 class ObservedStore(SGLangCacheStore):
-    """Counts the waits for the remote; a lookup may wait several times."""
+    """An SGLang cache that counts how often its lookups wait for the remote. A lookup may wait
+    several times.
+    """
 
     waits = 0
 
@@ -177,7 +180,7 @@ class ObservedStore(SGLangCacheStore):
 
 
 class SGLangLookup(EngineLookup):
-    """A lookup on a thread, as SGLang's."""
+    """A lookup on a separate thread, as SGLang makes it."""
 
     def __init__(self, store: ObservedStore, scope: rt.Scope, keys: Sequence[bytes]) -> None:
         self._store, self._waits = store, store.waits
@@ -222,7 +225,7 @@ class LMCacheLookup(EngineLookup):
             self.waited = True
             return False
         self.pages = self.lookup.found.count(True)
-        assert all(self.lookup.found[: self.pages]), "no object is found after a missing object"
+        assert all(self.lookup.found[: self.pages]), "no object may be found after a missing object"
         return True
 
 

@@ -15,11 +15,11 @@ Told = TypeVar("Told")
 
 @dataclass
 class FakeOpenAI:
-    """`prefill_s` is the delay of the first token, `gap_s` the delay of each further token, in
-    seconds. The tokens of an answer depend on the prompt only. With `ids` answers contain token ids
-    if the request asks for them. The server cuts the connection after `breaks_after` tokens. With
-    `fails` every completion gets this status instead of an answer, with `sends` these bytes instead
-    of a response.
+    """The server. `prefill_s` is the delay of an answer's first token, `gap_s` the delay of each
+    further token, in seconds. The tokens of an answer depend on the prompt only. With `ids` answers
+    contain token ids if the request asks for them. With `breaks_after` the server closes the
+    connection after this number of tokens. The server answers a request for a completion with
+    the status `fails`, or with the bytes `sends`, if one of them is set.
     """
 
     prefill_s: float = 0.0

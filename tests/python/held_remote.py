@@ -1,11 +1,12 @@
-"""A remote in the process of a test, which can withhold its answers and fail."""
+"""A remote in the test's process, which can withhold its answers, and fail, on demand."""
 
 import threading
 
 
 class Held:
-    """A remote in this process. `get` and `exists` wait while `released` is not set; all calls fail
-    while `down`.
+    """A remote in this process, whose state all its objects share. `get` and `exists` wait while
+    `released` is not set; all calls fail while `down`. `asked`: number of calls of `get` and
+    `exists`.
     """
 
     values: dict[str, bytes] = {}

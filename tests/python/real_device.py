@@ -1,4 +1,6 @@
-"""Loop devices for tests as root: a test skips where they cannot be made or throttled."""
+"""Requirements of tests on loop devices: a test is skipped if the machine cannot make or throttle
+the devices, for example because the tests do not run as root.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

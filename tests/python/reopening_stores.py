@@ -33,7 +33,7 @@ PAGES = pages_of(KEYS, 4096)
 
 
 def can_serve(fail_safe: FailSafeStore) -> bool:
-    """Returns whether pages can be put and read."""
+    """Returns whether `fail_safe` stores pages and reads them back."""
     put = fail_safe.call("put", lambda store: store.put_batch(SCOPE, KEYS, PAGES), 0)
     out = [bytearray(4096) for _ in KEYS]
     got = fail_safe.call("get", lambda store: store.get_batch(SCOPE, KEYS, out), 0)
@@ -43,8 +43,8 @@ def can_serve(fail_safe: FailSafeStore) -> bool:
 
 
 def can_store(fail_safe: FailSafeStore) -> bool:
-    """Returns whether a put stores its pages. Reads the result from the ticket, without a further
-    call of the store.
+    """Returns whether a put of `fail_safe` stores its pages. Reads the result from the put's
+    ticket, because a further call of the store could reopen it.
     """
     ticket = fail_safe.call("put", lambda store: store.submit_put(SCOPE, KEYS, PAGES), None)
     outcome = ticket and fail_safe.attempt("wait", lambda: ticket.wait(60), None)
@@ -130,7 +130,7 @@ def opened(*settings):
 ritornello.connector.fail_safe.open_store = opened
 assert not store.open()
 begun.wait()
-# Gives the opening time to begin its wait for the owner.
+# Gives the second attempt time to begin its wait for the owner.
 time.sleep(0.3)
 """
 
@@ -185,8 +185,8 @@ print("serves", flush=True)
 
 
 class FailingStore:
-    """Stand-in for a core store. `probe` fails fatally, `check_hash` refuses weak hashes, and
-    `close` waits for `closable`.
+    """Stand-in for `ritornello.Store`. `probe` raises `FatalError`, `check_hash` accepts only
+    `sha256`, and `close` waits until `closable` is set.
     """
 
     def __init__(self, role: str = "client") -> None:

@@ -1,5 +1,5 @@
-"""A scheduler's side with a store that is a set of pages, and stand-ins for vLLM's requests and
-blocks.
+"""The scheduler's side of vLLM's connector, over a store that is a set of keys, and stand-ins for
+vLLM's requests and blocks.
 """
 
 from types import SimpleNamespace
@@ -14,7 +14,9 @@ from ritornello.vllm.store import VllmStore
 
 
 def step_of(scheduled: dict[str, int], **fields: Any) -> Any:
-    """Returns a SchedulerOutput with these scheduled tokens, by request."""
+    """Returns a stand-in for vLLM's `SchedulerOutput`. `scheduled`: number of tokens of each
+    request.
+    """
     ends: dict[str, Any] = {"finished_req_ids": set(), "preempted_req_ids": None}
     return SimpleNamespace(num_scheduled_tokens=scheduled, **(ends | fields))
 
@@ -71,8 +73,9 @@ BLOCKS = (list(range(100, 140)), list(range(200, 240)))
 
 
 def run(side: SchedulerSide, asked: Any, local: int = 0, computed: int | None = None) -> Any:
-    """Runs one step that admits the request and computes it to its end or, if given, `computed`
-    tokens.
+    """Plans one step that admits a request, of which vLLM's own cache has `local` tokens, and
+    computes the request up to its end or, if given, up to `computed` tokens. Returns the step's
+    metadata.
     """
     external, _ = side.matched_tokens(asked, local)
     assert external is not None

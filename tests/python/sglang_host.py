@@ -16,7 +16,7 @@ TOKENS, PAGES, PIECE = 4, 8, 4096
 
 
 class Array(np.ndarray[Any, Any]):
-    """An array with the methods of torch's tensors that pools call."""
+    """A NumPy array with the methods of torch's tensors that `ritornello.sglang.pools` calls."""
 
     device = "cpu"
 
@@ -28,8 +28,9 @@ class Array(np.ndarray[Any, Any]):
 
 
 class Host:
-    """A pool with `pieces` of memory for each page, all in `memory`, of shape (pieces, pages,
-    PIECE). If it is not `named`, it does not tell the addresses of its pages.
+    """A host pool whose pages consist of `pieces` pieces each. All pieces are in `memory`, of shape
+    (pieces, pages, PIECE). If the pool is not `named`, it refuses to return the addresses of its
+    pages.
     """
 
     layout, dtype, page_size = "odd", "torch.uint8", TOKENS

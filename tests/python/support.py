@@ -15,19 +15,20 @@ import ritornello as rt
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
-# So small that tests can fill the store and overwrite evicted pages.
+# Options of `Store.open`. The capacity is so small that tests can fill the store and overwrite
+# evicted pages.
 SMALL: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 
 
 def open_small(path: Path | Sequence[Path], **options: Any) -> rt.Store:
-    """Opens a store of 64 MiB in segments of 4 MiB; `options`: further arguments of
-    `Store.open`.
-    """
+    """Opens a store with the options `SMALL`; `options` adds to them and overrides them."""
     return rt.Store.open(path, **{**SMALL, **options})
 
 
 def keys_of(name: str, pages: int) -> list[bytes]:
-    """Returns keys of the sequence `name`: key n commits to all before it."""
+    """Returns the first `pages` keys of the sequence `name`: each key is the hash of the previous
+    key, and thus commits to all keys before it.
+    """
     keys, last = [], name.encode()
     for _ in range(pages):
         last = hashlib.sha256(last).digest()
@@ -36,18 +37,20 @@ def keys_of(name: str, pages: int) -> list[bytes]:
 
 
 def page_of(key: bytes, page_bytes: int) -> Bytes:
-    """Returns the expected bytes for `key`, of shape (page_bytes,)."""
+    """Returns the bytes of the page of `key`, of shape (page_bytes,)."""
     seed = int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
     return np.random.default_rng(seed).integers(0, 256, page_bytes, np.uint8)
 
 
 def pages_of(keys: Sequence[bytes], page_bytes: int) -> Bytes:
-    """Returns the expected bytes for `keys`, of shape (len(keys), page_bytes)."""
+    """Returns the bytes of the pages of `keys`, of shape (len(keys), page_bytes)."""
     return np.stack([page_of(key, page_bytes) for key in keys])
 
 
 def blank(pages: int, page_bytes: int) -> Bytes:
-    """Returns memory for reads, filled with a byte that reveals unread parts."""
+    """Returns memory for reads, of shape (pages, page_bytes), filled with a byte that reveals the
+    parts that no read wrote to.
+    """
     return np.full((pages, page_bytes), 0xA5, np.uint8)
 
 
@@ -55,5 +58,5 @@ def wait_until(done: Callable[[], object], what: str = "it was done") -> None:
     """Waits until `done` returns a true value. Fails after a minute, with `what` as the reason."""
     deadline = time.monotonic() + 60
     while not done():
-        assert time.monotonic() < deadline, f"not reached before the deadline: {what}"
+        assert time.monotonic() < deadline, f"not reached within a minute: {what}"
         time.sleep(0.002)

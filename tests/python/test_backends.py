@@ -222,7 +222,7 @@ def test_constructor_is_retried_until_it_succeeds(
 
 
 def put(cache: rt.Cache, prompt: str) -> None:
-    """Puts a prompt, and checks that the tiers of this machine have all its pages."""
+    """Puts the pages of a prompt, and checks that the tiers of this machine have all of them."""
     scope, keys = rt.Scope.opaque("down", PAGE, chained=True), keys_of(prompt, PAGES)
     stored = cache.submit_put(scope, keys, pages_of(keys, PAGE)).wait(60)
     assert stored is not None

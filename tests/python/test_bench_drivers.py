@@ -1,4 +1,6 @@
-"""The benchmark's drivers against a server that computes nothing and delays by known times."""
+"""The drivers of the serving benchmark, against servers that compute nothing and answer with known
+delays.
+"""
 
 import asyncio
 import random
@@ -201,7 +203,7 @@ def test_parallel_requests_are_limited(policy: str) -> None:
     assert [found[0, number].history_tokens for number in range(3)] == [0, 44, 58]
 
 
-def test_fifo_takes_longest_waiting_client() -> None:
+def test_fifo_policy_takes_longest_waiting_client() -> None:
     clients = [Waiting(number, 0, (), 0) for number in range(20)]
 
     def order(policy: str, seed: int) -> list[int]:
@@ -286,7 +288,7 @@ def test_failure_says_what_to_do(workload: Workload, server: FakeOpenAI, told: s
     assert told in failed(workload, server)
 
 
-def test_answers_need_no_chunks_of_http() -> None:
+def test_answer_without_chunked_encoding_is_read() -> None:
     server = FakeOpenAI(sends=ANSWER % len(CHUNK) + CHUNK)
     records = run(qa(num_rounds=1), server)
     assert [(record.error, record.answer) for record in records] == [(None, (1,))] * 4
@@ -301,7 +303,7 @@ def test_hanging_completion_times_out() -> None:
     assert "no answer within 0.2 s" in told
 
 
-def test_hanging_page_times_out() -> None:
+def test_hanging_get_of_page_times_out() -> None:
     async def test(urls: list[str]) -> None:
         with pytest.raises(ServingError, match=r"/slow: no answer within 0\.1 s"):
             await Server(urls[0]).get("/slow", 0.1)

@@ -45,7 +45,7 @@ def test_rows_without_counterpart_have_no_ratios() -> None:
     assert ratios(rows, OURS, "load") == [(None, 0.9)]
 
 
-def test_ratio_uses_fastest_limit_of_same_memory() -> None:
+def test_ratio_uses_fastest_disk_rate_of_same_memory() -> None:
     rows = [
         row(OURS, "load", 900, memory="L1"),
         row(OWN, "load", 450, memory="L1"),

@@ -69,8 +69,8 @@ def test_put_pages_are_found_and_loaded(tmp_path: Path, scope: rt.Scope) -> None
 
 
 def test_pool_rows_move_without_copies(tmp_path: Path, scope: rt.Scope) -> None:
-    """Rows of an engine's pool, each split over two buffers, are put to and loaded from a disk that
-    is the first tier.
+    """The first tier is a disk. Pages are put from, and loaded to, the rows of an engine's pool;
+    each row is split over two buffers.
     """
     keys = keys_of("a", 6)
     rows, far = blank(8, PAGE), tmp_path / "far"
@@ -88,7 +88,8 @@ def test_pool_rows_move_without_copies(tmp_path: Path, scope: rt.Scope) -> None:
         for staged in (False, True):
             for half in halves:
                 half[:] = 0
-            # Rows in reverse order, so that each page is loaded to another place.
+            # The rows are in reverse order, so that no page is loaded to the row that it was put
+            # from.
             out = pool.pages(range(6, 0, -1))
             got = cache.submit_get(scope, keys, out, staged=staged).wait(WAIT)
             assert got is not None
@@ -106,7 +107,7 @@ def test_put_without_copy_spills_to_lower_tier(tmp_path: Path, scope: rt.Scope) 
         pages = pages_of(keys, PAGE)
         put = cache.submit_put(scope, keys, pages, copy=False).wait(WAIT)
         assert put is not None
-        assert put.pages < 200, "the first tier has no space for all pages"
+        assert put.pages < 200, "the first tier must be too small for all pages"
         cache.flush()
     with rt.Store.open(tmp_path / "disk") as disk:
         assert disk.probe(scope, keys) == 200

@@ -1,5 +1,5 @@
-"""The remote behind every connector: forged objects, keys that differ or cannot be used, a remote
-that is slow, and a remote that fails for a time. Each costs hits on the remote only.
+"""The remote behind every connector: forged objects, sealing keys that differ or cannot be used, a
+remote that is slow, and a remote that fails for a time. Each costs hits on the remote only.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ def kind(request: pytest.FixtureRequest) -> type[EngineCache]:
 
 @pytest.fixture
 def far(tmp_path: Path) -> Path:
-    """The directory of the remote."""
+    """The directory that is the machines' remote."""
     (tmp_path / "far").mkdir()
     return tmp_path / "far"
 
 
 @pytest.fixture
 def machine(kind: type[EngineCache], far: Path, tmp_path: Path) -> Iterator[Machine]:
-    """Makes the caches of machines. Their remote is `remote`, by default the directory `far` with
-    the key file `key`, if any.
+    """Makes the caches of machines by name, each over its own disk and a remote: `remote`, by
+    default the directory `far`, with the key file `key` if given.
     """
     opened: list[EngineCache] = []
 
@@ -86,7 +86,7 @@ def objects_in(far: Path) -> dict[Path, bytes]:
 
 
 def store(cache: EngineCache, keys: list[bytes], contents: list[bytes] | None = None) -> None:
-    """Stores a prompt on all tiers."""
+    """Stores the pages of a prompt on all tiers."""
     assert cache.put(keys, contents) == len(keys)
     cache.flush()
 
@@ -113,7 +113,7 @@ def damaged_page(far: Path, keys: list[bytes], machine: Machine) -> tuple[int, s
 
 
 def unsealed(far: Path, keys: list[bytes], machine: Machine) -> tuple[int, str]:
-    """Replaces the objects by valid objects without a seal, which hold different pages."""
+    """Replaces the objects by valid objects without a seal, which hold the bytes of other pages."""
     writer = machine("writer")
     store(writer, keys, writer.keys_of("forged", PAGES))
     for path in objects_in(far):
@@ -123,7 +123,9 @@ def unsealed(far: Path, keys: list[bytes], machine: Machine) -> tuple[int, str]:
 
 
 def of_other_prompt(far: Path, keys: list[bytes], machine: Machine) -> tuple[int, str]:
-    """Replaces the objects by authentic objects of the same lengths from another prompt."""
+    """Replaces the objects by authentic objects of another prompt with the same numbers of
+    pages.
+    """
     own = objects_in(far)
     writer = machine("writer", far.parent / "a.key")
     store(writer, writer.keys_of("another", PAGES))
@@ -224,11 +226,12 @@ def test_unusable_key_file_costs_remote_hits_only(
     calls = two.remote()["remote"]
     assert calls["open"] and calls["failures"] >= 1
     assert two.remote()["written_pages"] == 0
-    assert objects_in(far) == remote_before, "without its key the remote must not be written"
+    assert objects_in(far) == remote_before, "no object may be written without a usable key"
     (line,) = [line for line in capfd.readouterr().err.splitlines() if str(unusable) in line]
     assert re.search(advice, line)
     assert secret_of("a")[:8] not in line
-    # The remote is paused for up to a minute. A restarted cache tries it immediately.
+    # The running cache pauses calls of the remote for up to a minute. A restarted cache calls the
+    # remote immediately.
     repair()
     two.close()
     again = machine("two", unusable)
@@ -246,8 +249,8 @@ def test_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held
     store(impatient, keys[:4])
     held.released.clear()
     held.asked = 0
-    # The patient lookup begins first. If both waited equally long, it would have ended when the
-    # impatient lookup ends.
+    # The patient lookup begins first. If both lookups waited equally long, the patient lookup would
+    # end before the impatient lookup.
     waiting = patient.lookup(keys)
     wait_until(lambda: not waiting.is_done() and held.asked)
     assert impatient.serve(keys) == 4
@@ -259,8 +262,8 @@ def test_policy_limits_wait_for_hanging_remote(machine: Machine, held: type[Held
 def test_best_effort_never_waits_for_hanging_remote(
     machine: Machine, held: type[Held], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Maximum time that vLLM's scheduler waits for a lookup before it counts as pending: raised, so
-    # that a slow disk does not end the test.
+    # Raises the time that vLLM's scheduler waits for a lookup before the lookup counts as pending,
+    # because a slow disk could exceed it.
     monkeypatch.setattr(cache_lookups, "ANSWER_SECONDS", 60.0)
     cache = machine("one", remote="held_remote:Held", prefetch="best_effort")
     keys = cache.keys_of("prompt", PAGES)
@@ -288,7 +291,7 @@ def test_remote_that_returns_is_used_again(machine: Machine, held: type[Held]) -
     assert one.serve(own) == PAGES
     assert (held.values, one.remote()["written_pages"]) == ({}, 0)
     held.down = False
-    # Calls are paused for a second or two.
+    # The cache pauses calls of the remote for a second or two after the failures.
     deadline = time.monotonic() + 30
     while one.remote()["written_pages"] < PAGES:
         assert time.monotonic() < deadline

@@ -27,12 +27,13 @@ import ritornello as rt
 if os.environ.get("RITORNELLO_TEST_DEVICE") != "emulated":
     pytest.skip("the wheel has no emulated device: `make test-device`", allow_module_level=True)
 
-# A window of a load or save has at most an eighth of this memory.
+# Bytes of pinned memory. A load or save moves its pages in windows of at most an eighth of this
+# memory.
 STAGING = 8 << 20
 WINDOW = STAGING // 8
 BLOCKS = 29
 LAYERS = 3
-# Fills memory whose bytes a test then expects to stay.
+# Value of all bytes in memory that a move must not change.
 UNTOUCHED = 0x3C
 
 
@@ -100,7 +101,7 @@ def _random(shape: tuple[int, ...], seed: int) -> Bytes:
 
 Layout = Callable[[int], Tensors]
 LAYOUTS: tuple[Layout, ...] = (separate, planes, block_first)
-# Multiples of 16, 8 and 4, and an odd number of bytes.
+# Bytes of a span: multiples of 16, 8 and 4, and an odd number.
 PIECES = (4096, 4104, 2060, 1027)
 
 
@@ -115,7 +116,7 @@ def device() -> rt.Device:
 
 @pytest.fixture(params=["disk", "memory"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A directory on the disk, then in memory."""
+    """A directory on the disk or, for the parameter `memory`, in `/dev/shm`."""
     if request.param == "disk":
         yield tmp_path
         return
@@ -130,7 +131,9 @@ def slots_of(device: rt.Device, page_bytes: int, pages: int) -> rt.DeviceSlots:
 
 
 def memory_of(slots: rt.DeviceSlots, pages: int) -> Bytes:
-    """Returns the memory of slots with the bytes between pages, of shape (pages, stride)."""
+    """Returns the memory of the slots, including the gaps between pages, of shape (pages,
+    stride).
+    """
     first, stride = slots.memory
     array = (ctypes.c_uint8 * (stride * pages)).from_address(first)
     return np.ctypeslib.as_array(array).reshape(pages, stride)
@@ -149,8 +152,8 @@ def complete(ticket: rt.Ticket, pages: int) -> None:
 
 
 def put_all(store: rt.Store, scope: rt.Scope, keys: Sequence[bytes], pages: rt.DevicePages) -> int:
-    """Puts until all pages are stored: one put may be limited by the pinned memory. Returns the
-    number of bytes that were written.
+    """Repeats a put until all its pages are stored, because the pinned memory may limit the pages
+    of one put. Returns the number of bytes that were written.
     """
     stored = written = 0
     deadline = time.monotonic() + 60
@@ -167,7 +170,7 @@ def put_all(store: rt.Store, scope: rt.Scope, keys: Sequence[bytes], pages: rt.D
 def is_refused(
     submit: Callable[..., rt.Ticket], keys: Sequence[bytes], pages: rt.DevicePages
 ) -> bool:
-    """Whether a call fails with InvalidError, or its ticket ends for the same reason."""
+    """Returns whether `submit` raises InvalidError, or its ticket ends for the same reason."""
     try:
         outcome = finished(submit(SCOPE, keys, pages))
     except rt.errors.InvalidError:
@@ -318,14 +321,16 @@ SCOPE = rt.Scope.opaque("device", PAGE, chained=True)
 
 
 def large(layout: Callable[[int, int], Tensors] = separate) -> tuple[Tensors, list[int]]:
-    """Returns memory for all pages and 8 more, and the pages' blocks in a random order."""
+    """Returns memory of PAGES + 8 blocks, and PAGES of these blocks in a random order."""
     blocks = list(range(PAGES + 8))
     random.Random(7).shuffle(blocks)
     return layout(PIECE, PAGES + 8), blocks[:PAGES]
 
 
 def check_stored(store: rt.Store, keys: Sequence[bytes], least: int, content: Bytes) -> None:
-    """At least `least` leading pages are stored, and all that are stored are right."""
+    """Asserts that at least `least` leading pages of `keys` are stored, and that all leading pages
+    that are stored have the bytes `content`.
+    """
     out = blank(len(keys), PAGE)
     got = store.get_batch(SCOPE, keys, out)
     assert got >= least
@@ -333,7 +338,7 @@ def check_stored(store: rt.Store, keys: Sequence[bytes], least: int, content: By
 
 
 def test_put_and_get_move_every_byte(device: rt.Device, folder: Path) -> None:
-    """The pages are put from one layout, and got into another."""
+    """Puts pages from blocks of one layout, and gets them into blocks of another layout."""
     memory, blocks = large()
     content = memory.read(blocks)
     before = memory.copies()
@@ -424,7 +429,8 @@ def test_wrong_loads_and_saves_are_refused(device: rt.Device, store: rt.Store) -
         for number in (3, 5):
             with pytest.raises(rt.errors.InvalidError, match="one page per key"):
                 submit(SCOPE, KEYS[:number], right)
-    # Pages that are stored are not read, so a put of them may name any block.
+    # A put does not read the blocks of pages that are stored already, so it can refuse only the
+    # blocks of other pages.
     assert is_refused(store.submit_put, KEYS[4:8], pool.pages([1, 2, 3, BLOCKS]))
     assert is_refused(store.submit_get, keys, pool.pages([1, 2, 3, BLOCKS]))
     assert is_refused(store.submit_get, keys, pool.pages([1, 2, 2, 3]))

@@ -108,7 +108,9 @@ def forbid() -> None:
 
 
 def run(path: Path, *before: str, forbidden: bool = False) -> dict[str, Any]:
-    """Runs the child, optionally under another command, and returns its report."""
+    """Runs the program `CHILD`, preceded by the words `before` of another command if any, and
+    returns the program's report.
+    """
     code = CHILD.format(here=str(Path(__file__).parent), forbid=forbidden)
     words = [*before, sys.executable, "-c", code, str(path)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=100)
@@ -118,8 +120,8 @@ def run(path: Path, *before: str, forbidden: bool = False) -> dict[str, Any]:
 
 
 def inject(what: str) -> list[str]:
-    """Returns an `strace` command that makes a call fail; skips the test if that is not
-    possible.
+    """Returns the beginning of an `strace` command that injects `what` into a program's system
+    calls; skips the test if the machine cannot trace programs.
     """
     strace = shutil.which("strace")
     if strace is None:
@@ -127,12 +129,12 @@ def inject(what: str) -> list[str]:
     words = [strace, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={what.split(':')[0]}"]
     tried = subprocess.run([*words, "true"], capture_output=True, text=True, timeout=30)
     if tried.returncode != 0:
-        pytest.skip(f"strace may not trace here: {tried.stderr.strip()}")
+        pytest.skip(f"strace cannot trace a program here: {tried.stderr.strip()}")
     return [*words, "-e", f"inject={what}"]
 
 
 def check(path: Path, said: dict[str, Any]) -> None:
-    """Checks that all flushed pages are stored and the store still works."""
+    """Checks that all pages that the program flushed are stored, and that the store takes puts."""
     out = [bytearray(PAGE_BYTES) for _ in range(7)]
     with rt.Store.open(path) as store:
         for name, _, flushed, _ in said["rounds"]:
@@ -173,7 +175,7 @@ def test_full_disk_stops_growth_not_store(tmp_path: Path) -> None:
 
 def test_store_works_without_uring_and_direct_io(tmp_path: Path) -> None:
     if platform.machine() not in MACHINES:
-        pytest.skip(f"no filter written for {platform.machine()}")
+        pytest.skip(f"the test has no seccomp filter for {platform.machine()}: add it to MACHINES")
     path = tmp_path / "kv"
     said = run(path, forbidden=True)
     assert (said["mode"], said["direct"]) == ("buffered", False)

@@ -27,10 +27,10 @@ from servers.loop_device import Disk, Throttle
 SECONDS = float(os.environ.get("RITORNELLO_KILL_SECONDS", "4"))
 SEED = int(os.environ.get("RITORNELLO_KILL_SEED", "0"))
 SEGMENT = 4 << 20
-# Every fifth sequence has long pages, if `LONG_PAGES` is given as the last argument.
+# As the last argument of `CHILD` and of `scope_of`: every fifth sequence has long pages.
 LONG_PAGES = "long"
-# Puts sequences one after another, and reads old sequences. Flushes after every third sequence, and
-# then prints this sequence's name and number of stored pages.
+# A program that puts sequences one after another, and reads old sequences. Flushes after every
+# third sequence, and then prints this sequence's name and number of stored pages.
 CHILD = """
 import random, sys
 sys.path.insert(0, {here!r})
@@ -74,8 +74,8 @@ def scope_of(name: int, long_pages: str) -> tuple[rt.Scope, int]:
 
 
 class Loop:
-    """Two children that work on one store in `volumes` directories, and what each had flushed when
-    it was killed. On several volumes some pages are long.
+    """Two children that work on one store in `volumes` directories, and the pages that children had
+    flushed before they were killed. On several volumes some pages are long.
     """
 
     def __init__(self, path: Path, capacity: str, volumes: int = 1) -> None:
@@ -137,7 +137,9 @@ class Loop:
                 self.flushed[int(words[1])] = int(words[2])
 
     def check(self, names: list[int], *, evicts: bool) -> None:
-        """Opens the store and checks sequences that were flushed."""
+        """Opens the store and checks that the sequences `names`, which were flushed, have the right
+        bytes and, unless the store `evicts`, are complete.
+        """
         with rt.Store.open(self.paths, capacity=self.capacity, segment_bytes=4 << 20) as store:
             for name in names:
                 (scope, length), keys = scope_of(name, self.long_pages), keys_of(name, 1 + name % 7)
@@ -352,7 +354,9 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
         assert witness.stdout is not None
         keys: list[bytes] = []
         while (line := witness.stdout.readline()) != "listed\n":
-            assert line.startswith("page "), f"the witness said {line!r}"
+            assert line.startswith("page "), (
+                f"the witness printed {line!r} before it had listed all pages"
+            )
             keys.append(bytes.fromhex(line.split()[1]))
         time.sleep(rng.uniform(0.0, 0.05))
         witness.kill()
@@ -369,7 +373,9 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
                 else:
                     missing += 1
             gone += evicted(store) - before
-            assert missing <= gone, f"{missing} of {len(keys)} pages lost, {gone} evicted"
+            assert missing <= gone, (
+                f"{missing} of {len(keys)} pages are missing, but only {gone} were evicted"
+            )
         loop.kills += 1
     finally:
         witness.kill()
@@ -408,25 +414,25 @@ LEAST, MOST = 24, 96
 
 
 def command(*words: str) -> subprocess.Popen[bytes]:
-    """Starts the command line in the background."""
+    """Starts `ritornello` with these arguments in the background."""
     line = [sys.executable, "-m", "ritornello", *words]
     return subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def ask(*words: str) -> None:
-    """Runs the command line to its end."""
+    """Runs `ritornello` with these arguments, and checks that it succeeds."""
     assert command(*words).wait(timeout=300) == 0, words
 
 
 def directories(store: Path) -> list[str]:
-    """Returns the directories that are not being drained."""
+    """Returns the directories of the store that are not being drained."""
     line = [sys.executable, "-m", "ritornello", "paths", "list", str(store), "--json"]
     answer = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
     return [path["dir"] for path in answer["paths"] if not path["draining"]]
 
 
 def segments(root: Path) -> list[Path]:
-    """Returns the segment files of the only store below `root`."""
+    """Returns the segment files below `root`, which has files of a single store."""
     return [path for path in root.rglob("seg-*") if path.is_file()]
 
 
@@ -454,9 +460,9 @@ def changes(rng: random.Random, loop: Loop, more: list[Path]) -> list[str]:
 
 @pytest.mark.timeout(120 + 3 * SECONDS)
 def test_kill_during_capacity_changes(tmp_path: Path) -> None:
-    """Owner, client and command line are killed while the store shrinks, grows and is drained. The
-    next process that opens the store reads no wrong byte, and the files never take more than the
-    largest capacity.
+    """Owner, client and command are killed while the store shrinks and grows, and while directories
+    are added and drained. The next process that opens the store reads no wrong byte, and the files
+    never take more space than the largest capacity.
     """
     rng = random.Random(SEED + 1)
     root = tmp_path / "store"
@@ -492,12 +498,12 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
         loop.check(names, evicts=True)
     finally:
         loop.end()
-    print(f"{loop.kills} kills of workers; {cut} changes of shape cut off, {shaped} not")
+    print(f"{loop.kills} kills of workers; {cut} changes of the store interrupted, {shaped} not")
 
 
 def read(store: rt.Store, names: range) -> int:
-    """Returns how many pages of these sequences, of six each, are stored, and checks their
-    bytes.
+    """Reads sequences of six pages each, and checks the bytes. Returns the number of leading pages
+    that are stored, over all sequences.
     """
     came = 0
     for name in names:

@@ -40,8 +40,8 @@ def views(pages: Any) -> list[memoryview]:
 
 
 def completed(client: NativeClient, number: int) -> Completion:
-    """Waits for the eventfd as LMCache does, and returns the first completion, which must be of the
-    call `number`.
+    """Waits for the eventfd as LMCache does. Returns the first completion, and asserts that it
+    belongs to the operation `number`.
     """
     until = time.monotonic() + 60
     while time.monotonic() < until:
@@ -50,7 +50,7 @@ def completed(client: NativeClient, number: int) -> Completion:
         for completion in client.drain_completions():
             assert completion[0] == number
             return completion
-    raise AssertionError("no operation was completed")
+    raise AssertionError("no operation was completed within 60 s")
 
 
 def put(client: NativeClient, keys: list[str], nbytes: int) -> Completion:
@@ -111,7 +111,7 @@ def test_each_key_has_its_own_result(client: NativeClient) -> None:
     expected = [False, True, True] * 3
     assert there(client, keys) == expected
     ok, out = get(client, keys, 64 * KIB)
-    assert ok == expected, "pages after a missing key are found as well"
+    assert ok == expected, "objects after a missing object must be loaded as well"
     for key, page, is_there in zip(keys, out, ok, strict=True):
         assert (page == (page_of(key.encode(), 64 * KIB) if is_there else 0xA5)).all()
 
@@ -292,7 +292,9 @@ def test_stopped_owner_blocks_no_call(where: Path) -> None:
         try:
             begun = time.monotonic()
             numbers = [client.submit_batch_exists(texts(2)) for _ in range(20)]
-            assert time.monotonic() - begun < 5, "submitting waited for the stopped owner"
+            assert time.monotonic() - begun < 5, (
+                "`submit_batch_exists` waited for the stopped owner"
+            )
         finally:
             owner.send_signal(signal.SIGCONT)
         done: list[Completion] = []
@@ -308,7 +310,9 @@ def test_stopped_owner_blocks_no_call(where: Path) -> None:
 
 
 def test_pending_lookup_ends_without_its_caller(where: Path) -> None:
-    """LMCache never takes the result of a lookup whose request it aborted."""
+    """A lookup ends and releases its leases although LMCache, which aborted the request, never
+    takes its result.
+    """
     tiers = [f"disk {where}", "held_remote:Held"]
     client = NativeClient(tiers=tiers, prefetch="timeout(0.05, 0)")
     cache: Any = client._objects.store
@@ -320,7 +324,7 @@ def test_pending_lookup_ends_without_its_caller(where: Path) -> None:
     try:
         client.submit_batch_exists(keys)
         wait_until(lambda: Held.asked)
-        # The policy's time ends while the remote still does not answer.
+        # The lookup ends after the 0.05 seconds of its policy, while the remote does not answer.
         wait_until(lambda: client._completed)
     finally:
         Held.released.set()

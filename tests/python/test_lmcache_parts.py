@@ -60,7 +60,7 @@ def test_rank_or_hash_of_invalid_length_is_refused(rank: int, digest: bytes) -> 
         page_key(rank, digest)
 
 
-def test_bridge_names_are_parsed() -> None:
+def test_object_names_of_lmcache_bridge_are_parsed() -> None:
     plain = parse_name("org/model-7b@01000100@2@00ff")
     assert plain == ObjectName(Family("org/model-7b", 2, ""), page_key(0x01000100, b"\x00\xff"))
     salted = parse_name("org/model-7b@01000100@2@00ff@tenant")
@@ -188,8 +188,8 @@ def test_formats_are_read_at_intervals() -> None:
 
 
 def test_put_does_not_wait_for_formats() -> None:
-    """A put gets its scope from the object's format, even while another thread waits for the
-    owner's list of stored formats.
+    """A put derives its scope from the object's format, and so does not wait while another thread
+    waits for the owner's list of stored formats.
     """
 
     def ask() -> list[tuple[rt.Scope, int, int]]:
@@ -198,8 +198,8 @@ def test_put_does_not_wait_for_formats() -> None:
         )
         put.start()
         put.join(60)
-        assert not put.is_alive(), "the put must wait for the running query"
-        assert not formats.refresh(), "a refresh must not start a second query"
+        assert not put.is_alive(), "a put must not wait for the running query"
+        assert not formats.refresh(), "a refresh must not start a query while another query runs"
         return [(scope_of(FAMILY, ObjectFormat(4096), ""), 3, 0)]
 
     formats = FormatCatalog(ask, "")
@@ -286,7 +286,7 @@ def test_unreleased_locks_expire() -> None:
         locks.lock(FAMILY, [ONE, TWO], lease)
     assert len(locks) == 20
     clock.now += 61
-    assert len(locks) == 0, "LMCache reports the number while it locks nothing"
+    assert len(locks) == 0, "expired locks must not count, even if nothing was locked since"
     locks.lock(FAMILY, [THREE], 77)
     assert len(locks) == 1
     assert [leased.lease for leased in locks._leases[FAMILY]] == [77]
@@ -361,12 +361,12 @@ def test_pending_query_is_repeated() -> None:
             done.set()
         return not ready.is_set()
 
-    # If the first call of a query, in the caller's thread, returns that the query is pending, later
-    # calls run on the executor's thread.
+    # The executor calls a query first in the caller's thread. If this call returns that the query
+    # is pending, the later calls run on the executor's thread.
     executor = LookupExecutor(lambda: True)
     executor.submit(pending)
     executor.submit(lambda _: behind.set())
-    assert behind.wait(60), "a pending query does not delay the query behind it"
+    assert behind.wait(60), "a pending query must not delay the query behind it"
     assert not done.is_set()
     ready.set()
     assert done.wait(60)
@@ -388,8 +388,8 @@ def test_close_ends_pending_queries() -> None:
 
 
 def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the executor cannot start its thread, it calls the query as dropped: the query must report
-    its end, because a caller waits for it.
+    """If the executor cannot start its thread, it calls the query as dropped, so that the query
+    reports its end to the caller, which waits for it.
     """
     from threading import Event
 
@@ -405,7 +405,7 @@ def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
     assert heard == [True, True]
     done = Event()
     executor.submit(lambda expired: done.set())
-    assert done.wait(60), "the next query starts the thread"
+    assert done.wait(60), "the next query must start the thread"
     executor.close()
 
 
@@ -413,8 +413,8 @@ def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Runs(NamedTuple):
-    """Keys of a scope, in runs. Like the store's `keys`, `keys` lists whole runs, and may thus
-    return more than `limit` keys.
+    """Keys of a scope, in runs. The method `keys` is like the store's: it lists whole runs, and so
+    may return more than `limit` keys.
     """
 
     runs: list[list[bytes]]

@@ -19,13 +19,13 @@ from ritornello.lmcache import NativeClient
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 MIB = 1 << 20
 CHUNK_TOKENS = 256
-# Bytes of a bfloat16.
+# Bytes of one element of the KV cache, a bfloat16.
 ITEM_BYTES = 2
 
 
 class Model(NamedTuple):
-    """A row of the table. `heads`: KV heads; 0 for MLA, whose latent vector every rank holds
-    completely.
+    """A row of the table. `heads`: the number of KV heads; 0 for MLA, of which every rank holds the
+    complete latent vector.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Model(NamedTuple):
     heads: int
     head_dim: int
     token_kib: str
-    # MiB of one rank's chunk for each number of ranks in `DEGREES`, and MiB of a row for the last
-    # of these numbers.
+    # The size in MiB of one rank's chunk for each number of ranks in `DEGREES`, and of a row of
+    # vLLM's host tier for the last of these numbers.
     cells: tuple[str, ...]
 
     def chunk_bytes(self, degree: int) -> int:
-        """Returns the bytes of one rank's chunk. With more ranks than heads, several ranks hold
-        copies of one head.
+        """Returns the bytes of one rank's chunk with `degree` ranks. With more ranks than heads,
+        several ranks hold copies of one head.
         """
         if not self.heads:
             return self.layers * self.head_dim * ITEM_BYTES * CHUNK_TOKENS
@@ -71,7 +71,8 @@ def models() -> list[Model]:
 MODELS = models()
 SIZES = sorted({model.chunk_bytes(degree) for model in MODELS for degree in DEGREES})
 ROWS = sorted({model.row_bytes(degree) for model in MODELS for degree in DEGREES})
-# The bytes of rows and of LMCache's objects: repeated, or cut off, to the length of each.
+# The bytes of each row and of each LMCache object are this pattern, repeated or cut off to the
+# length of the row or object.
 PATTERN = page_of(b"pattern", MIB + 1)
 
 
@@ -93,8 +94,8 @@ def test_figures_follow_from_shapes(model: Model) -> None:
 def test_table_has_twelve_models_and_long_chunks() -> None:
     assert len(MODELS) == 12
     assert max(SIZES) > 64 * MIB
-    # The longest row is of 16 ranks with 8 KV heads, and has each head twice. The longest chunk is
-    # of a single rank, and has each head once.
+    # The longest row is of a model with 8 KV heads on 16 ranks, so it has each head twice. The
+    # longest chunk is of the same model on one rank, so it has each head once.
     assert max(ROWS) == 2 * max(SIZES)
 
 
@@ -117,7 +118,7 @@ def test_chunk_of_each_size_is_served(store: rt.Store, page_bytes: int) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a store that all rows use, one after another."""
+    """The directory of a store in which the rows of all sizes are stored, one after another."""
     return tmp_path_factory.mktemp("rows")
 
 

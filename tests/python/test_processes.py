@@ -134,7 +134,9 @@ def test_exit_without_close_loses_nothing(where: Path, ending: str) -> None:
 
 
 def in_a_fork(check: str, store: rt.Store, where: Path, ticket: rt.Ticket) -> None:
-    """Checks in a forked child: the parent's store and ticket are closed, and a new store opens."""
+    """Checks, in a forked child, that the parent's store and ticket are closed there, and that the
+    child can open the store as a client.
+    """
     assert store.closed, check
     for use in (lambda: put(store, "x"), store.stats, ticket.wait):
         with pytest.raises(ClosedError, match="fork"):
@@ -173,7 +175,9 @@ def test_forked_child_opens_its_own_store(where: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_forked_child_does_not_hold_directory(where: Path) -> None:
-    """The parent closes while the child, which never used the store, still runs."""
+    """The parent closes its store while the child, which never used it, still runs. The store can
+    then be opened as the owner.
+    """
     store = open_small(where)
     put(store, "kept")
     child = os.fork()

@@ -25,7 +25,8 @@ from ritornello.lmcache.store import LMCacheStore
 from servers.child import Child
 from servers.loop_device import Disk, Throttle, command
 
-# Bytes per second of the throttled writer, and pages of its put: 12 MiB, queued for three seconds.
+# Bytes per second at which the throttled writer writes, and the number of pages of its put: 12 MiB,
+# which stay queued for three seconds.
 SLOW = 4 << 20
 IN_FLIGHT = 48
 FILE_SYSTEMS = pytest.mark.parametrize("slow_disk", ["ext4", "xfs"], indirect=True)
@@ -76,7 +77,9 @@ for line in sys.stdin:
 
 @pytest.fixture
 def slow_writer(slow_disk: Disk) -> Iterator[Callable[[Path], Child]]:
-    """Starts a throttled writer on a store, and kills it after the test."""
+    """Returns a function that starts the program `WRITER` on a store, with throttled writes. Kills
+    the writers after the test.
+    """
     require_io_uring(slow_disk.path / "tried")
     with or_skip():
         throttle = Throttle([slow_disk], "writer")
@@ -107,36 +110,37 @@ def kill_in_flight(child: Child) -> None:
     assert child.ask() == "submitted"
     deadline = time.monotonic() + 20
     while bytes_written(child.pid) - before < IN_FLIGHT * PAGE_BYTES * 3 // 4:
-        assert time.monotonic() < deadline, "the writer does not write"
+        assert time.monotonic() < deadline, "the writer submitted too few bytes within 20 s"
         time.sleep(0.02)
     child.kill()
-    assert child.read() == "", "the writes ended before the kill"
+    assert child.read() == "", "the writer's put ended before the kill: the test has no effect"
     child.wait(timeout=30)
 
 
 def check_dead_writes_harmless(
     disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
 ) -> None:
-    """Immediately after the kill, puts and flushes pages, whose space must differ from the space of
-    the dead writer's queued writes. Reads them back when the device has completed its queue.
-    `written`: the bytes that the device had written before the writer's put.
+    """Immediately after the kill, puts and flushes pages. Reads these pages and the pages `early`
+    after the device has completed its queue: no queued write of the dead writer may have
+    overwritten a page. `written`: bytes that the device had written before the writer's put.
+    `killed`: the time of the kill.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:
         put(store, keys)
     store.flush()
     flushed = read(store, [*early, *(key for keys in late for key in keys)])
-    assert len(flushed) >= 32, "nearly everything was evicted"
+    assert len(flushed) >= 32, "fewer than 32 flushed pages were not evicted"
     time.sleep(max(0.0, killed + IN_FLIGHT * PAGE_BYTES / SLOW + 1.5 - time.monotonic()))
     own = 96 * PAGE_BYTES
     more = disk.written() - written - own
     assert more > 8 << 20, (
-        "the writes of the dead process did not outlive it: the test has no effect"
+        "the device wrote too little after the kill of the writer: the test has no effect"
     )
     lost = len(flushed) - len(read(store, flushed))
     assert lost == 0, f"{lost} of {len(flushed)} flushed pages were overwritten by a dead process"
-    # Pages that were overwritten before the first read are missing in `flushed`, so the counter of
-    # damaged pages is checked as well.
+    # A page that was overwritten before the first read is not in `flushed`, so check the counter of
+    # damaged pages as well.
     assert store.stats()["counters"]["damaged_pages"] == 0
 
 
@@ -176,8 +180,8 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails because `disk` fails all requests for data, until the caller
     calls `disk.cut(0)`. Returns the name of the runs.
     """
-    # Try three times: the owner also flushes every two seconds, perhaps just before the disk is
-    # cut, and then the call has nothing to flush.
+    # Try three times: the owner also flushes every two seconds. If it does so just before the disk
+    # is cut, `flush` finds nothing to write, and does not fail.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)
@@ -186,11 +190,13 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
         except RetryError:
             return name
         disk.cut(0)
-    pytest.fail("no flush met the cut disk")
+    pytest.fail("none of three flushes failed although the disk was cut")
 
 
 def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[..., Disk]) -> None:
-    """After a failed sync the page cache holds index records that the disk lacks."""
+    """After a failed sync the kernel's page cache holds index records that the disk lacks. A later
+    flush must write them to the disk.
+    """
     disk = make_disk("failing", 128)
     path = disk.path / "kv"
     store = rt.Store.open(path, capacity="32MiB", segment_bytes=4 << 20)
@@ -203,8 +209,8 @@ def test_flush_survives_earlier_failed_sync(tmp_path: Path, make_disk: Callable[
     disk.cut(0)
 
     with rt.Store.open(path) as store:
-        # The owner may still find pages of the failed flush in its index. After a put of these
-        # pages and a flush, they must be on the disk.
+        # The owner may still find the pages of the failed flush in its index. After a further put
+        # of these pages and a flush, the pages must be on the disk.
         flushed = early + put_small(store, between, 5) + put_small(store, "late", 3)
         store.flush()
         with or_skip():
@@ -242,7 +248,7 @@ for line in sys.stdin:
 
 
 def stat(path: Path) -> tuple[int, str]:
-    """Exit code and output of `ritornello stat`."""
+    """Returns the exit code and the output of `ritornello stat`."""
     line = [sys.executable, "-m", "ritornello", "stat", str(path)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout + done.stderr
@@ -306,10 +312,10 @@ def test_stalled_disk_holds_up_only_its_pages(make_disk: Callable[..., Disk]) ->
         assert min(len(stalled), len(working)) > 20
         reader = undo.enter_context(Child(READER, paths[0]))
         assert reader.read() == "open"
-        # One byte per second: reads from the first disk do not end.
+        # With a limit of one byte per second, reads from the first disk do not end.
         throttle.add(reader.pid)
         throttle.limit(0, reads=1)
-        # More gets than a process normally has I/O threads.
+        # 16 gets are more than the I/O threads that a process normally has.
         assert reader.ask(" ".join(["start", *stalled[:16]])) == "started"
         began = time.monotonic()
         assert set(reader.ask(" ".join(["get", *working])).split()) == {"hit"}

@@ -29,7 +29,9 @@ from servers.loop_device import Disk, command
 def second_directory(
     tmp_path: Path, request: pytest.FixtureRequest, make_disk: Callable[..., Disk]
 ) -> tuple[Disk, Path, list[bytes]]:
-    """A closed store, some of whose 64 flushed pages are on a disk that is not mounted."""
+    """A closed store whose 64 flushed pages are in two directories, one of them on a disk that is
+    not mounted. Returns the disk, the path of the store, and the keys.
+    """
     disk = make_disk("second", 128)
     path, second = tmp_path / "kv", disk.path
     if request.param == "directory below":
@@ -46,9 +48,11 @@ def second_directory(
 
 
 def put_unmounted(store: rt.Store, disk: Disk, keys: list[bytes]) -> list[bytes]:
-    """Reads and puts while a directory is not mounted. Returns the keys that it flushed."""
+    """Reads the pages of `keys`, and puts and flushes further pages, while the disk of a directory
+    is not mounted. Returns the keys of the further pages that were stored.
+    """
     found = read(store, keys)
-    assert 0 < len(found) < len(keys), "pages of one directory are hits, of the other misses"
+    assert 0 < len(found) < len(keys), "only pages in the mounted directory may be hits"
     more = keys_of("unmounted", 4)
     try:
         stored = store.put_batch(SCOPE, more, list(pages_of(more, PAGE_BYTES)))
@@ -96,7 +100,7 @@ with rt.Store.open(sys.argv[1], "1GiB") as store:
 
 
 def make_store(path: Path) -> None:
-    """Makes a store with two runs of pages in another process."""
+    """In another process, makes a store at `path` with two runs of pages."""
     with Child(STORE_MAKER, path) as maker:
         assert maker.wait(60) == 0
 
@@ -115,7 +119,8 @@ def test_late_mount_moves_engine_to_its_disk(
         make_store(path)
         before = [key for run in range(2) for key in keys_of(f"before {run}", 200)]
     disk.unmount()
-    # Default settings: an engine that starts before the mount creates a store.
+    # An engine with default settings that starts before the mount creates a store below the mount
+    # point.
     handle = FailSafeStore(StoreSettings(str(path)), logging.getLogger(__name__), lambda _: None)
 
     def found(keys: list[bytes]) -> int:

@@ -144,8 +144,8 @@ def test_client_with_another_capacity_serves(
 def start_replaceable_owner(
     start_owner: Callable[[], Child], tmp_path: Path
 ) -> Callable[[], Callable[[], object]]:
-    """Starts an owner, and returns a function that replaces its store by another store, with
-    an owner.
+    """Returns a function that starts an owner. This function returns another function, which kills
+    the owner and replaces its store by a new store with a new owner.
     """
 
     def start() -> Callable[[], object]:
@@ -254,7 +254,7 @@ def test_store_opens_after_stopped_owner_resumes(
         link.symlink_to(tmp_path / "kv")
         begun.clear()
         assert begun.wait(30)
-        assert not can_serve(fail_safe), "calls must miss while the owner is stopped"
+        assert not can_serve(fail_safe), "calls must return misses while the owner is stopped"
         owner.send_signal(signal.SIGCONT)
         wait_until(lambda: can_serve(fail_safe), "the store serves")
     finally:
@@ -267,7 +267,7 @@ def test_process_exits_while_opening_store(
 ) -> None:
     link = tmp_path / "link"
     repair = occupied_by_file(link)
-    # An owner that does not answer: an attempt to open waits a minute for it.
+    # The owner is stopped and so does not answer: an attempt to open the store waits a minute.
     start_owner().send_signal(signal.SIGSTOP)
     with Child(EXIT_WHILE_OPENING, link) as process:
         assert process.read() == "failed"
@@ -322,7 +322,8 @@ def test_calls_do_not_wait_for_reopening(
     assert_fails(fail_safe)
     assert first.closed.wait(30)
     assert begun.wait(30)
-    # The opening hangs, as with an owner that does not answer. These calls must return.
+    # The opening hangs, as it does while an owner does not answer. The next calls must return
+    # nevertheless.
     assert_fails(fail_safe)
     assert not fail_safe.open()
     fail_safe.close()
@@ -352,7 +353,7 @@ def test_failing_store_is_reopened_with_back_off(
         assert fail_safe.broken
     assert fail_safe._retry_pause == 0.2
     assert all(store.closed.wait(30) for store in stores)
-    # One line at the first failure, and one when the store serves again.
+    # The connector logs one line at the first failure, and one line when the store serves again.
     assert len(caplog.records) == 2
 
 
@@ -370,7 +371,7 @@ def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatc
     fail_safe.close()
 
 
-def test_reopening_updates_role_of_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reopening_as_client_ends_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [FailingStore("owner"), FailingStore("client")]
     replace_open(lambda: stores.pop(0), monkeypatch)
     store = TierStore(VllmSettings("/kv", read_only=False), Meter())

@@ -46,7 +46,8 @@ def test_refused_hash_is_not_used_after_reopening(
     assert not fail_safe.open()
     repair()
     wait_until(
-        lambda: "allow_weak_hashes" in fail_safe.broken, "the policy refuses the engine's hash"
+        lambda: "allow_weak_hashes" in fail_safe.broken,
+        "the connector reports that the policy refuses the engine's hash",
     )
     assert not can_serve(fail_safe)
 
@@ -83,7 +84,7 @@ def test_permitting_store_at_path_ends_refusal(
     fail_safe = make_store()
     fail_safe.expect_hash("xxhash")
     assert not can_serve(fail_safe)
-    assert (kv / "LOCK").exists(), "a new store without permissions was made"
+    assert (kv / "LOCK").exists(), "the connector must have made a store without a policy"
     kv.rename(tmp_path / "below")
     disk.rename(kv)
     wait_until(lambda: can_serve(fail_safe), "the store serves")
@@ -119,7 +120,7 @@ def test_refusing_store_is_opened_rarely(
     fail_safe.expect_hash("xxhash")
     assert not fail_safe.open()
     wait_until(lambda: len(stores) == 3 and stores[-1].closed.is_set(), "the open was retried")
-    wait_until(lambda: fail_safe._retry_pause > 0.1, "a slow open is retried later")
+    wait_until(lambda: fail_safe._retry_pause > 0.1, "the retry after a slow open pauses longer")
     assert 20 * 0.02 <= fail_safe._retry_pause <= 60
     assert all(store.closed.is_set() for store in stores)
     assert len(caplog.records) == 1
@@ -160,7 +161,7 @@ def test_number_of_closing_stores_is_limited(
     wait_until(lambda: "still being closed" in fail_safe.broken, "no further store is opened")
     assert len(stores) == CLOSING_MAX
     stores[1].closable.set()
-    wait_until(fail_safe.open, "a store opens after one was closed")
+    wait_until(fail_safe.open, "a store is opened after a closing store was closed")
     for store in stores:
         store.closable.set()
 
@@ -186,5 +187,5 @@ def test_process_with_hung_store_serves_another_and_exits(tmp_path: Path) -> Non
     command = [sys.executable, "-c", EXIT_WHILE_CLOSING, str(tmp_path / "kv")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     if done.returncode == NOT_SUPPORTED:
-        pytest.skip("no userfaultfd(2)")
+        pytest.skip("the kernel does not let this process use userfaultfd(2)")
     assert (done.returncode, done.stdout) == (0, "serves\n"), done.stderr

@@ -38,7 +38,7 @@ def test_policies_limit_restorable_lengths(
     assert found.pages == max(restorable, default=0)
 
 
-def test_all_pools_must_allow_a_length() -> None:
+def test_restorable_length_must_suit_all_pools() -> None:
     sides = [side(TRAILING, "0110", pool="mamba"), side(ALL, "1101", pool="indexer")]
     found = restorable_prefixes("kv", 4, sides)
     assert found.restorable == [2]
@@ -49,7 +49,7 @@ def test_block_groups_do_not_limit_the_prefix() -> None:
     assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 
-def test_trailing_window_matches_definition() -> None:
+def test_trailing_window_must_be_present_at_prefix_end() -> None:
     for bits in itertools.product("01", repeat=6):
         for window in range(1, 7):
             present = "".join(bits)

@@ -120,14 +120,14 @@ def test_layout_and_size_are_named_once() -> None:
     assert described["layout"].startswith("sglang-")
 
 
-def test_ranks_are_named_by_heads() -> None:
+def test_scopes_name_heads_of_rank() -> None:
     assert len({of_rank(rank, 2).id for rank in range(2)} | {scope().id}) == 3
     assert of_rank(1, 2).describe()["kv_heads"] == (4, 8)
     assert "tp" not in of_rank(1, 2).describe()["extra"]
     assert of_rank(2, 16).id == of_rank(3, 16).id != of_rank(4, 16).id
 
 
-def test_ranks_with_unknown_heads_are_numbered() -> None:
+def test_scopes_name_rank_if_heads_are_unknown() -> None:
     unknown = replace(ENGINE, kv_heads=0, tp=(1, 2))
     assert scope(unknown).describe()["extra"]["tp"] == "1/2"
     window = replace(SHAPE, pool="swa", heads=4)
@@ -137,8 +137,9 @@ def test_ranks_with_unknown_heads_are_numbered() -> None:
 def test_pipeline_stages_have_separate_scopes() -> None:
     second = replace(ENGINE, pp=(1, 2))
     assert "pp" not in scope(second, replace(SHAPE, layers=(4, 8))).describe()["extra"]
-    # Both scopes name the pipeline stage, because the layer numbers do not tell it: in the first
-    # pool they begin at zero although the stage is 1, and a side pool counts only its own layers.
+    # The scopes of the next two pools name the pipeline stage, because the pools' layer numbers do
+    # not determine it: the first pool begins at layer 0 although its stage is 1, and a side pool
+    # counts only its own layers.
     assert scope(second).describe()["extra"]["pp"] == "1/2"
     state = replace(SHAPE, pool="mamba", layers=(4, 8))
     assert scope(second, state).describe()["extra"]["pp"] == "1/2"
@@ -189,5 +190,5 @@ def test_keys_are_decoded_hex_digests() -> None:
     assert keys == [digest, *(keys_of([name])[0] for name in odd)]
     assert len(set(keys)) == len(keys)
     assert {len(key) for key in keys} == {32}
-    # Joined, the two names are as long as two hex digests, but neither name is a digest.
+    # The two names together are as long as two hex digests, but neither name is a digest.
     assert len(keys_of([digest.hex()[1:], digest.hex() + "0"])) == 2

@@ -88,7 +88,7 @@ def test_lookup_passes_all_keys_before() -> None:
     told = made.prefetch_from_storage("r", 2, [7], "21", ["10", "11"], extra_key="lora")
     assert told == ("r", [7], "21", ["10", "11", "20", "21"], "lora")
     assert made.query_storage_hit_length(1, [7], last_hash="11") == ["10", "11"]
-    # With this attribute, which the lookup has set, SGLang passes the keys to puts too.
+    # The lookup has set this attribute, with which SGLang passes the keys before a page to puts.
     assert made.hicache_storage_pass_prefix_keys
     # A lookup from the prompt's first page has no keys before it.
     assert made.prefetch_from_storage("r", 0, [7])[3] == []
@@ -103,7 +103,7 @@ def test_lookup_of_other_storage_is_unchanged() -> None:
         assert not made.hicache_storage_pass_prefix_keys
 
 
-def test_keys_that_cannot_be_told_are_marked(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_keys_before_lookup_are_marked(caplog: pytest.LogCaptureFixture) -> None:
     cache, controller = classes()
     assert Prompts().watch(cache, controller) == ""
     made = cache(Storage())
@@ -206,14 +206,15 @@ def test_unknown_step_ends_measuring(watched: Any, caplog: pytest.LogCaptureFixt
 
 
 class Device:
-    """Stand-in for torch's module of a device. `queued_ms`: time on the device at which all queued
-    work ends. `computed_ms`: time up to which the device has computed.
+    """Stand-in for torch's module of a device, such as `torch.cuda`. Times are in milliseconds
+    since the device's start. `queued_ms`: when all queued work will have ended. `computed_ms`: up
+    to when the device has computed.
     """
 
     def __init__(self) -> None:
         self.queued_ms = self.computed_ms = 0.0
         self.events = 0
-        # The number of the event whose recording fails, if any.
+        # The number, from 1, of the event whose recording fails; 0 if none fails.
         self.failing = 0
 
     def Event(self, *, enable_timing: bool) -> "Event":  # noqa: N802
@@ -236,14 +237,18 @@ class Event:
         return self.at_ms <= self._device.computed_ms
 
     def elapsed_time(self, end: "Event") -> float:
-        """Returns milliseconds; as in torch, both events must be complete."""
+        """Returns the milliseconds from this event to `end`; as in torch, the device must have
+        completed both events.
+        """
         assert self.query()
         assert end.query()
         return end.at_ms - self.at_ms
 
 
 class DeviceRunner(Runner):
-    """A runner on a GPU: `forward` queues work of `milliseconds`, and returns immediately."""
+    """A runner on a GPU: `forward` queues work that takes `milliseconds` on the device, and returns
+    immediately.
+    """
 
     device = "cuda:1"
 
@@ -270,7 +275,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 @pytest.fixture
 def told_by_device(device: Device) -> tuple[DeviceRunner, list[tuple[int, int, float]]]:
-    """Returns a watched runner on a GPU, and the list of what is recorded."""
+    """Returns a watched runner on a GPU, and the list of the recorded prefills: earlier tokens,
+    computed tokens, seconds.
+    """
     runner = type("ModelRunner", (DeviceRunner,), {"forward": DeviceRunner.forward})
     prefills, told = Prefills(), []
     assert prefills.watch(runner) == ""
@@ -280,11 +287,11 @@ def told_by_device(device: Device) -> tuple[DeviceRunner, list[tuple[int, int, f
 
 def test_events_measure_prefills_on_device(device: Device, told_by_device: Any) -> None:
     runner, told = told_by_device
-    device.queued_ms = 5000.0  # of earlier steps
+    device.queued_ms = 5000.0  # work of earlier steps
     assert runner.forward(step("EXTEND", [100], [28]), milliseconds=1500.0) == 1
     runner.forward(step("DECODE", None), milliseconds=40.0)
     runner.forward(step("EXTEND", [64], [5]), milliseconds=250.0)
-    assert told == [], "the device has not computed a step"
+    assert told == [], "no prefill may be recorded before the device has computed it"
     # A prefill that the device has completed is recorded in the next step of any kind.
     device.computed_ms = 6500.0
     assert told == []
@@ -295,10 +302,10 @@ def test_events_measure_prefills_on_device(device: Device, told_by_device: Any) 
     assert told == [(28, 100, 1.5), (5, 64, 0.25)]
     runner.forward(step("DECODE", None))
     assert len(told) == 2
-    assert device.events == 4, "steps that are not measured record no events"
+    assert device.events == 4, "only measured steps may record events, two each"
 
 
-def test_incomplete_prefills_are_bounded(device: Device, told_by_device: Any) -> None:
+def test_number_of_pending_prefills_is_bounded(device: Device, told_by_device: Any) -> None:
     runner, told = told_by_device
     for tokens in range(2, PENDING_MAX + 6):
         runner.forward(step("EXTEND", [tokens]))

@@ -23,13 +23,14 @@ from ritornello.sglang.store import Read, SGLangStore
 from ritornello.sglang.transfers import READ_IN, Transfer, Transfers, transfer_obstacle
 
 BATCH, PAGES, WAIT = 4, 10, 60.0
-# Places in a host pool: of stored pages, of pages that are loaded, and the number of all places.
+# Places in a host pool: of the pages that are stored, and of the pages that are loaded; `ALL` is
+# the number of places.
 FROM, TO, ALL = range(PAGES), range(PAGES, 2 * PAGES), 2 * PAGES
 KEYS = keys(PAGES)
 
 
 class Controller:
-    """The part of SGLang's controller that reads the batches of an operation."""
+    """Stand-in for SGLang's controller: the method that reads the batches of an operation."""
 
     page_size = TOKENS
 
@@ -37,7 +38,9 @@ class Controller:
         self.storage_backend = storage
 
     def _page_transfer(self, operation: Any) -> list[int]:
-        """Returns the number of pages that were completed after each batch."""
+        """Reads the batches. Returns, for each batch, the number of pages of the operation that
+        were completed after it.
+        """
         complete, completed = True, [0]
         for first in range(0, len(operation.hash_value), BATCH):
             complete = complete and not operation.is_terminated()
@@ -54,7 +57,7 @@ class Controller:
 
 @dataclass
 class Operation:
-    """An operation of SGLang that loads the prompt to the places `TO`."""
+    """Stand-in for SGLang's operation that loads the prompt to the places `TO`."""
 
     hash_value: list[str] = field(default_factory=lambda: [key.hex() for key in KEYS])
     host_indices: Any = field(default_factory=lambda: slots(*TO))
@@ -66,8 +69,8 @@ class Operation:
 
 
 class Recorded(SGLangStore):
-    """A store that records the beginning and the end of each get by the place of its first page in
-    the prompt. `tickets`: replace the tickets of the gets that begin at these places.
+    """A store that records the beginning and the end of each get, with the place in the prompt of
+    the get's first page. `tickets`, by this place: tickets that replace the tickets of gets.
     """
 
     def __init__(self, path: Path, meter: RateMeter) -> None:
@@ -99,7 +102,7 @@ class Recorded(SGLangStore):
 
 
 class Storage:
-    """The part of the storage that reads. `hook` is called before each batch is read."""
+    """Stand-in for our storage: the part that reads. `hook` is called before each batch is read."""
 
     def __init__(self, store: SGLangStore, *pools: Any, flat: bool = False) -> None:
         self.store, self.pools, self.flat = store, pools, flat
@@ -151,7 +154,9 @@ def store(tmp_path: Path, meter: RateMeter) -> Iterator[Recorded]:
 
 
 def stored(store: SGLangStore, meter: RateMeter, name: str = "kv", **given: Any) -> Pool:
-    """Returns a pool whose places `FROM` were stored as the pages of the prompt."""
+    """Returns a pool. The pages at its places `FROM` are stored as the pages of the prompt, and its
+    places `TO` are zero.
+    """
     pool = pool_of(Host(pages=ALL, **given), store, meter, name)
     assert pool.put(KEYS, slots(*FROM), None) == PAGES
     pool._host.memory[:, TO] = 0
@@ -159,7 +164,9 @@ def stored(store: SGLangStore, meter: RateMeter, name: str = "kv", **given: Any)
 
 
 def transfer(storage: Any, operation: Any) -> list[int]:
-    """Runs a transfer of a controller whose method is wrapped."""
+    """Runs an operation on a controller whose method `_page_transfer` is wrapped. Returns the
+    number of pages that were completed after each batch.
+    """
     wrapped = type("Wrapped", (Controller,), {})
     assert Transfers().watch(wrapped, READ_IN[0]) == ""
     with ThreadPoolExecutor(1) as thread:
@@ -246,7 +253,9 @@ class Pending:
 def test_memory_is_not_written_after_transfer(
     store: Recorded, meter: RateMeter, cause: str, pages: int
 ) -> None:
-    """When the transfer ends, SGLang reuses the memory of pages that were not completed."""
+    """No read may write to the memory of incomplete pages after the transfer has ended, because
+    SGLang then reuses this memory.
+    """
     pool = stored(store, meter)
     storage, operation = Storage(store, pool), Operation()
     store.tickets[4] = pending = Pending(pool._host.memory[:, TO[4] : TO[8]])
@@ -262,7 +271,7 @@ def test_memory_is_not_written_after_transfer(
     assert pending.done.is_set()
     assert ("abandon", 4) in store.events
     assert ("begin", 8) not in store.events
-    # Pages that SGLang did not ask for are not counted.
+    # The pages that were read ahead, and that SGLang did not ask for, are not counted.
     counts = meter.counts()
     missed = sum(count for name, count in counts.items() if name.startswith("missed_pages"))
     assert (counts.get("loaded_pages", 0), missed) == (
@@ -284,11 +293,11 @@ def test_unexpected_batch_is_read_when_it_is_asked_for(store: Recorded, meter: R
     pool = stored(store, meter)
     reads = ReadAhead(Transfer.of(Operation(), TOKENS), store, Paces())  # type: ignore[arg-type]
     assert reads.get(pool, KEYS[:4], slots(*TO[:4])) == 4
-    # SGLang's operation has other places for this batch.
+    # The places of this batch differ from the places that the operation has for it.
     assert reads.get(pool, KEYS[4:8], slots(*TO[6:10])) == 4
     memory = pool._host.memory
     assert np.array_equal(memory[:, TO[6:10]], memory[:, FROM[4:8]])
-    # The keys of this batch do not follow.
+    # The keys of this batch do not follow the keys of the previous batch.
     assert reads.get(pool, KEYS[:2], slots(*TO[:2])) == 2
     begun = [event for event in store.events if event[0] != "end"]
     assert begun == [("begin", 0), ("begin", 4), ("abandon", 4), ("begin", 4), ("begin", 0)]
@@ -342,7 +351,7 @@ def test_leases_last_until_pages_read_ahead_are_taken(tmp_path: Path, meter: Rat
     cache.close()
 
 
-def test_batch_begins_shortly_before_batch_is_expected_to_end() -> None:
+def test_duration_of_batch_is_estimated_from_measured_paces() -> None:
     paces = Paces()
     assert paces.expected("kv", 128) == inf
     paces.record("kv", 100, 1.0)
@@ -403,5 +412,7 @@ def test_method_is_wrapped_once() -> None:
 
 
 def test_transfer_was_read_in_every_tested_version() -> None:
-    """Read SGLang's sources before adding a version: `transfers` says what must hold there."""
+    """Before adding a version to `READ_IN`, read its sources: the module
+    `ritornello.sglang.transfers` says what must hold in them.
+    """
     assert set(TESTED) <= set(READ_IN)

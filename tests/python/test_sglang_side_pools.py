@@ -32,7 +32,9 @@ Machine = Callable[..., SGLangCacheStore]
 
 
 class Counted:
-    """A remote whose `exists` records the names of objects, and answers when `opened` is set."""
+    """A remote whose `exists` records the names of objects, and answers only when `opened` is
+    set.
+    """
 
     values: dict[str, bytes] = {}
     asked: list[str] = []
@@ -54,15 +56,15 @@ class Counted:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time in which a lookup begins to look up further attention windows, because slow
-    machines would exceed it.
+    """Raises the time limit after which a lookup looks up no further attention windows, because a
+    slow machine could exceed it.
     """
     monkeypatch.setattr(piece_lookup, "WINDOWS_SECONDS", WAIT)
 
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of an empty `Counted`."""
+    """The address of the remote `Counted`, which is empty at the beginning of the test."""
     monkeypatch.setitem(sys.modules, "counted_remote", sys.modules[__name__])
     monkeypatch.setattr(Counted, "values", {})
     monkeypatch.setattr(Counted, "asked", [])
@@ -71,7 +73,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Opens the tiers of a machine: a disk and, by default, a remote in a shared directory."""
+    """Returns a function that opens the tiers of the machine `name`: its own disk and a remote, by
+    default a directory that all machines share.
+    """
     opened: list[SGLangCacheStore] = []
     (tmp_path / "far").mkdir()
 
@@ -87,13 +91,17 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> None:
-    """Puts the prompt's pages at `places`. In the main pool these must be its leading pages."""
+    """Puts the prompt's pages at `places`. In the main pool, `places` must be those of the prompt's
+    leading pages.
+    """
     keys = [KEYS[place] for place in places]
     assert store.put(scope, keys, pages_of(keys, PAGE), []) == len(keys)
 
 
 def fill(store: SGLangCacheStore, side: Sequence[int], other: Sequence[int] = ()) -> None:
-    """Stores the prompt in the main pool, and some of its pages in the side pools."""
+    """Stores the prompt's 40 pages in the main pool, and its pages at the places `side` and `other`
+    in the two side pools. Waits until all tiers have the pages.
+    """
     for scope, places in ((MAIN, range(40)), (SIDE, side), (OTHER, other)):
         if places:
             put(store, scope, places)
@@ -117,7 +125,9 @@ def find(
 
 
 def load(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> int:
-    """Returns the number of leading pages that were loaded with the bytes that were put."""
+    """Loads the prompt's pages at `places`, and checks their bytes. Returns the number of leading
+    pages that were loaded.
+    """
     keys = [KEYS[place] for place in places]
     out = blank(len(keys), PAGE)
     pages = store.get(scope, keys, out)
@@ -225,7 +235,9 @@ def test_scheduler_finds_local_windows_only(machine: Machine) -> None:
     assert one.find_prefixes([MAIN], KEYS, [], TOKENS, [WINDOW]).pages == 40
 
 
-def test_search_for_windows_ends(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_for_windows_has_time_limit(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(machine("one"), [9])
     with monkeypatch.context() as patch:
         patch.setattr(piece_lookup, "WINDOWS_SECONDS", 0.0)
@@ -284,7 +296,9 @@ def test_ended_prefetch_begins_no_lookup(
 
 
 class Failing:
-    """A cache whose lookups in the scopes `refused` raise."""
+    """A cache whose lookups in the scopes `refused` raise an error. `leased`: the leases of lookups
+    that were not released; `times`: the durations of the leases.
+    """
 
     def __init__(self, cache: Any, refused: Sequence[rt.Scope]) -> None:
         self._cache = cache
@@ -316,7 +330,7 @@ def test_found_window_alone_stays_leased(machine: Machine, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(one, "_store", failing)
         assert find(one, WINDOW).pages == 5
-        # One lease of the pages in the main pool, and one of the window's pages.
+        # One lease is on the pages in the main pool, and one on the window's pages.
         assert len(failing.leased) == 2
         one.forget()
 

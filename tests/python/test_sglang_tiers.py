@@ -28,7 +28,7 @@ Machine = Callable[..., SGLangCacheStore]
 
 
 class Gated:
-    """A remote whose `exists` answers when `opened` is set."""
+    """A remote whose `exists` answers only when `opened` is set."""
 
     values: dict[str, bytes] = {}
     opened, asked = Event(), Event()
@@ -50,7 +50,9 @@ class Gated:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Opens the tiers of a machine: a disk and, by default, a remote in a shared directory."""
+    """Returns a function that opens the tiers of the machine `name`: its own disk and a remote, by
+    default a directory that all machines share.
+    """
     opened: list[SGLangCacheStore] = []
     (tmp_path / "far").mkdir()
 
@@ -66,8 +68,9 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
-    """Puts `keys` without the first `first`, which are passed as the keys before the put pages. If
-    `first` is None, puts all of `keys`, and the keys before them are unknown.
+    """Puts the pages of `keys` except the first `first` keys, which are passed as the keys before
+    these pages. If `first` is None, puts the pages of all of `keys`, as pages of which SGLang does
+    not tell the keys before them.
     """
     before = None if first is None else keys[:first]
     piece = keys[first or 0 :]
@@ -79,7 +82,9 @@ def flush(store: SGLangCacheStore) -> None:
 
 
 def find(store: SGLangCacheStore, keys: Sequence[bytes], first: int | None = 0) -> int:
-    """Looks pages up on a separate thread, as SGLang does."""
+    """Looks up the pages that `put` puts with the same arguments, on a separate thread, as SGLang
+    does.
+    """
     before = None if first is None else keys[:first]
     with ThreadPoolExecutor(1) as thread:
         asked = thread.submit(store.find, [SCOPE], keys[first or 0 :], before, TOKENS)
@@ -113,8 +118,8 @@ def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     assert counts["prefetches:completed"] == 1
     assert counts["remote_calls:calls"] > 0
     one.report(last=True)
-    # More than 40 pages if the remote, which packs pages into objects, wrote an object again after
-    # the second put had added pages to it.
+    # The tier packs pages into objects. It writes more than 40 pages if the second put added pages
+    # to an object that was written already, because this object is then written again.
     assert one._meter.counts()["tier_written_pages:remote"] >= 40
 
 
@@ -123,16 +128,16 @@ def test_lookup_begins_after_pages_that_sglang_has(machine: Machine) -> None:
     assert put(one, KEYS) == 40
     flush(one)
     assert find(two, KEYS, first=24) == 16
-    # The tiers of this machine find a piece even if the keys before it are unknown.
+    # A lookup finds pages on this machine's disk even if the keys before them are unknown.
     assert find(two, KEYS[24:], first=None) == 16
 
 
-def test_pages_without_place_stay_on_this_machine(machine: Machine) -> None:
+def test_pages_whose_predecessors_are_unknown_stay_on_this_machine(machine: Machine) -> None:
     one, two = machine("one"), machine("two")
     assert put(one, KEYS[24:], first=None) == 16
     flush(one)
     assert find(one, KEYS[24:], first=None) == 16
-    # SGLang has the pages before the piece in memory; the tiers lack them.
+    # SGLang has the 24 pages before the piece in memory; the tiers do not have them.
     assert find(one, KEYS, first=24) == 16
     assert find(two, KEYS[24:], first=None) == 0
     assert started(two) == 0
@@ -143,7 +148,9 @@ def test_pages_without_place_stay_on_this_machine(machine: Machine) -> None:
 
 @pytest.fixture
 def gated(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The address of a remote of this process that does not answer yet."""
+    """The address of the remote `Gated`, which answers no call of `exists` until `Gated.opened` is
+    set.
+    """
     monkeypatch.setitem(sys.modules, "gated_remote", sys.modules[__name__])
     monkeypatch.setattr(Gated, "values", {})
     monkeypatch.setattr(Gated, "opened", Event())
@@ -265,8 +272,8 @@ def test_leases_of_unread_pieces_are_bounded(
 
 @pytest.fixture
 def early() -> Iterator[Callable[..., EarlyLookups]]:
-    """Makes `EarlyLookups` of a store with one scope. The hashes of an operation are read from its
-    attribute `hashes` instead of computed.
+    """Returns a function that makes the `EarlyLookups` of a store with one scope. They read the
+    hashes of an operation from its attribute `hashes` instead of computing them.
     """
     opened: list[EarlyLookups] = []
 
@@ -285,7 +292,7 @@ def early() -> Iterator[Callable[..., EarlyLookups]]:
 
 
 def operation(keys: Sequence[bytes], first: int = 0, sides: Sequence[SidePool] = ()) -> Any:
-    """Returns an operation of SGLang, which a test may end."""
+    """Returns a stand-in for a prefetch operation of SGLang; it ends when `ended` is set."""
     hashes = [key.hex() for key in keys]
     made = SimpleNamespace(
         hashes=hashes[first:], prefix_keys=hashes[:first], pool_transfers=sides, ended=False
@@ -319,14 +326,15 @@ def test_early_lookups_survive_without_thread(
     begun.begin(operation(KEYS))
     until = time.monotonic() + WAIT
     while not started(one):
-        assert time.monotonic() < until, "the next operation starts the thread"
+        assert time.monotonic() < until, "the next operation must start the thread"
         time.sleep(0.002)
 
 
 def test_queued_lookups_begin_together(machine: Machine, gated: str, early: Any) -> None:
     one = machine("one", gated)
     begun = early(one)
-    # The cache fetches for four prompts at a time, so that the last two of these six are queued.
+    # The cache fetches pages of at most four prompts at a time, so the last two of these six
+    # lookups are queued.
     queued = [operation(keys_of(f"queued {number}", 6), first=2) for number in range(6)]
     for each in queued:
         begun.begin(each)

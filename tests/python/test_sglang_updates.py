@@ -15,7 +15,9 @@ from ritornello.sglang.updates import WeightUpdates
 
 
 def classes(**others: Any) -> tuple[Any, Any, Any]:
-    """Returns stand-ins as tested, except for the updater's `others`."""
+    """Returns stand-ins for SGLang's updater, manager and controller, with the methods of the
+    tested versions, except for the updater's methods `others`.
+    """
 
     def answer(self: object, said: str = "") -> str:
         return said
@@ -96,7 +98,7 @@ def test_classes_are_wrapped_once() -> None:
     updates, found = WeightUpdates(), classes()
     assert updates.watch(*found)
     assert not updates.watch(*found)
-    # Wrapped methods keep their names.
+    # The check of SGLang's interface accepts wrapped methods.
     assert watch_obstacle(*found) == ""
 
 

@@ -1,7 +1,8 @@
 """Processes killed at any moment: flushed pages are stored, and stored pages are right.
 
-The oracle is the children's standard output: a line is printed only after the flush it reports has
-returned. Page bytes follow from the key, so that every byte read back can be checked.
+The oracle is the children's standard output: a child prints a line only after the flush that the
+line reports has returned. A page's bytes follow from its key, so that every byte read can be
+checked.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ LONG_SCOPE = rt.Scope.opaque("sigkill long", LONG_PAGE_BYTES, chained=True)
 
 
 def keys_of(name: int, pages: int) -> list[bytes]:
-    """Returns the keys of sequence `name`, one for each page."""
+    """Returns the keys of the first `pages` pages of sequence `name`."""
     return [hashlib.sha256(f"{name}/{n}".encode()).digest() for n in range(pages)]
 
 
 def page_of(key: bytes, length: int = PAGE_BYTES) -> bytes:
-    """Returns the expected bytes for `key`."""
+    """Returns the bytes of the page of `key`."""
     return (hashlib.sha512(key).digest() * (length // 64 + 1))[:length]
 
 
@@ -63,7 +64,9 @@ def start(path: Path, name: int) -> subprocess.Popen[str]:
 
 
 def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
-    """Kills the child `delay` seconds after its opening; returns the pages that it had flushed."""
+    """Kills the child `delay` seconds after it has opened the store. Returns the number of pages
+    that it had flushed, by sequence name.
+    """
     assert child.stdout is not None
     assert child.stdout.readline().startswith("open")
     time.sleep(delay)
@@ -75,8 +78,8 @@ def finish(child: subprocess.Popen[str], delay: float) -> dict[int, int]:
 
 
 def flushed_in(said: str) -> dict[int, int]:
-    """Returns the pages that a killed child printed as flushed. The child's last line may be cut:
-    the pages in a cut line are not counted.
+    """Returns the number of pages that a killed child printed as flushed, by sequence name. Ignores
+    the child's last line if it is cut off.
     """
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith("\n")]
     return {int(line[1]): int(line[2]) for line in whole if line[0] == "flushed"}
@@ -96,7 +99,9 @@ def check(store: rt.Store, flushed: dict[int, int], upto: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> None:
-    """Each child starts where the previous child may have stopped; no page is evicted."""
+    """Each child continues after the last sequence that the previous children flushed; the store is
+    so large that no page is evicted.
+    """
     rng = random.Random(seed)
     flushed: dict[int, int] = {}
     begin = 0
@@ -111,7 +116,9 @@ def test_repeatedly_killed_owner_loses_nothing(tmp_path: Path, seed: int) -> Non
 
 
 def test_killed_writer_loses_nothing_flushed(tmp_path: Path) -> None:
-    """The owner continues, and the space of the dead client's puts is freed."""
+    """The writers are clients. The owner continues to serve after each kill, and frees the space of
+    the dead client's puts.
+    """
     with rt.Store.open(str(tmp_path / "kv"), capacity="1GiB", segment_bytes=4 << 20) as store:
         flushed: dict[int, int] = {}
         for round_ in range(4):

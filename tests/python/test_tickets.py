@@ -120,16 +120,16 @@ def test_past_deadline_moves_nothing(store: rt.Store) -> None:
 
 def test_long_transfers_have_longer_limits(store: rt.Store) -> None:
     assert store.time_limit(8 << 20, 10.0) == 10.0
-    # Without measurements the limit assumes a quarter of 64 MiB/s.
+    # Before the store has measured its rate, the limit assumes 16 MiB/s.
     assert store.time_limit(512 << 20, 10.0) == 32.0
     assert store.time_limit(8 << 30, 10.0, put=True) == 60.0
     with pytest.raises(rt.errors.InvalidError, match="least"):
         store.time_limit(1, -1.0)
 
 
-def test_cancelled_ticket_says_so(where: Path) -> None:
-    """Eight of 16 concurrent puts are cancelled: each of these is complete or ends as cancelled.
-    The other puts are complete.
+def test_cancelled_put_is_complete_or_reports_cancelled(where: Path) -> None:
+    """Eight of 16 concurrent puts are cancelled: each of the eight is complete, or ends with the
+    reason `cancelled`. The other puts are complete.
     """
     sequences = [keys_of(f"cancel {n}", 16) for n in range(16)]
     source = pages_of(sequences[0], PAGE)
@@ -149,7 +149,7 @@ def test_done_ticket_releases_buffers(store: rt.Store) -> None:
     page = bytearray(PAGE)
     ticket = store.submit_put(SCOPE, KEYS[:1], [page])
     finished(ticket)
-    page.append(0)  # refused while the buffer is exported
+    page.append(0)  # raises BufferError while the ticket holds the buffer
 
 
 def test_dropped_ticket_keeps_buffers_until_done(store: rt.Store) -> None:
@@ -167,7 +167,7 @@ def test_dropped_ticket_keeps_buffers_until_done(store: rt.Store) -> None:
     del source
     while alive() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-        store.submit_get(SCOPE, [], [])  # any call releases the dropped buffers
+        store.submit_get(SCOPE, [], [])  # any call releases the buffers of dropped tickets
     assert alive() is None
 
 
@@ -209,7 +209,7 @@ def test_other_threads_run_during_transfers(where: Path) -> None:
 
 
 def test_many_threads_share_one_store(store: rt.Store) -> None:
-    """Every thread puts and gets its own sequences, and reads its neighbour's."""
+    """Each thread puts and gets its own sequences, and gets the sequences of the next thread."""
     scope = rt.Scope.opaque("many", 8192)
     failures: list[str] = []
 
@@ -247,7 +247,8 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
             came.append(tag)
     assert sorted(map(id, came)) == sorted(map(id, tags)), "each ticket must be returned once"
     assert len(done) == 0
-    # A ticket that completed between a read of the eventfd and the drain has left a signal.
+    # A ticket that completed between the last read of the eventfd and the last drain has left a
+    # signal in the eventfd: remove it.
     with contextlib.suppress(BlockingIOError):
         os.eventfd_read(done.fileno())
     assert not select.select([done], [], [], 0)[0]
@@ -255,6 +256,6 @@ def test_many_tickets_share_one_eventfd(store: rt.Store) -> None:
     assert finished(late).reason == "not_found"
     done.add(late, "late")
     assert [(tag, outcome.pages) for tag, outcome in done.drain()] == [("late", 0)]
-    # LMCache drains when it asks for the result of one task, and later waits for the signals of
-    # other tasks.
+    # LMCache calls `drain` to get the result of one task, and later waits for the signals of other
+    # tasks whose results this call returned.
     assert select.select([done], [], [], 0)[0], "`drain` must not reset the eventfd"

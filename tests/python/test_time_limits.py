@@ -24,7 +24,7 @@ from ritornello.vllm.store import VllmStore
 from ritornello.vllm.tier import store as tier
 
 MIB = 1 << 20
-# The longest page.
+# Bytes of the longest page that a store accepts.
 PAGE = 512 * MIB
 SCOPE = rt.Scope.opaque("long", PAGE)
 LONG = keys_of("long", 2)
@@ -32,8 +32,9 @@ NO_MEMORY: Any = ()
 
 
 class RecordingCore:
-    """Stand-in for an open store, without memory for pages: allows one second for each MiB of a
-    get, and two seconds for each MiB of a put. `timeouts`: timeouts of the transfers, in order.
+    """Stand-in for an open store that moves no pages. Its `time_limit` allows one second for each
+    MiB of a get, and two seconds for each MiB of a put, in addition to the least time. `timeouts`:
+    the timeouts of the gets and puts, in the order of their calls.
     """
 
     def __init__(self) -> None:
@@ -92,7 +93,8 @@ def run_vllm() -> None:
         (run_lmcache, [lmcache.GET_SECONDS + 1024, lmcache.PUT_SECONDS + 2048]),
         (run_sglang, [sglang.GET_SECONDS + 1024, sglang.PUT_SECONDS + 2048]),
         (run_tier, [tier.LOAD_SECONDS + 1024, tier.STORE_SECONDS + 2048]),
-        # The connector's saves have the store's own deadline.
+        # The connector of vLLM passes no timeout to its puts: they have the store's default
+        # deadline.
         (run_vllm, [worker.LOAD_SECONDS + 512 * len(KEYS)]),
     ],
 )

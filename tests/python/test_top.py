@@ -24,7 +24,9 @@ SCOPE = rt.Scope.opaque("m", 4096)
 
 
 def drawn(written: str) -> str:
-    """Returns the text on the terminal; cursor movements skip unchanged characters."""
+    """Returns the text on the terminal after a program wrote `written`, which moves the cursor over
+    unchanged characters.
+    """
     cells: dict[tuple[int, int], str] = {}
     row, column = 1, 1
     for move, other, character in re.findall(
@@ -43,7 +45,9 @@ def drawn(written: str) -> str:
 
 
 class Screen:
-    """A program on a terminal of this size, and all its output."""
+    """`ritornello` on a terminal of `lines` lines and `columns` columns. `written`: all its
+    output.
+    """
 
     def __init__(self, *words: str, lines: int = 24, columns: int = 80) -> None:
         self.master, slave = pty.openpty()
@@ -59,12 +63,12 @@ class Screen:
         while select([self.master], [], [], seconds)[0]:
             try:
                 self.written += os.read(self.master, 1 << 16).decode(errors="replace")
-            except OSError:  # no process holds the terminal
+            except OSError:  # no process has the terminal open
                 break
         return self.written
 
     def shows(self, pattern: str) -> bool:
-        """Returns whether the text appears within a minute."""
+        """Returns whether text that matches `pattern` appears within a minute."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if re.search(pattern, drawn(self.read())):

@@ -28,7 +28,8 @@ class Cache:
         return 4096
 
 
-# Blocks of 8 heads and 16 tokens, as vLLM lays them out on a GPU by itself, and for its offloading.
+# Blocks of 8 heads and 16 tokens: vLLM's default arrangement on a GPU, and the arrangement that
+# vLLM uses for its offloading. `ONE_HEAD`: blocks of a single head.
 TOKENS_FIRST = Cache((64, 8, 16, 256), (32768, 256, 2048, 1))
 HEADS_FIRST = Cache((64, 8, 16, 256), (32768, 4096, 256, 1))
 ONE_HEAD = Cache((64, 1, 16, 256), (4096, 7, 256, 1))
@@ -41,7 +42,8 @@ def arrangement(cache: Cache, backend: str = "FLASH_ATTN", apart: int = 0) -> st
 def test_orders_of_dimensions_have_different_names() -> None:
     assert arrangement(TOKENS_FIRST) == "FLASH_ATTN/2.1.3"
     assert arrangement(HEADS_FIRST) == "FLASH_ATTN/1.2.3"
-    # A single head is in no order to others, nor are heads that are stored apart.
+    # The name omits the dimension of heads if its length is 1, or if each head is one contiguous
+    # range of a block, because such heads are stored separately.
     assert arrangement(ONE_HEAD, apart=1) == arrangement(HEADS_FIRST, apart=8) == "FLASH_ATTN/2.3"
 
 
@@ -56,7 +58,7 @@ def test_layers_of_different_arrangements_are_named_together() -> None:
     assert memory.arrangement(caches, ["l.1", "l.0"], 0) == "A/2.1.3+B/1.2.3"
 
 
-def test_configuration_tells_the_arrangement_in_host_memory() -> None:
+def test_arrangement_in_host_memory_has_no_name() -> None:
     assert HostMemory().arrangement({"l.0": HEADS_FIRST}, ["l.0"], 8) == ""
 
 

@@ -1,4 +1,6 @@
-"""LMCache's two kinds of adapters of a second tier, each with a separate store."""
+"""Fixtures: LMCache's two kinds of adapters of its second tier (L2), each with a separate store,
+and memory for objects.
+"""
 
 import os
 import sys

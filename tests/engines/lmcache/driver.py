@@ -3,8 +3,8 @@
     python driver.py SPEC put|get COUNT [kill]
 
 `put` writes COUNT objects to LMCache's memory (L1), and waits until the store (L2) has them; `get`
-prefetches them and compares every byte. Prints one line of JSON. `kill`: the process ends itself by
-SIGKILL.
+prefetches them and compares every byte. Prints the counts that `put` or `get` returns as one line
+of JSON. `kill`: the process ends itself by SIGKILL.
 """
 
 import json
@@ -55,8 +55,8 @@ def put(manager: StorageManager, count: int) -> dict[str, Any]:
     for key, obj in reserved.items():
         obj.tensor.copy_(expected_of(key))
     manager.finish_write(list(reserved))
-    # The least number of bytes that L2 has when all objects are stored: one byte for each number.
-    # In L1 a number has two bytes, but LMCache may encode objects for L2.
+    # Minimum bytes in L2 after all objects are stored: one byte for each element of the KV cache.
+    # In L1 an element has two bytes, but LMCache may encode objects for L2.
     nbytes = count * LAYOUT.shapes[0].numel()
     until = time.monotonic() + WAIT_SECONDS
     used = 0
@@ -72,7 +72,7 @@ def get(manager: StorageManager, count: int) -> dict[str, Any]:
     used = sum(adapter.get_usage().total_bytes_used for _, adapter in manager.l2_adapters())
     handle = manager.submit_prefetch_task(spec)
     if not manager.wait_prefetch_status(handle, WAIT_SECONDS):
-        raise SystemExit("the prefetch did not end")
+        raise SystemExit(f"LMCache's prefetch did not end within {WAIT_SECONDS} s")
     result = manager.query_prefetch_status(handle)
     hits = [key for at, key in enumerate(keys) if result.hit_cells[0].test(at)]
     wrong = 0
@@ -88,7 +88,7 @@ def main() -> None:
     manager = manager_of(json.loads(spec))
     print(json.dumps({"put": put, "get": get}[doing](manager, int(count))), flush=True)
     if rest == ["kill"]:
-        # The store makes visible puts durable within this time.
+        # Wait until the put is durable: the store syncs every two seconds.
         time.sleep(5)
         os.kill(os.getpid(), signal.SIGKILL)
     manager.close()

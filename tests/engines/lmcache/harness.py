@@ -35,8 +35,8 @@ class AdapterKind:
     path: Path
 
     def spec(self, **further: Any) -> dict[str, Any]:
-        """Returns the value of `--l2-adapter`. `further` adds keys to the value; its key `params`
-        holds parameters of the adapter.
+        """Returns the value of LMCache's option `--l2-adapter`. `further` adds keys to the value,
+        except `params`, whose entries become parameters of the adapter.
         """
         params = further.pop("params", {})
         return {**adapter_of(self.path, self.kind, **params), **further}
@@ -56,7 +56,9 @@ def config_of(spec: dict[str, Any]) -> Any:
 
 @dataclass
 class Memory:
-    """One memory area, like LMCache's first tier (L1), and objects in it."""
+    """One memory area, like LMCache's first tier (L1). `objects` takes memory objects from it, one
+    after another; `taken`: bytes taken.
+    """
 
     size: int
     taken: int = 0
@@ -78,7 +80,7 @@ class Memory:
         for _ in range(count):
             nbytes = torch.Size(shape).numel() * dtype.itemsize
             raw = self.tensor[self.taken : self.taken + nbytes]
-            assert raw.numel() == nbytes, "the arena is full"
+            assert raw.numel() == nbytes, f"the memory area of {self.size} bytes is full"
             meta = MemoryObjMetadata(
                 shape=torch.Size(shape),
                 dtype=dtype,
@@ -100,7 +102,7 @@ def keys_of(count: int, *, start: int = 0, **fields: Any) -> list[ObjectKey]:
 
 
 def fill(objects: Sequence[TensorMemoryObj], keys: Sequence[ObjectKey]) -> None:
-    """Writes the expected bytes of each key."""
+    """Writes to each object the bytes that `has_right_bytes` expects of its key."""
     for obj, key in zip(objects, keys, strict=True):
         seed = torch.Generator().manual_seed(hash_of(key))
         obj.raw_data.copy_(torch.randint(0, 256, obj.raw_data.shape, generator=seed))
@@ -131,7 +133,7 @@ def wait(fd: int, take: Any) -> Any:
 
 
 def store(adapter: Any, keys: list[ObjectKey], objects: list[TensorMemoryObj]) -> Any:
-    """Stores objects, and returns LMCache's result object."""
+    """Stores objects through the adapter, and returns LMCache's result object."""
     number = adapter.submit_store_task(keys, objects)
     fd = adapter.get_store_event_fd()
     return wait(fd, lambda: adapter.pop_completed_store_tasks().get(number))

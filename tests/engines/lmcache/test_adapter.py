@@ -26,9 +26,7 @@ LONG_SHAPE, LONG_OBJECT = (2, 126, 256, 8 * 128), 126 * MIB
 
 
 class Listener(L2AdapterListener):
-    """Records the calls by which an adapter tells LMCache's eviction what was stored, read and
-    deleted.
-    """
+    """Records the keys that an adapter reports to LMCache's eviction as stored, read or deleted."""
 
     def __init__(self) -> None:
         self.stored: dict[Any, int] = {}
@@ -160,7 +158,7 @@ def test_usage_and_keys_survive_restart(plugin: AdapterKind, memory: Memory) -> 
     adapter.close()
 
 
-def test_listeners_get_old_and_new_keys(plugin: AdapterKind, memory: Memory) -> None:
+def test_listeners_get_stored_and_new_keys(plugin: AdapterKind, memory: Memory) -> None:
     adapter, old, new = plugin.open(memory), keys_of(3), keys_of(2, start=50)
     put(adapter, memory, old)
     adapter.close()
@@ -175,7 +173,7 @@ def test_listeners_get_old_and_new_keys(plugin: AdapterKind, memory: Memory) -> 
     assert listener.accessed == old
     adapter.delete([*old[:1], *keys_of(1, start=99)])
     assert listener.deleted == [*old[:1], *keys_of(1, start=99)], (
-        "all deleted keys are reported, stored or not"
+        "`delete` must report all its keys, also keys that are not stored"
     )
     adapter.close()
     assert listener.stored == dict.fromkeys([*old, *new], OBJECT)
@@ -231,7 +229,7 @@ def test_locked_objects_are_not_evicted(plugin: AdapterKind) -> None:
     adapter.close()
 
 
-def test_late_unlock_releases_leases(
+def test_dropped_unlock_releases_leases(
     plugin: AdapterKind, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter, keys = plugin.open(memory), keys_of(4)
@@ -243,7 +241,8 @@ def test_late_unlock_releases_leases(
     put(adapter, memory, keys)
     assert lookup(adapter, keys) == [True] * 4
     assert leases() == 1
-    # The executor calls `query(True)` for a query that it drops, as after too long in its queue.
+    # The executor calls `query(True)` for a query that it drops, for example because the query
+    # waited too long in the executor's queue.
     monkeypatch.setattr(adapter._lookups, "submit", lambda query: query(True))
     adapter.submit_unlock(keys)
     assert leases() == 0

@@ -1,5 +1,5 @@
 """The adapter interface of every tested LMCache, read from its sources without importing them, and
-the names of the installed LMCache's objects.
+the names that the installed LMCache's bridge to native clients gives to objects.
 """
 
 import ast
@@ -42,7 +42,7 @@ def sources(uses: PackageUses) -> Sources:
 
 def test_lmcache_has_everything_that_is_used(uses: PackageUses) -> None:
     require_served(uses, names=50, overrides=15)
-    # Our metrics call `counts`.
+    # LMCache does not call `counts`; our metrics do.
     assert uses.own_methods() == {"RitornelloL2Adapter.counts"}
 
 
@@ -88,7 +88,7 @@ def test_native_plugin_calls_our_client(sources: Sources) -> None:
         assert len(inspect.signature(getattr(NativeClient, name)).parameters) == 1 + arguments, name
 
 
-def test_bridge_names_are_parsed() -> None:
+def test_object_names_of_lmcache_bridge_are_parsed() -> None:
     for salt in ("", "tenant"):
         key = ObjectKey(b"\x00\xff" * 16, "org/model-7b", 0x02010201, 17, salt)
         family = Family("org/model-7b", 17, salt)

@@ -18,8 +18,8 @@ OBJECT = 2 * 4 * 64 * 64 * 2
 @pytest.fixture(scope="module")
 def reader() -> InMemoryMetricReader:
     reader = InMemoryMetricReader()
-    # LMCache's server also sets a provider at its start. Counters that were created before then
-    # use it as well.
+    # LMCache's server also sets OpenTelemetry's global provider at its start. Counters that were
+    # created before the provider was set use it as well.
     metrics.set_meter_provider(MeterProvider(metric_readers=[reader]))
     return reader
 
@@ -69,7 +69,7 @@ def test_each_store_has_its_counters(
         assert found["missed_pages:not_found"] == 1
         assert found["errors"] == 0
         known = {counter for counter in found if ":" not in counter}
-        assert known == set(COUNTERS), "every counter is published under its name"
+        assert known == set(COUNTERS), "every counter must be published under its name"
         assert {counter.partition(":")[0] for counter in found} - known <= set(REASONS)
         assert adapter.report_status()["counts"].keys() <= found.keys()
     assert "tier_dropped_pages:disk" in read(reader, str(tmp_path / "two"))

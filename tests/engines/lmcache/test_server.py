@@ -15,7 +15,7 @@ def test_killed_server_finds_everything_again(adapter_kind: AdapterKind, tmp_pat
     adapter = adapter_kind.spec()
     with LMCacheServer(adapter, tmp_path / "cold.log") as server:
         cold = server.ask(2)
-        # The store makes visible puts durable within this time.
+        # Wait until the puts are durable: the store syncs every two seconds.
         time.sleep(5)
         server.stop(signal.SIGKILL)
     with LMCacheServer(adapter, tmp_path / "warm.log") as server:

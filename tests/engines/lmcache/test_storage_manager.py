@@ -44,4 +44,4 @@ def test_serialized_objects_are_hit(plugin: AdapterKind) -> None:
     got = driver(plugin, "get", "4", serde=serde)
     assert got["hits"] == 4
     plain = driver(plugin, "get", "4")
-    assert plain["hits"] == 0, "an engine without a serde does not find serialized objects"
+    assert plain["hits"] == 0, "a storage manager without a serde must not find serialized objects"

@@ -20,7 +20,7 @@ HINT = {0: MemoryLayoutDesc([torch.Size(SHAPE)], [torch.bfloat16])}
 
 
 def machine(path: Path, name: str, memory: Memory, remote: str) -> Any:
-    """Returns the adapter of a machine with its own disk."""
+    """Returns the adapter of the machine `name`: a disk tier at `path`/`name`, and `remote`."""
     tiers = [f"disk {path}/{name} 256MiB", remote]
     params = {"tiers": tiers, "prefetch": "wait_complete"}
     return AdapterKind("plugin", path / name).open(memory, params=params)
@@ -50,7 +50,7 @@ def assert_served(adapter: Any, memory: Memory, keys: list[Any]) -> None:
 def test_machines_serve_what_the_other_stored(tmp_path: Path, memory: Memory) -> None:
     (tmp_path / "far").mkdir()
     one, two = (machine(tmp_path, name, memory, f"file://{tmp_path}/far") for name in ("1", "2"))
-    # The same six chunks of a prompt, under two values of `kv_rank`.
+    # The same six chunks of a prompt, with two values of `kv_rank`.
     first = keys_of(6) + keys_of(6, kv_rank=0x02010201)
     second = keys_of(4, start=50)
     put(one, memory, first)
@@ -103,7 +103,7 @@ def test_results_of_aborted_lookups_are_dropped(tmp_path: Path, memory: Memory) 
     adapter.close()
 
 
-def test_pending_lookup_of_aborted_request_leaves_nothing(
+def test_pending_lookup_of_aborted_request_leaves_no_lease(
     tmp_path: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LMCache aborts a request while the remote loads its pages, and never asks for the result of
@@ -123,7 +123,8 @@ def test_pending_lookup_of_aborted_request_leaves_nothing(
         assert adapter.report_status()["locked_objects"] == 0
     finally:
         Held.released.set()
-    # The lookup ends, and locks what it found, although LMCache does not ask for its result.
+    # The lookup ends, and locks the objects that it found, although LMCache does not ask for its
+    # result.
     wait_until(lambda: aborted in adapter._lookup_results)
     assert [leased.keys for (leased,) in adapter._locks._leases.values()]
     wait_until(lambda: adapter.report_status()["locked_objects"] == 0)
@@ -131,7 +132,7 @@ def test_pending_lookup_of_aborted_request_leaves_nothing(
     assert stats["prefetch"]["running"] == 0
     with rt.Store.open(tmp_path / "2") as disk:
         wait_until(lambda: disk.stats()["leases"] == 0)
-    # The next lookup, which comes after the leases have ended, drops the result.
+    # After the leases have ended, the next lookup drops the aborted lookup's result.
     assert lookup(adapter, keys, HINT) == [True] * len(keys)
     assert adapter.query_lookup_and_lock_result(aborted) is None
     adapter.close()

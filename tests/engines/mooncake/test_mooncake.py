@@ -56,7 +56,9 @@ class Process:
         return self.process.stdout.readline().strip()
 
     def ask(self, what: str) -> tuple[int, int]:
-        """Sends a line to the worker. Returns the two numbers of its answer; see `worker.use`."""
+        """Sends a command to the worker. Returns the two numbers of its answer; see
+        `worker.use`.
+        """
         assert self.process.stdin
         print(what, file=self.process.stdin, flush=True)
         first, second = self.answer().split()
@@ -107,7 +109,7 @@ def holder(start: Start, master: Process, port: int) -> Process:
         holder = start(sys.executable, HERE / "worker.py", "hold", f"127.0.0.1:{port}")
         if holder.answer() == "False":
             return holder
-    raise AssertionError("Mooncake's master does not start")
+    raise AssertionError("no worker could join Mooncake's master in 100 attempts")
 
 
 def doctor(port: int) -> subprocess.CompletedProcess[str]:
@@ -124,7 +126,7 @@ def test_mooncake_meets_backend_contract(holder: Process, port: int) -> None:
         wrong = [check for check in answer["checks"] if check["wrong"]]
         if not wrong:
             break
-        # Try again: a cluster may refuse a call just after its start.
+        # Try again: Mooncake may refuse a call just after its start.
         print(wrong, done.stderr)
     assert (wrong, done.returncode, answer["healthy"]) == ([], 0, True)
     assert "cannot list" in answer["advice"][0]

@@ -1,7 +1,7 @@
 """A worker process, started with the arguments `hold MASTER` or `use MASTER DIR`.
 
-With `use` it reads commands, one per line: `put NAME` stores a prompt, `get NAME` finds and loads
-it. The answer to a command is two numbers.
+With `use` the process reads commands, one per line: `put NAME` stores a prompt, `get NAME` finds
+and loads a prompt. The answer to a command is two numbers of pages; see `use`.
 """
 
 import sys
@@ -27,8 +27,9 @@ def hold(master: str) -> None:
 
 
 def use(master: str, place: Path) -> None:
-    """Answers `put` with the pages stored, and the pages written to the remote so far; answers
-    `get` with the pages found, and the pages loaded.
+    """Answers `put` with the number of pages that it stored, and the number of pages that this
+    process has written to the remote since its start; answers `get` with the numbers of pages found
+    and loaded. The host tier is at `place`.
     """
     remote = f"ritornello.mooncake:Mooncake?master={master}&host=127.0.0.1"
     scope = rt.Scope.opaque("mooncake", PAGE, chained=True)

@@ -41,9 +41,9 @@ def store_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attach(
     store_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Attach]:
-    """Attaches a host pool (SGLang's KV buffer in host memory) to the session's store or, with
-    `tiers`, to a store with these settings, as SGLang does it. The engines' model has 2 K/V heads,
-    a weight fingerprint, and a name that is unique to the test.
+    """Returns a function that attaches a host pool (SGLang's KV buffer in host memory), as SGLang
+    does, to the session's store, to the store at `path` or, with `tiers`, to a store with these
+    settings. The model has 2 KV heads, a weight fingerprint, and a name that is unique to the test.
     """
     caplog.set_level(logging.INFO)
     name = os.environ["PYTEST_CURRENT_TEST"].partition(" ")[0]

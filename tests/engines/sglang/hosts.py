@@ -107,7 +107,7 @@ def _pointers(buffers: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def buffers(host: Any) -> list[torch.Tensor]:
-    """Returns all memory of a pool, as bytes."""
+    """Returns the tensors that hold all memory of a pool, as tensors of bytes."""
     if isinstance(host, MambaPoolHost):
         found = [host.temporal_buffer, *host.conv_buffer]
     else:
@@ -116,7 +116,7 @@ def buffers(host: Any) -> list[torch.Tensor]:
 
 
 def fill(host: Any, seed: int) -> None:
-    """Fills the pool from a seed."""
+    """Fills the pool with pseudorandom bytes that follow from `seed`."""
     source = torch.Generator().manual_seed(seed)
     for buffer in buffers(host):
         buffer.copy_(torch.randint(0, 256, buffer.shape, dtype=torch.uint8, generator=source))
@@ -147,7 +147,9 @@ def hashes(name: str, pages: int = 5) -> list[str]:
 
 
 def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
-    """Returns the configuration of a single rank; `extra` and `others` change its fields."""
+    """Returns the configuration of an engine with a single rank. `extra`: its `extra_config`;
+    `others`: other values of its fields.
+    """
     said: dict[str, Any] = {
         "tp_rank": 0,
         "tp_size": 1,
@@ -164,8 +166,8 @@ def config(extra: dict[str, Any], **others: Any) -> HiCacheStorageConfig:
 
 
 def controller(host: Any, storage: Any) -> HiCacheController:
-    """Returns a cache controller of SGLang that has only the attributes which its transfer
-    functions use.
+    """Returns a cache controller of SGLang that has only the attributes that the transfer functions
+    of the class use.
     """
     made = object.__new__(HiCacheController)
     made.storage_backend = storage

@@ -55,7 +55,7 @@ HINTS = Hints(
     parts={"ParallelContext": [FIELDS["parallel"]], "ServerArgs": list(FIELDS.values())},
 )
 # Public members of our storage that SGLang's base class lacks. SGLang calls `close` if a storage
-# has it. Our hooks use the other members, except `counts`.
+# has it. Our metrics use `counts`, and our hooks of SGLang's classes use the remaining members.
 OWN = {
     f"RitornelloStorage.{name}"
     for name in (
@@ -131,7 +131,7 @@ def test_every_update_of_weights_is_watched(sources: Sources) -> None:
 
 
 def test_transfers_own_their_memory(sources: Sources) -> None:
-    """Checks the statements of SGLang on which `transfers` relies."""
+    """Checks the statements of SGLang on which `ritornello.sglang.transfers` relies."""
     hybrid = "sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller"
     base = sources.methods(CONTROLLER, "HiCacheController")
     derived = sources.methods(hybrid, "HybridCacheController")
@@ -139,20 +139,22 @@ def test_transfers_own_their_memory(sources: Sources) -> None:
     assert "operation.hash_value[i:i + STORAGE_BATCH_SIZE]" in batches
     assert "operation.host_indices[i * self.page_size:" in batches
     assert "transfer.indices_from_pool == PoolName.KV" in batches
-    # The report that frees the memory follows the method, whose override calls it first.
+    # SGLang's thread reports the end of an operation only after `METHOD` has returned; then the
+    # operation's memory is freed. The derived controller calls `METHOD` of its base class, and does
+    # not use the operation's memory elsewhere.
     thread = ast.unparse(base["prefetch_io_aux_func"])
     assert thread.index(f"self.{METHOD}(operation)") < thread.index("completed_req=True")
     override = ast.unparse(derived["_page_transfer_with_stable_layout"])
     assert f"super().{METHOD}(operation)" in override
     assert thread.count("host_indices") == override.count("host_indices") == 0
-    # Until this report, memory of completed pages alone is taken back.
+    # Before the report of the end, SGLang frees only the memory of completed pages.
     tree = "sglang.srt.mem_cache.unified_radix_cache"
     cache = sources.methods(tree, "UnifiedRadixCache")
     assert "info.host_indices[:completed_tokens]" in ast.unparse(cache["release_aborted_request"])
     drained = ast.unparse(cache["_drain_storage_control_queues_impl"])
     freed = "operation.host_indices[operation.completed_tokens:]"
     assert drained.index("if ack.completed_req:") < drained.index(freed)
-    # A flush waits for the thread before it frees all memory.
+    # A flush of the cache waits for the thread that transfers, before it frees all memory.
     reset = ast.unparse(cache["_reset_full"])
     assert reset.index("cache_controller.reset()") < reset.index("mem_pool_host.clear()")
     assert "_stop_storage_threads()" in ast.unparse(base["reset"])

@@ -34,7 +34,7 @@ from ritornello.sglang.updates import updates as known
 
 MHA = ("layer_first", "page_first", "page_first_direct", "page_head")
 MLA = ("layer_first", "page_first", "page_first_direct")
-# Places in a host pool from which pages are stored, and to which they are loaded.
+# Positions of pages in a host pool: of the pages that are stored, and of the pages that are loaded.
 FROM, TO = [3, 1, 4, 2, 0], [5, 11, 6, 8, 7]
 
 
@@ -214,7 +214,8 @@ def test_sequence_stored_in_parts_is_found_whole(attach: Attach, known: bool) ->
         pages = slots(host, list(range(at, at + 4)))
         assert all(storage.batch_set_v1(keys[at : at + 4], pages, before))
     assert storage.batch_exists(keys) == 12
-    assert storage.batch_exists(keys[6:]) == 6, "SGLang asks from where its memory ends"
+    # SGLang looks up only the pages after the pages that it has in memory.
+    assert storage.batch_exists(keys[6:]) == 6
 
 
 def test_clear_deletes_this_model_only(attach: Attach) -> None:
@@ -372,7 +373,9 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def flush(held: Any, host: Any) -> None:
-    """Calls a storage as SGLang's controller does when its cache is flushed."""
+    """Resets a cache controller of SGLang that has the storage `held`, as a flush of the cache
+    does.
+    """
     made = controller(host, held)
     made.storage_stop_event, made.enable_storage = Event(), False
     for name in ("write_queue", "load_queue", "ack_write_queue", "ack_load_queue"):
@@ -380,13 +383,14 @@ def flush(held: Any, host: Any) -> None:
     made.reset()
 
 
-def test_updated_weights_load_and_store_nothing_old(attach: Attach, updates: Any) -> None:
+def test_update_of_weights_hides_and_refuses_earlier_pages(attach: Attach, updates: Any) -> None:
     host = mha("page_first")
     held = attach(host)
     keys, later = hashes("weights"), hashes("later")
     assert all(held.batch_set_v1(keys, slots(host, FROM)))
     with pytest.raises(AttributeError):
-        # The method fails on this object after its wrapper has recorded the beginning of an update.
+        # SGLang's method fails, because the object has no attributes. Our wrapper of the method has
+        # then recorded the beginning of an update.
         WeightUpdater.update_weights_from_tensor(object(), [])
     assert held.batch_exists(keys) == 0
     assert held.batch_get_v1(keys, slots(host, TO)) == [False] * len(keys)

@@ -32,7 +32,9 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def queued(host: Any, keys: list[str], *sides: PoolTransfer) -> PrefetchOperation:
-    """Returns an operation that SGLang found and allocated memory for."""
+    """Returns a prefetch of SGLang in the state before its transfer: its keys were found in the
+    storage, and its memory, the places `TO`, was allocated.
+    """
     handle = SimpleNamespace(rid="test")
     operation = PrefetchOperation(handle, [], pool_transfers=[*sides] or None)
     operation.hash_value, operation.host_indices = keys, slots(host, TO)
@@ -40,8 +42,8 @@ def queued(host: Any, keys: list[str], *sides: PoolTransfer) -> PrefetchOperatio
 
 
 def run(host: Any, storage: Any, operation: PrefetchOperation, v1: bool = True) -> list[int]:
-    """Runs an operation on SGLang's thread. Returns the completed tokens that it reported before
-    it reported the end.
+    """Runs an operation on SGLang's thread for prefetches. Returns the numbers of completed tokens
+    that the thread reported before the end of the operation.
     """
     control = controller(host, storage)
     control.__class__ = HybridCacheController
@@ -65,8 +67,8 @@ def run(host: Any, storage: Any, operation: PrefetchOperation, v1: bool = True) 
 
 
 def recorded(storage: Any, monkeypatch: pytest.MonkeyPatch) -> Events:
-    """Returns a list to which the begin and end of each read of a pool are appended, with the
-    number of its pages.
+    """Returns a list to which the beginning and the end of each read of a pool are appended: the
+    verb (`begin`, `finish` or `abandon`), the pool's name, and the number of pages of the read.
     """
     events: Events = []
     for pool in storage._pools.values():

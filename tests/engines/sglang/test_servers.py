@@ -17,14 +17,14 @@ from servers.sglang import PAGE, SGLangServer, Told, storage, wait_until_stored
 pytestmark = pytest.mark.long
 
 LENGTH, ANSWER = 300, 24
-# SGLang never takes the page of a prompt's last token from a cache.
+# Tokens of a prompt that SGLang can take from a cache: the full pages before the last token.
 CLAIMED = (LENGTH - 1) // PAGE * PAGE
 
 Start = Callable[..., SGLangServer]
 
 
 def prompt(seed: int, length: int = LENGTH) -> list[int]:
-    """Returns token ids. The first ids of different seeds below 290 differ."""
+    """Returns `length` token ids. The first ids of different seeds below 290 differ."""
     return [3 + (seed * 31 + place * (7 + seed)) % 290 for place in range(length)]
 
 
@@ -33,9 +33,9 @@ PROMPTS = [prompt(1), prompt(2), prompt(3)]
 
 @dataclass(frozen=True)
 class Reference:
-    """Two answers of the first server to each prompt: `computed`, when it computed all pages, and
-    `local`, when its memory had the pages that it stores. The answers may differ, because a prompt
-    that is computed in other pieces is rounded differently.
+    """Two answers of the first server to each prompt: `computed`, when the server computed all
+    pages, and `local`, when the prompt's full pages were in the server's memory. The answers may
+    differ in rounding, because the server computed different numbers of tokens in one step.
     """
 
     computed: list[Told]
@@ -88,8 +88,8 @@ def raised(log: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def reference(start: Start, where: Path) -> Reference:
-    """Returns the answers of the first server. Its storage is also detached and attached again, and
-    its counters must keep their values.
+    """Returns the answers of the first server. Detaches the server's storage and attaches it again,
+    and checks that the counters keep their values.
     """
     with start("cold", metrics=True) as server:
         computed = [ask(server, place) for place in range(3)]
@@ -117,7 +117,8 @@ def reference(start: Start, where: Path) -> Reference:
         counters, prefix = server.counters(), "sglang:ritornello_"
         assert counters.total(f"{prefix}hit_pages_total") == CLAIMED // PAGE
         assert counters.total(f"{prefix}loaded_pages_total") == CLAIMED // PAGE
-        # Before it was detached, the storage looked up and saved pages.
+        # The counters include the pages that the storage looked up and saved before it was
+        # detached.
         assert counters.total(f"{prefix}probed_pages_total") > CLAIMED // PAGE
         assert counters.total(f"{prefix}saved_pages_total") >= 3 * (LENGTH + ANSWER - 1) // PAGE
         assert counters.total(f"{prefix}loaded_bytes_total") > 0
@@ -135,8 +136,8 @@ def test_new_server_hits_pages_of_previous(reference: Reference, start: Start, w
             assert told.tokens["storage"] == CLAIMED
             assert told.tokens["computed"] == LENGTH - CLAIMED
             assert reference.right(place, told)
-        # The owner of the store dies while the server waits for its answer; the server becomes the
-        # owner.
+        # The owner of the store is killed while the server may be waiting for an answer of the
+        # owner. Then the server becomes the owner.
         with ThreadPoolExecutor() as pool:
             asked = pool.submit(ask, server, 2)
             owner.kill()
@@ -173,14 +174,14 @@ def test_answers_are_right_under_injected_faults(
                 assert reference.right(place, told)
                 came.append(told.tokens["storage"])
             server.forget()
-    assert CLAIMED in came and 0 in came, "some loads fail and some do not"
+    assert CLAIMED in came and 0 in came, "some loads must succeed and some must fail"
     log = (where / "faults.log").read_text()
     assert "injector enabled" in log
     assert raised(log) == []
 
 
 def test_prompt_of_several_batches_is_read_ahead(where: Path) -> None:
-    """SGLang reads this prompt in two batches of 128 pages or fewer."""
+    """SGLang reads the 150 pages of the prompt in two batches of at most 128 pages."""
     length = 150 * PAGE + 1
     server = SGLangServer(
         name="batches",

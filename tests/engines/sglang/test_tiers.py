@@ -33,7 +33,9 @@ Machine = Callable[..., Any]
 
 @pytest.fixture
 def machine(attach: Attach, tmp_path: Path) -> Machine:
-    """Attaches a pool to the tiers of a machine: a separate disk and the shared directory."""
+    """Returns a function that attaches a host pool to the tiers of the machine `name`: its own
+    disk, and a directory that all machines share as their remote.
+    """
     (tmp_path / "far").mkdir()
 
     def machine(name: str, host: Any, *sides: Any, gate: str = "always", v1: bool = True) -> Any:
@@ -67,7 +69,7 @@ def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     assert all(one.batch_set_v1(keys[2:], slots(host, FROM[2:]), after(*keys[:2])))
     flush(one)
     fill(host, 2)
-    # SGLang has the first page.
+    # `after` passes the keys of pages that SGLang has in memory.
     assert found(two, keys[1:], after(keys[0])) == 4
     # If a lookup begins with the prompt's first page, SGLang passes no list of keys before it.
     assert found(two, [*keys, *hashes("other", 2)]) == 5
@@ -76,7 +78,7 @@ def test_pages_of_other_machine_are_loaded(machine: Machine) -> None:
     assert [page_bytes(host, page) for page in TO] == expected
 
 
-def test_pages_without_place_are_not_shared(machine: Machine) -> None:
+def test_pages_whose_predecessors_are_unknown_are_not_shared(machine: Machine) -> None:
     host = mha("page_first")
     keys = hashes("no place")
     one, two = machine("one", host), machine("two", host)
@@ -86,7 +88,9 @@ def test_pages_without_place_are_not_shared(machine: Machine) -> None:
 
 
 def test_side_pools_are_not_shared_without_main_pool(machine: Machine, tmp_path: Path) -> None:
-    """Without `interface_v1` SGLang does not name the pages before the pages of the main pool."""
+    """With `interface_v1` set to 0, SGLang passes no keys of the pages before a put of the main
+    pool, so these pages are not written to the remote, and neither are the side pools' pages.
+    """
     host, states = mha("page_first"), mamba()
     keys = hashes("copies")
     one = machine("one", host, ("mamba", states), v1=False)

@@ -35,10 +35,11 @@ COUNTED = (
 
 @dataclass
 class Question:
-    """`options` are vLLM's options. `bad` holds lists of pages that fail in each load of an answer.
-    With `processes` the engine's core runs in a separate process, where `bad` and `spoils_drafts`
-    have no effect. With `forks_workers` the workers share the hash seed and the wrapped methods of
-    this process; tests of workers that vLLM spawns are in `test_tiers` and `test_weights`.
+    """The program's argument. `seeds`: the seeds of the prompts. `options`: vLLM's options. `bad`:
+    for each answer whose loads fail, the indices of the pages that fail in each of its loads. With
+    `processes` the engine's core runs in a separate process, where `bad` and `spoils_drafts` have
+    no effect. With `forks_workers` the workers share the hash seed and the wrapped methods of this
+    process; tests of workers that vLLM spawns are in `test_tiers` and `test_weights`.
     """
 
     model: str

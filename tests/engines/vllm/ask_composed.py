@@ -48,8 +48,8 @@ class Conversation:
         self.hits[name] = self.engine.external_tokens() - before
 
     def forget(self) -> None:
-        # vLLM in one process runs no steps while it has no request. The steps of this short prompt
-        # send the last request's saves.
+        # With the engine's core in this process, vLLM runs steps only while it has requests. The
+        # steps of this short prompt begin the last request's saves.
         self.engine.ask([5, 6, 7], answer=4)
         self.engine.forget()
 

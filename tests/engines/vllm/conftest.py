@@ -37,7 +37,9 @@ def model() -> Path:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Runs a separate vLLM for a few prompts, with one store for a test; see `ask.py`."""
+    """Returns a function that runs a separate vLLM for a few prompts; see `ask.py`. All runs of a
+    test use one store.
+    """
     asked = 0
 
     def answers(

@@ -30,7 +30,7 @@ class Engine:
 
     @property
     def scheduler(self) -> Any:
-        """Scheduler of vLLM, if it runs in this process."""
+        """The scheduler of vLLM, which must run in this process."""
         return self.llm.llm_engine.engine_core.engine_core.scheduler
 
     def ask(
@@ -52,8 +52,8 @@ class Engine:
         return [list(o.outputs[0].token_ids) for o in self.ask(*prompts, answer=answer)]
 
     def forget(self) -> None:
-        """Empties vLLM's own prefix cache, after waiting until the store has all pages: a lookup
-        does not see puts in progress.
+        """Waits until the store has all pages, because a lookup does not see puts in progress. Then
+        empties vLLM's own prefix cache.
         """
 
         # Defined in this method, so that it is pickled by value for workers in other processes.

@@ -26,7 +26,7 @@ def async_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[En
 
 
 def record_async_loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Records, for each load that begins, whether it is asynchronous."""
+    """Returns a list that gets, for each load that begins, whether it is asynchronous."""
     seen: list[bool] = []
     begin = WorkerSide._start_load
 

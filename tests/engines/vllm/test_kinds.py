@@ -14,7 +14,7 @@ from ritornello.vllm.tier.namespace import is_unbounded, spec_text, window_chunk
 from servers.environment import ROOT
 
 KINDS = "vllm/v1/kv_cache_interface.py"
-# Base classes, which no group has.
+# Base classes: no KV cache group has one of them as its kind.
 BASES = {"KVCacheSpec", "AttentionSpec"}
 # Not a kind of KV cache: this class describes a group of layers.
 OTHERS = {"KVCacheGroupSpec"}
@@ -46,7 +46,9 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
     from vllm.v1 import kv_cache_interface
 
     def bare(name: str, **fields: int) -> object:
-        """Returns a kind with these fields only: the others do not matter here."""
+        """Returns an object of a kind that has only these fields, because vLLM's function reads no
+        others.
+        """
         kind = getattr(kv_cache_interface, name)
         made = object.__new__(kind)
         vars(made).update(fields)

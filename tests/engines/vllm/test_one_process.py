@@ -139,9 +139,9 @@ def test_preemption_while_saving_keeps_bytes_right(
     before = engine.count("vllm:num_preemptions")
     together = engine.tokens(*asked, answer=150)
     assert engine.count("vllm:num_preemptions") > before, "the test must preempt"
-    # Where loads run concurrently with other requests, a preempted request may find fewer pages
-    # than it had, because they are still being stored. A prefill then computes again what decoding
-    # had computed, and may round it differently.
+    # If loads run concurrently with other requests, a preempted request may find fewer pages in the
+    # store than it had computed, because the last of these pages are still being stored. A prefill
+    # then computes tokens again that decoding had computed, and may round them differently.
     if not engine.scheduler.connector.data_path._loads_apart():
         assert together == alone
     engine.forget()
@@ -169,8 +169,8 @@ def test_request_can_retain_pages(engine: Engine, store_path: Path) -> None:
             return int(store.stats()["retained_bytes"])
 
     def grown(before: int) -> int:
-        """Waits, at most 30 seconds, until more than `before` bytes are retained, because the store
-        updates their number in the background. Returns the number.
+        """Waits, at most 30 seconds, until more than `before` bytes are retained: the store updates
+        the number of retained bytes in the background. Returns this number.
         """
         deadline = monotonic() + 30
         while (now := retained()) <= before and monotonic() < deadline:

@@ -21,8 +21,8 @@ def test_windows_are_restored_with_full_attention(ask: Ask) -> None:
     for before, after in zip(cold["answers"], warm["answers"], strict=False):
         assert after["first"] == after["stored"] == before["stored"]
     for after in warm["answers"]:
-        # With several cache groups vLLM cannot learn which blocks failed, so it computes the whole
-        # request.
+        # With several cache groups the connector cannot tell vLLM which blocks failed, so vLLM
+        # computes the whole request again.
         for broken in ("broken 0", "broken 1"):
             assert after[f"{broken}_failed"] > 0
             assert after[broken] == after["stored"]

@@ -38,7 +38,9 @@ def flip_data(worker: Any) -> None:
 
 
 def flip_soon(worker: Any) -> None:
-    """Reverses the second worker's tensors in a thread, while the worker runs no call."""
+    """Reverses the second worker's tensors half a second later in a thread, while the worker runs
+    no call of vLLM.
+    """
     from threading import Timer
 
     if worker.rank == 1:
@@ -46,7 +48,7 @@ def flip_soon(worker: Any) -> None:
 
 
 def make_adapter(folder: Path, seed: int) -> None:
-    """Writes a LoRA adapter of the tiny model over the previous adapter."""
+    """Writes a LoRA adapter of the tiny model to `folder`, over the previous adapter if any."""
     import torch
     from safetensors.torch import save_file
 

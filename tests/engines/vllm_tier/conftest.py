@@ -25,14 +25,14 @@ from servers.environment import shared_model  # noqa: E402
 
 set_environment(OMP_NUM_THREADS="2")
 
-# The store is so small that tests can fill it.
+# The capacity is so small that tests can fill the store.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
 # Prompts of the other process; vLLM's host tier has no room for both.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 
 class Obedient(Child):
-    """An engine in another process, controlled line by line."""
+    """An engine in another process, controlled by orders on its standard input, one per line."""
 
     def __call__(self, order: str, **words: Any) -> Any:
         self.send(json.dumps({"do": order} | words))
@@ -48,7 +48,7 @@ class Obedient(Child):
 
 
 class Other(Obedient):
-    """The engine of these tests in another process, with `tiers`."""
+    """A `TierEngine` in another process, with vLLM's secondary tiers `tiers`."""
 
     def __init__(self, model: Path, *tiers: dict[str, Any], **options: Any) -> None:
         asked = {"model": str(model), "tiers": tiers, "options": options}

@@ -30,7 +30,8 @@ from weights import flip  # noqa: E402
 
 from servers.vllm import CPU_SPEC, connector  # noqa: E402
 
-# Tokens of a chunk with the tests' model: the maximum, because a token of this model has few bytes.
+# Tokens of a chunk with the tests' model: the maximum that the connector chooses, because a token
+# of this model has few bytes.
 CHUNK = 256
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
@@ -68,7 +69,7 @@ class ConnectorEngine(TierEngine):
     def answer(self, asked: list[int]) -> dict[str, Any]:
         before, accepted = self.tokens_from("disk"), self.count(ACCEPTED)
         (output,) = self.ask(asked)
-        self.ask([1, 2, 3], answer=4)  # vLLM counts with a later step
+        self.ask([1, 2, 3], answer=4)  # vLLM adds to its counters in a later step
         return {
             "tokens": list(output.outputs[0].token_ids),
             "cached": output.num_cached_tokens,
@@ -98,7 +99,8 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
     if question.get("changes_weights"):
         asked = question["prompts"][-1]
         engine.llm.collective_rpc(flip)
-        # Empties only vLLM's prefix cache: its host memory keeps the chunks of earlier weights.
+        # Empties only vLLM's prefix cache: the host memory of vLLM's offloading keeps the chunks of
+        # earlier weights.
         assert engine.llm.reset_prefix_cache()
         changed = engine.answer(asked)
         assert engine.llm.reset_prefix_cache(reset_connector=True)
@@ -109,8 +111,8 @@ def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[
 
 def main() -> None:
     set_environment(OMP_NUM_THREADS="2")
-    # The import precedes the question, so that a second program imports vLLM while the first uses
-    # the store.
+    # The import precedes the reading of the question, so that a second engine can import vLLM while
+    # a first engine uses the store.
     from vllm import LLM
 
     assert LLM

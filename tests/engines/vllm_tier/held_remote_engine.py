@@ -1,6 +1,6 @@
-"""One vLLM with `RitornelloTier` over a disk and a remote that this process holds back. A request
-is aborted, and another is preempted, while chunks are fetched. Arguments: the model, and the folder
-of the disk. Replies once, with what `main` collects.
+"""One vLLM with `RitornelloTier` over a disk and a remote whose answers this process holds back. A
+request is aborted, and another is preempted, while chunks are fetched. Arguments: the model, and
+the folder of the disk. At its end the program replies with the answers that `main` collects.
 """
 
 import sys
@@ -20,7 +20,7 @@ from tier_harness import TierEngine  # noqa: E402
 # The `LONG` prompts fill vLLM's cache, so that it preempts one of them when their answers grow.
 FETCHED, OTHER = prompt(41, 500), prompt(42, 300)
 LONG, LONG_ANSWER = [prompt(43 + number, 386) for number in range(3)], 60
-# Maximum time that a lookup waits for the remote: longer than the steps until the preemption.
+# A lookup waits for the remote at most 5 seconds: longer than the steps until the preemption take.
 PREFETCH = "timeout(5, 0)"
 # The core keeps the outcome of a prompt's last fetch for this time, and does not fetch it again.
 OUTCOME_SECONDS = 5.0
@@ -35,7 +35,9 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
 
 
 class HeldEngine(TierEngine):
-    """Its prompts' chunks are on the remote only, after `keep_on_remote`."""
+    """An engine that can move chunks to the remote: after `keep_on_remote` the chunks of all
+    prompts are on the remote only.
+    """
 
     def __init__(self, model: str, folder: str) -> None:
         self.disk = f"{folder}/disk"
@@ -66,7 +68,9 @@ class HeldEngine(TierEngine):
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": asked}, sampling)
 
     def step_until(self, reached: Callable[[], bool], what: str) -> dict[str, list[int]]:
-        """Returns the answers that ended."""
+        """Runs steps until `reached` returns true. Returns the tokens of the answers that ended in
+        these steps, by request.
+        """
         answers: dict[str, list[int]] = {}
 
         def step() -> bool:

@@ -28,12 +28,12 @@ FIRST, SECOND = prompt(21, 600), prompt(22, 900)
 
 
 def cached(asked: list[int]) -> int:
-    """Returns the tokens of full chunks before the last token."""
+    """Returns the number of tokens in the full chunks before the prompt's last token."""
     return (len(asked) - 1) // CHUNK * CHUNK
 
 
 def reply_of(engine: Child, question: dict[str, Any]) -> dict[str, Any]:
-    """Returns the engine's reply to `question` and its log."""
+    """Sends `question` to the engine. Returns the engine's reply, with the lines of its log."""
     engine.send(json.dumps(question))
     assert engine.stdout is not None
     log: list[str] = []
@@ -123,8 +123,8 @@ def test_chunks_contain_kv_of_draft_model(
     """
     model = shared_model(shape)
     drafts = {"method": method, "model": str(model), "num_speculative_tokens": drafted}
-    # `block_bytes` counts numbers of two bytes, and the four layers of the target model. Here a
-    # number has four bytes, and a block has `layers` layers.
+    # `block_bytes` assumes elements of two bytes and the four layers of the target model. In this
+    # test an element has four bytes, and a block has `layers` layers.
     host = 2 * layers * HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK // 4
     store = tmp_path / "store"
     question = {

@@ -18,7 +18,9 @@ from ritornello.vllm.tier.tier import Tier
 
 
 def cached(asked: list[int]) -> int:
-    """Returns how many tokens vLLM can load: the full chunks of all tokens except the last."""
+    """Returns the number of a prompt's tokens that vLLM can load: the tokens in the full chunks
+    before the prompt's last token.
+    """
     return (len(asked) - 1) // BLOCK * BLOCK
 
 
@@ -65,8 +67,7 @@ def test_chunks_of_other_process_are_found(engine: TierEngine, told: dict[str, A
     assert ask(engine, SECOND) == {"tokens": told["cold"][1]["tokens"], "cached": cached(SECOND)}
     after = engine.offloaded()
     assert after["disk"] - before["disk"] == cached(FIRST) + cached(SECOND)
-    # The last puts of the other process are found too. The other process made them after the
-    # store's owner had died.
+    # The chunks that the other process put after the death of the store's owner are found as well.
     assert ask(engine, prompt(3, 400))["cached"] == cached(prompt(3, 400))
 
 
@@ -74,8 +75,8 @@ def test_request_needs_one_lookup(engine: TierEngine) -> None:
     before = engine.offloaded()
     ask(engine, SECOND)
     after = engine.offloaded()
-    # The prompt takes one lookup. The short prompt that reports the counts has no full chunk, and
-    # takes none.
+    # The prompt needs one lookup. The short prompt that makes vLLM report the counts has no full
+    # chunk, so it needs no lookup.
     assert after["ritornello_lookups"] - before["ritornello_lookups"] == 1
     assert after["tiering_chunk_hits"] - before["tiering_chunk_hits"] == len(SECOND) // BLOCK
 

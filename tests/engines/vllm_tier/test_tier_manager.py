@@ -259,7 +259,7 @@ def test_internal_failures_do_not_escape(
             tier.touch(keys, request)
             tier.drain_jobs()
             tier.on_request_finished(request)
-    assert len(caplog.records) == len(names), "each failing call must be logged once"
+    assert len(caplog.records) == len(names), "each failing method must be logged once"
     assert tier._failed_requests == set()
     stats = tier.get_stats()
     assert stats is not None

@@ -69,9 +69,9 @@ class TierEngine(Engine):
 
     def forget_all(self) -> None:
         """Empties vLLM's prefix cache, and fills its host tier with the chunks of another prompt;
-        the store keeps everything. vLLM pins a chunk while it is stored. This method therefore
-        waits for stores before and after the other prompt, so that its chunks find room and can be
-        replaced.
+        the store keeps everything. vLLM pins a chunk of the host tier while the chunk is
+        stored below it. This method therefore waits for stores before the other prompt, so that its
+        chunks find room, and after it, so that later prompts can replace them.
         """
         self.forget()
         self._unpin()
@@ -80,8 +80,8 @@ class TierEngine(Engine):
         self.forget()
 
     def _unpin(self) -> None:
-        """Waits for stores, by short prompts: vLLM offloads a chunk one step after the step that
-        computed it, and notices in a later step that it is stored.
+        """Waits for the stores of all chunks, which needs the steps of short prompts: vLLM offloads
+        a chunk one step after the step that computed it, and unpins the chunk in a later step.
         """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
@@ -89,7 +89,9 @@ class TierEngine(Engine):
         self.ask([1, 2, 3], answer=2)
 
     def answer(self, asked: list[int]) -> dict[str, Any]:
-        """Returns the answer to a prompt, and how many of the prompt's tokens were not computed."""
+        """Returns the answer to a prompt (`tokens`), and the number of the prompt's tokens that
+        were not computed (`cached`).
+        """
         (output,) = self.ask(asked)
         return {
             "tokens": list(output.outputs[0].token_ids),
@@ -132,7 +134,8 @@ def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
         case "forget":
             engine.forget_all()
         case "counts":
-            # A list of tiers reports its counters at intervals. This ends the current interval.
+            # Over a list of tiers the store reports its counters at intervals: end the current
+            # interval.
             engine.tier._store._reported_at = 0.0
             engine.offloaded()
             return engine.offloaded()
