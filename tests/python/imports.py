@@ -3,7 +3,7 @@
 
 A file imports the files that define the names in its code. Names are followed through re-exports:
 neither `mod child;` nor a re-export that its file does not use is an import. Code of tests does not
-count. Rust lets a module use what its ancestors define: without `--ancestors` such imports do not
+count. Rust lets a module use the items of its ancestors: without `--ancestors` such imports do not
 count either.
 
     python3 tests/python/imports.py                # circles between siblings and across folders
@@ -48,8 +48,8 @@ class Module:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.defined: set[str] = set()
-        # Names defined anywhere, also inside blocks, such as in a macro. `step` uses them if it
-        # finds a name by no other rule.
+        # Names that are defined anywhere in the module, also inside blocks, as in a macro. `step`
+        # looks a name up here only if no other rule finds it.
         self.nested: set[str] = set()
         self.aliases: dict[str, Name] = {}
         self.globs: set[Name] = set()
@@ -123,8 +123,8 @@ def use_tree(tree: str) -> Iterator[tuple[Name, str]]:
 
 
 def absolute(path: Name, module: Name) -> Name:
-    """Returns a Rust path as a path from the crate's root, if it begins with `self` or `super`;
-    otherwise unchanged.
+    """Returns a Rust path in `module` as a path from the crate's root if it begins with `self` or
+    `super`; otherwise returns the path unchanged.
     """
     if path[0] in ("self", "super"):
         while path and path[0] in ("self", "super"):
@@ -135,7 +135,7 @@ def absolute(path: Name, module: Name) -> Name:
 
 
 def add_rust(code: str, file: Path, name: Name, modules: Modules) -> None:
-    """Adds a module and all modules below it."""
+    """Adds the module `name` with the code `code`, and all modules below it, to `modules`."""
     module = modules[name] = Module(file)
     while inline := re.search(r"\bmod\s+(\w+)\s*\{", code):
         end = block_end(code, inline.end() - 1, "}")
@@ -214,8 +214,9 @@ OUTSIDE = Found((), "")
 
 
 def step(modules: Modules, at: Name, part: str, last: bool, seen: set[Name]) -> Found | None:
-    """Finds a name in a module. If the name is the last of its path, an item is preferred to a
-    module.
+    """Finds the name `part` in the module `at`. If an item and a module have this name, returns the
+    item if `part` is the last name of its path (`last`), otherwise the module. `seen`: names that
+    are being looked up, which end circular re-exports.
     """
     module, child = modules[at], (*at, part)
     if child in seen:
@@ -242,8 +243,8 @@ def step(modules: Modules, at: Name, part: str, last: bool, seen: set[Name]) -> 
 
 
 def find(modules: Modules, at: Name, path: Name, seen: set[Name]) -> Found | None:
-    """Follows a path. Returns `OUTSIDE` if the path leaves the crate or package, and None if a
-    module has no such name.
+    """Follows a path from the module `at`. Returns `OUTSIDE` if the path leaves the crate or
+    package, and None if a module on the path lacks the next name.
     """
     found: Found | None = Found(at, None)
     for number, part in enumerate(path):
@@ -258,7 +259,7 @@ def find(modules: Modules, at: Name, path: Name, seen: set[Name]) -> Found | Non
 
 
 def graph(modules: Modules, ancestors: bool) -> Graph:
-    """The files that each file imports."""
+    """Returns the files that each file imports."""
     edges: Graph = {module.file: set() for module in modules.values()}
     for name, module in modules.items():
         for path in module.paths:
@@ -274,7 +275,9 @@ def graph(modules: Modules, ancestors: bool) -> Graph:
 
 
 def circles(edges: Graph) -> list[list[Path]]:
-    """The groups of files in which every file reaches every other."""
+    """Returns the groups of files in which every file imports every other file, directly or through
+    files of the group.
+    """
     reached: Graph = {}
     for start in edges:
         reached[start] = set()
@@ -293,8 +296,12 @@ def circles(edges: Graph) -> list[list[Path]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ancestors", action="store_true", help="count ancestors of modules too")
-    parser.add_argument("--list", metavar="FILE", type=Path, help="print what a file imports")
+    parser.add_argument(
+        "--ancestors", action="store_true", help="count imports of a module's ancestors as well"
+    )
+    parser.add_argument(
+        "--list", metavar="FILE", type=Path, help="print the files that FILE imports"
+    )
     given = parser.parse_args()
     parts = {path.parent.name: rust(path.parent) for path in sorted(ROOT.glob("crates/*/src"))}
     parts["ritornello"] = python(ROOT / "python" / "ritornello")
@@ -311,7 +318,7 @@ def main() -> None:
         for other in sorted(edges.get(ROOT / given.list, set()) if given.list else ()):
             print(f"    imports {other.relative_to(ROOT)}")
     if failed:
-        sys.exit(f"{failed} circles: move what both files need to a file that imports neither")
+        sys.exit(f"{failed} circles: move code that two files need to a file that imports neither")
 
 
 if __name__ == "__main__":

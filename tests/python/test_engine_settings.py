@@ -31,7 +31,9 @@ Row = tuple[str, str]
 
 
 def rows_of(document: str) -> dict[str, Row]:
-    """Returns the default and the meaning of each key in the first table of settings."""
+    """Returns the default and the meaning of each key in the first table of a document's section
+    "Settings".
+    """
     text = (DOCUMENTS / f"{document}.md").read_text()
     (section,) = re.findall(r"^## Settings\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
     _, table = section.split("| key | default | meaning |\n|---|---|---|\n")[:2]
@@ -46,7 +48,7 @@ def rows_of(document: str) -> dict[str, Row]:
 
 
 def known_keys(parse: Callable[[Any], object]) -> tuple[str, ...]:
-    """Returns the keys that the error for an unknown key lists."""
+    """Returns the keys that a parser's error for an unknown key lists."""
     with pytest.raises(ValueError, match="unknown key 'x'") as raised:
         parse({"path": "/kv", "x": 1})
     return tuple(str(raised.value).partition("ritornello knows ")[2].split(", "))

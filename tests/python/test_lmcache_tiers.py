@@ -61,15 +61,15 @@ def test_directories_are_read_from_disk_tier() -> None:
 
 
 class FakeStore:
-    """A store whose lookups stay pending for the given number of calls, and then find all keys
-    except the second.
+    """A store whose first `pending` calls of `find` return pending lookups. Later calls find all
+    keys except the second.
     """
 
     has_remote = True
 
     def __init__(self, pending: int) -> None:
         self.left = pending
-        # The layouts and numbers of keys of all lookups.
+        # The layout and the number of keys of each lookup, in order.
         self.asked: list[tuple[str, int]] = []
         self.cancelled: list[str] = []
         self.released: list[Any] = []
@@ -106,7 +106,7 @@ def layout_of(scope: rt.Scope) -> str:
 
 
 class FakeObjects:
-    """An `ObjectStore` with a fake store that has objects in the formats `stored`."""
+    """Stand-in for `ObjectStore` over a `FakeStore` that has objects in the formats `stored`."""
 
     def __init__(self, pending: int, *stored: ObjectFormat) -> None:
         self.store = FakeStore(pending)
@@ -146,7 +146,7 @@ def test_cancelled_lookup_ends_transfers_and_leases() -> None:
     assert done.store.released == ["lease"] and done.store.cancelled == []
 
 
-def test_remote_is_asked_for_expected_format_last() -> None:
+def test_keys_missing_in_stored_format_are_looked_up_in_expected_format() -> None:
     objects = FakeObjects(0, SERIALIZED)
     lookup = lookup_in(objects, KEYS)
     assert lookup.advance()
@@ -173,7 +173,7 @@ def test_own_format_is_looked_up_first() -> None:
 
 
 @pytest.mark.parametrize(("used", "earlier"), [(FORMAT, SERIALIZED), (SERIALIZED, FORMAT)])
-def test_objects_from_before_a_change_of_serde_are_not_found(
+def test_objects_in_format_of_earlier_serde_are_not_found(
     used: ObjectFormat, earlier: ObjectFormat
 ) -> None:
     objects = FakeObjects(0, earlier)
@@ -203,8 +203,9 @@ def test_adapters_do_not_find_objects_of_each_other(
 
 
 def test_too_long_expected_object_costs_no_hits() -> None:
-    """The layout that LMCache expects describes objects before serialization. Such an object would
-    be longer than the maximum page; the stored, serialized objects are shorter.
+    """The layout that LMCache expects describes objects before serialization. An object of this
+    layout would be longer than the maximum page, but the stored, serialized objects are shorter and
+    are found.
     """
     objects: Any = FakeObjects(0, SERIALIZED)
     expected = {0: ObjectFormat(1 << 30, "bfloat16[2,4,64,65536]@KV_2LTD")}
@@ -295,7 +296,9 @@ def test_objects_after_a_missing_one_are_found(disk: ObjectStore) -> None:
 
 
 class FailingCache:
-    """A cache whose `exists` fails."""
+    """A cache whose `exists` raises an error. `leases`: all leases of its lookups; `released`: the
+    leases that were released.
+    """
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache

@@ -29,8 +29,8 @@ COUNT = 4
 
 
 class MemoryObj:
-    """A memory object like LMCache's: its memory is freed when the object is garbage-collected,
-    even while views of the memory exist.
+    """Stand-in for LMCache's memory object: its memory is freed when the object is
+    garbage-collected, even while views of the memory exist.
     """
 
     def __init__(self, fill: int = 0) -> None:

@@ -11,13 +11,13 @@ from support import Bytes, blank, keys_of, pages_of
 import ritornello as rt
 
 COUNT = 5
-# Page sizes: two multiples of the 4 KiB unit, of which the second is long enough to be split (over
-# 256 KiB), and two other sizes.
+# Bytes of a page: two multiples of the unit of 4 KiB, of which the second is long enough to be
+# split (over 256 KiB), and two other sizes.
 SIZES = [196_608, 1_048_576, 5_000, 1]
 
 
 class Tensor:
-    """The interface of torch's tensors: no buffer protocol, no `__array__`."""
+    """Stand-in for torch's tensors, without the buffer protocol and without `__array__`."""
 
     class Device:
         type = "cpu"
@@ -51,7 +51,7 @@ def tensors(array: Bytes) -> Any:
 
 
 def fragments(array: Bytes) -> Any:
-    """Splits each page into uneven pieces. One piece is empty, and one is a tensor."""
+    """Returns each page as four uneven pieces, one of them empty, and one a tensor."""
     third = array.shape[1] // 3
     return [
         [row[:third], row[:0], Tensor(row[third : 2 * third]), row[2 * third :]] for row in array

@@ -9,7 +9,9 @@ RUNNER = Path(__file__).parents[2] / ".cargo/run_test.py"
 
 
 def run(tmp_path: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs a binary that executes `body`, with a limit of one second."""
+    """Runs, under the runner, a binary that executes `body`. The runner kills a binary that prints
+    nothing for one second.
+    """
     binary = tmp_path / "binary"
     binary.write_text(f"#!{sys.executable}\nimport subprocess, sys, time\n{body}\n")
     binary.chmod(0o755)

@@ -91,8 +91,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def put(store: SGLangCacheStore, scope: rt.Scope, places: Sequence[int]) -> None:
-    """Puts the prompt's pages at `places`. In the main pool, `places` must be those of the prompt's
-    leading pages.
+    """Puts the prompt's pages at `places`. The main pool accepts only the prompt's leading
+    pages.
     """
     keys = [KEYS[place] for place in places]
     assert store.put(scope, keys, pages_of(keys, PAGE), []) == len(keys)

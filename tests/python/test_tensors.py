@@ -1,4 +1,6 @@
-"""CPU tensors of torch. Runs in the environment of an engine, which has torch."""
+"""Tensors of torch in CPU memory as pages and weights. Skipped where torch is not installed: `make`
+runs these tests in the environment of an engine.
+"""
 
 from typing import Any
 
@@ -45,7 +47,7 @@ def test_unusable_tensors_are_refused(store: rt.Store) -> None:
 
 
 def wrapping(inner: Any) -> Any:
-    """Returns a parameter of a tensor subclass without memory, like torchao's."""
+    """Returns a parameter whose tensor has no memory and wraps `inner`, like torchao's tensors."""
 
     class Wrapper(torch.Tensor):  # type: ignore[misc, name-defined]
         @staticmethod

@@ -17,8 +17,8 @@ from ritornello.vllm.tier.settings import TierSettings
 DISK = "disk /nvme/kv 200GiB"
 REMOTE = "s3://bucket/prefix?secret=hunter2"
 
-# How each engine parses its settings, its setting for device memory, and its setting for host
-# memory ("" if the host tier is a store).
+# For each engine: the function that parses its settings, its setting for device memory, and its
+# setting for host memory ("" if our store serves as the host tier).
 PARSERS: dict[str, tuple[Callable[[Any], object], str, str]] = {
     "vllm": (OffloadingSettings.parse, "--gpu-memory-utilization", 'as "host 8GiB"'),
     "vllm_on_cpus": (VllmSettings.parse_on_cpus, "VLLM_CPU_KVCACHE_SPACE", ""),
@@ -29,7 +29,9 @@ PARSERS: dict[str, tuple[Callable[[Any], object], str, str]] = {
 
 
 def refusal(engine: str, tiers: list[str]) -> str:
-    """Returns the error for a list of tiers, one line without secrets."""
+    """Returns the text of the error that the engine's settings raise for a list of tiers. Asserts
+    that the text is one line, names the setting, and shows no secret.
+    """
     with pytest.raises(ValueError) as raised:
         PARSERS[engine][0]({"tiers": tiers})
     text = str(raised.value)

@@ -26,8 +26,8 @@ STATE = Reach(1)
     [
         (ALL, range(5)),
         (STATE, range(4, 5)),
-        # A window includes the token itself. Before it, the next token thus sees no token, one
-        # token, a page, a page and one token, and many pages.
+        # A window includes the next token itself, so the numbers of earlier tokens in these windows
+        # are: 0, 1, a page, a page and 1, and 100 pages less 1.
         (trailing(1), range(5, 5)),
         (trailing(2), range(4, 5)),
         (trailing(TOKENS + 1), range(4, 5)),
@@ -49,23 +49,25 @@ def present(pages: str) -> list[bool]:
         ("xxxxx", "xxxxx", 5),
         # Only the recurrent state of the third page is stored.
         ("xxxxx", "..x..", 3),
-        # The window needs the last two pages of a prefix: the prefixes of 2 and of 5 pages have
-        # them.
+        # A prefix can be resumed if the window group has its last two pages: here the prefixes of 2
+        # and of 5 pages.
         ("xx.xx", "xxxxx", 5),
         ("xx.x.", "xxxxx", 2),
         ("xx.xx", "xxx..", 2),
-        # A prefix of one page needs only the first page.
+        # A prefix of one page can be resumed if the window group has this page.
         ("x.x.x", "xxxxx", 1),
         (".x.x.", "xxxxx", 0),
     ],
 )
-def test_resumable_lengths_are_a_set(window: str, state: str, tokens: int) -> None:
+def test_longest_prefix_that_all_groups_can_resume_is_found(
+    window: str, state: str, tokens: int
+) -> None:
     groups = (cache_group(), cache_group(trailing(2 * TOKENS)), cache_group(STATE))
     there = {ObjectId(1, 0, 0): present(window), ObjectId(2, 0, 0): present(state)}
     assert longest_resumable(groups, there, 5 * TOKENS, TOKENS) == tokens * TOKENS
 
 
-def test_lengths_are_whole_pages_of_every_part() -> None:
+def test_resumable_length_is_multiple_of_every_groups_page() -> None:
     groups = (cache_group(), cache_group(trailing(2 * TOKENS), tokens=2 * TOKENS))
     there = {ObjectId(1, 0, 0): present("xx")}
     assert longest_resumable(groups, there, 5 * TOKENS, 2 * TOKENS) == 4 * TOKENS
@@ -111,7 +113,7 @@ def test_small_heads_are_stored_together() -> None:
     assert head_ranges_of(8, 1, OBJECT_BYTES // 1000, sliceable=True)[0] == ((0, 8),)
 
 
-def test_worker_with_part_of_a_range_stores_its_share() -> None:
+def test_ranges_follow_workers_if_heads_cannot_be_shared() -> None:
     head_ranges, shared = head_ranges_of(32, 16, OBJECT_BYTES, sliceable=True)
     assert (len(head_ranges), shared) == (16, False)
     assert head_ranges_of(8, 2, OBJECT_BYTES, sliceable=False) == (((0, 4), (4, 8)), False)

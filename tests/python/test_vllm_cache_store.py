@@ -28,7 +28,9 @@ KEYS = keys_of("prompt", 5)
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
-    """A machine without pages, and a remote to which another machine wrote the prompt."""
+    """The cache of a machine that has no pages itself. Another machine has written the prompt to
+    the remote of both.
+    """
 
     def machine(name: str) -> CacheStore:
         tiers = [f"host 64MiB {tmp_path}/{name}", f"file://{tmp_path}/far"]

@@ -24,7 +24,9 @@ Tables = dict[str, tuple[list[int], ...]]
 
 
 class Shared(Blocks):
-    """Block tables by request, as vLLM keeps them until the blocks are free."""
+    """Stand-in for vLLM's cache manager with block tables by request. vLLM keeps a table until the
+    request's blocks are freed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +56,8 @@ def side_of(
 
 
 def admit(side: SchedulerSide, asked: Any, foreign: int = 0) -> None:
-    """Admits a request: vLLM's cache has none of its pages, and another connector fills its first
-    `foreign` tokens.
+    """Admits a request. vLLM's cache and the store have none of its pages, and another connector
+    fills its first `foreign` tokens.
     """
     assert side.matched_tokens(asked, 0) == (0, False)
     side.request_admitted(asked, BLOCKS, 0)
@@ -122,7 +124,7 @@ def test_request_sharing_failed_block_is_not_saved(side: SchedulerSide, blocks: 
     first = side.plan(step_of(everyone, has_sync_kv_loads=True))
     assert saved(first) == []
     lent.num_computed_tokens = TOKENS
-    sharing.num_computed_tokens = 2 * TOKENS  # the other request computes the failed block for both
+    sharing.num_computed_tokens = 2 * TOKENS  # `lent` computes the failed block for both
     other.num_computed_tokens = 300
     over(side, first, 101)
     again = {"r": 300 - TOKENS, "s": 300 - 2 * TOKENS, "o": 1}
@@ -262,7 +264,7 @@ def test_pages_of_another_connector_are_counted_separately(blocks: Shared) -> No
 
 
 class Base:
-    """Stand-in for vLLM's class of connectors."""
+    """Stand-in for the base class of vLLM's connectors."""
 
 
 class Child(Base):
@@ -290,7 +292,7 @@ def test_policy_is_set_on_engine_configuration() -> None:
 
 
 def engine(*names: str) -> Any:
-    """Returns an engine's configuration with these connectors inside MultiConnector."""
+    """Returns an engine's configuration with the connectors `names` inside MultiConnector."""
     extra = {"connectors": [{"kv_connector": name} for name in names]}
     return SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector_extra_config=extra))
 

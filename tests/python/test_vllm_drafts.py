@@ -32,7 +32,9 @@ def draft(tmp_path: Path) -> Path:
 
 
 def speculation(draft: Path | str, method: str = "eagle", **changes: Any) -> Any:
-    """Returns vLLM's configuration of speculative decoding; `changes` of the draft's model."""
+    """Returns a stand-in for vLLM's configuration of speculative decoding. `changes`: other values
+    of the fields of the draft model's configuration, or `acceptance` or `load`.
+    """
     acceptance = changes.pop("acceptance", "standard")
     load = changes.pop("load", None)
     fields = {

@@ -21,8 +21,9 @@ def plan(side: Any, **tokens: int) -> Any:
 
 
 def windowed() -> tuple[Shared, Any, Any]:
-    """Request "r" loads blocks 100 and 101 and computes blocks 102 to 105 from them. "s" hits 104
-    and 105 in vLLM's cache in the same step; the blocks before them are outside its window.
+    """Returns the block tables and two requests. "r" loads blocks 100 and 101 and computes blocks
+    102 to 105 from them. In the same step "s" hits blocks 104 and 105 in vLLM's cache; the blocks
+    before them are outside the window of "s".
     """
     blocks, lent, other = Shared(), request(6 * TOKENS), request(8 * TOKENS, "s")
     other.block_hashes[:6] = lent.block_hashes
@@ -68,9 +69,10 @@ def test_window_hides_no_foreign_failed_block() -> None:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_finished_load_keeps_shared_failure(beside: bool) -> None:
-    """A step waits for the load of block 101 for request "r", and the load fails. "a" and "b" have
-    this block from vLLM's cache, and load further blocks asynchronously. vLLM recomputes block 101
-    in "a", which still waits, and considers it valid in "b". No page of "b" may be saved.
+    """A step waits for the load of block 101 for request "r", and the load fails. Requests "a" and
+    "b" have this block from vLLM's cache, and load further blocks asynchronously. vLLM recomputes
+    block 101 for "a", whose load is not complete, and considers the block valid for "b", whose load
+    is complete. No page of "b" may be saved.
     """
     store, blocks = FakeStore(), Shared()
     model = cache_group(head_bytes=ASYNC_LOAD_BYTES // 8)
@@ -106,7 +108,9 @@ def test_finished_load_keeps_shared_failure(beside: bool) -> None:
 
 
 def test_abort_evicts_failed_blocks() -> None:
-    """An aborted request ends before vLLM reports the outcome of its last step."""
+    """The failed blocks of an aborted request are evicted although the request ends before vLLM
+    reports the outcome of its last step.
+    """
     store, blocks = FakeStore(), Blocks()
     side = alone(store, blocks, identity())
     asked = request(300)

@@ -55,7 +55,7 @@ def test_equal_stages_are_served() -> None:
     [
         ([31, 30], [group(31)], False),
         ([31, 30], [group(30)], False),
-        # Some of the layers keep no KV, in other stages perhaps more of them.
+        # Ten of the 30 layers have no KV. In another stage the number of such layers may differ.
         ([30, 30], [group(20)], False),
         ([30, 30], [group(15), group(15)], False),
         ([30, 30], [group(30, UniformTypeKVCacheSpecs)], False),

@@ -71,7 +71,9 @@ def groups(*specs: Any) -> Any:
 
 
 def engine(model: Path, **changes: Any) -> Any:
-    """Returns the used part of a vllm_config; `changes` by "section__field"."""
+    """Returns the part of a `VllmConfig` that the connector uses. `changes`: other values of
+    fields, by "section__field".
+    """
     hf = {"model_type": "llama", "hidden_size": 512, "transformers_version": "5"}
     sections: dict[str, dict[str, Any]] = {
         "model_config": {
@@ -159,7 +161,9 @@ def test_unreadable_files_have_no_fingerprint(tmp_path: Path, content: bytes) ->
 def told(
     ranks: int = 1, stages: int = 1, heads: int = 2, *, head_major: bool = True, groups: int = 1
 ) -> dict[WorkerRank, ShardFacts]:
-    """Returns what the workers report of their KV memory, for a model with two layers a stage."""
+    """Returns what the workers report about their KV memory. Each stage of the model has two
+    layers.
+    """
     return {
         (stage, rank): ShardFacts(
             tuple(

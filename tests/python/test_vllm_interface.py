@@ -13,7 +13,7 @@ from ritornello.vllm.interface import delegation, interface_difference
 
 class Older:
     def inherited(self) -> Any:
-        """Is overridden by the data path."""
+        """A method of a base class of the connector's base class, overridden by `Path`."""
         return "default"
 
 
@@ -52,7 +52,9 @@ class Mixin:
 
 
 class Path(Base, Mixin):
-    """Overrides all public members of the base classes, as vLLM's offloading connector may."""
+    """A data path that overrides all public members of the base classes, as vLLM's offloading
+    connector may.
+    """
 
     limit = 7
     role = "of the data path"

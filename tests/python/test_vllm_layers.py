@@ -18,7 +18,8 @@ from ritornello.vllm.worker import WorkerSide
 
 BLOCKS = 12
 LAYERS = [f"l.{number}" for number in range(6)]
-# A load delivers layers in groups of 128 KiB: two layers of this size.
+# Bytes of one layer of a page. A load delivers layers in groups of at least 128 KiB: two layers of
+# this size.
 BYTES = 64 << 10
 KEYS = tuple(f"page {place:02}".encode() * 4 for place in range(5))
 SAVED, LOADED = (1, 2, 3, 4, 5), (11, 9, 8, 7, 6)
@@ -37,13 +38,16 @@ class Machine:
         self.right = {name: array[list(SAVED)].copy() for name, array in self.memory.items()}
         self.worker = WorkerSide(store, BLOCKS, [(LAYERS, 1)], meter)
         self.worker.register({name: Tensor(array) for name, array in self.memory.items()})
-        # The first step saves the pages; each further step checks whether the save is done.
+        # The first step begins to save the pages; each further step checks whether the save is
+        # complete.
         self.step(StepMetadata(IDENTITY, (), [Save("a", PageBlocks(0, 0, KEYS, SAVED))]))
         while self.worker._pending_saves:
             self.step(StepMetadata())
 
     def step(self, metadata: StepMetadata, *, check: bool = False) -> set[int]:
-        """Runs one step. With `check`, a layer's pages must be filled when it runs."""
+        """Runs one step. With `check`, asserts before each layer runs that its loaded pages have
+        the right bytes. Returns the blocks that were not filled.
+        """
         self.worker.begin_step()
         self.worker.load(metadata)
         for name in LAYERS:

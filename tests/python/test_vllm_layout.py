@@ -114,11 +114,11 @@ def test_spans_select_single_head() -> None:
     [
         (Tensor(0, SHAPE), 2, 8, True),
         (Tensor(0, (8, 1, 32, 128)), 1, 8, True),
-        # In a block, the heads of each token are adjacent, so each head is in several places.
+        # The heads of each token are adjacent, so a head of a block is not one contiguous range.
         (Tensor(0, SHAPE, (2 * 32 * 128, 128, 2 * 128, 1)), 2, 8, False),
-        # A block is several rows of the tensor, so a head is in several places.
+        # A block is two rows of the tensor, so a head of a block is not one contiguous range.
         (Tensor(0, SHAPE), 2, 4, False),
-        # The second dimension is 4, so it does not count the two heads.
+        # The second dimension has length 4, so it is not the dimension of the two heads.
         (Tensor(0, (8, 4, 32, 64)), 2, 8, False),
     ],
 )

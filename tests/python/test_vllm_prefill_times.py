@@ -14,7 +14,10 @@ def step(
     cached: dict[str, tuple[int, int]] | None = None,
     drafts: dict[str, int] | None = None,
 ) -> Any:
-    """Returns a step. `new`, `cached`: computed and scheduled tokens by request."""
+    """Returns a stand-in for vLLM's `SchedulerOutput`. `new`, `cached`: by request, the number of
+    tokens that were computed before, and of tokens that the step computes. `drafts`: the number of
+    draft tokens by request.
+    """
     new, cached = new or {}, cached or {}
     return SimpleNamespace(
         num_scheduled_tokens={name: count for name, (_, count) in (new | cached).items()},
@@ -33,14 +36,14 @@ PREFILL = step({"a": (512, 256)})
 DECODE = step(cached={"b": (100, 1)})
 
 
-def test_step_of_one_prompt_is_counted_as_it_is() -> None:
+def test_prefill_of_one_prompt_has_its_earlier_and_new_tokens() -> None:
     assert prefill_of(PREFILL) == (512, 256)
     assert prefill_of(step(cached={"a": (1024, 512)})) == (1024, 512)
 
 
-def test_prompts_of_one_step_count_as_one_prefill() -> None:
-    # For two prompts of 200 tokens attention computes half the pairs of tokens of one prompt of 400
-    # tokens. The prompt that stands for both therefore has no earlier tokens.
+def test_prompts_of_one_step_are_measured_as_one_prefill() -> None:
+    # Two prompts of 200 tokens have half the pairs of tokens of one prompt of 400 tokens. The
+    # equivalent prefill of 400 tokens would have fewer than 0 earlier tokens, so it has 0.
     assert prefill_of(step({"a": (0, 200), "b": (0, 200)})) == (0, 400)
     assert prefill_of(step({"a": (300, 200)}, {"b": (700, 200)})) == (400, 400)
 
@@ -78,7 +81,7 @@ def test_step_scheduled_alone_is_timed_from_schedule_to_output(
         times.scheduled(one)
         clock.now += seconds
         times.completed(one)
-    assert told == [(512, 256, 2.0), (512, 256, 3.0)], "the first prefill is skipped"
+    assert told == [(512, 256, 2.0), (512, 256, 3.0)], "only the first prefill must be skipped"
 
 
 def test_step_scheduled_ahead_is_timed_from_previous_output(
@@ -96,7 +99,7 @@ def test_step_scheduled_ahead_is_timed_from_previous_output(
     assert told == [(256, 256, 2.0), (512, 256, 3.0), (768, 256, 4.0)]
 
 
-def test_decoding_between_prefills_is_not_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_decoding_does_not_count_as_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, told = Clock(monkeypatch), []
     times = PrefillTimes(lambda *measured: told.append(measured))
     for one in (step({"a": (0, 256)}), step(cached={"a": (256, 1)}), step({"b": (0, 256)})):

@@ -263,7 +263,9 @@ def async_side(store: FakeStore, blocks: Blocks) -> SchedulerSide:
 
 
 def begin_async_load(side: SchedulerSide, asked: Any) -> Any:
-    """Runs one step that begins an asynchronous load and computes nothing."""
+    """Plans one step that begins an asynchronous load for a request and computes nothing. Returns
+    the step's metadata.
+    """
     external, asynchronous = side.matched_tokens(asked, 0)
     assert external is not None
     assert asynchronous
@@ -299,7 +301,9 @@ def test_aborted_request_keeps_leases_of_load(async_side: SchedulerSide, store: 
     assert not store.leases
 
 
-def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) -> None:
+def test_pages_after_failed_load_are_computed_and_saved(
+    async_side: SchedulerSide, store: FakeStore
+) -> None:
     asked = request(300)
     keep(store, asked, 3)
     begin_async_load(async_side, asked)
@@ -310,7 +314,8 @@ def test_failed_load_computes_rest(async_side: SchedulerSide, store: FakeStore) 
     async_side.request_admitted(asked, BLOCKS, 0)
     (save,) = step(async_side, asked, 300 - TOKENS).saves
     assert save.pages.first == 1
-    # If nothing was loaded, vLLM repeats the lookup, which then finds no tokens.
+    # vLLM looks a request up again if none of its tokens was loaded. This lookup must find no
+    # tokens.
     asked.num_computed_tokens = 0
     assert async_side.matched_tokens(asked, 0) == (0, False)
 

@@ -41,7 +41,9 @@ PAGES = 5
 
 
 class Cluster:
-    """One engine: `ranks` workers in each of `stages`. Group `g` has layers `g.0` to `g.3`."""
+    """One engine: `ranks` workers in each of `stages` pipeline stages. Cache group `g` has the
+    layers `g.0` to `g.3`.
+    """
 
     def __init__(
         self,
@@ -118,16 +120,16 @@ class Cluster:
         return store
 
     def fill(self, seed: int) -> None:
-        """Plays the engine's computation: fills each head of each layer and block with distinct
-        bytes, on every worker.
+        """Fills the KV memory of all workers, in place of the engine's computation: each head of
+        each layer of each block has its own bytes, which follow from `seed`.
         """
         for (_, rank), held in self.memory.items():
             for name, array in held.items():
                 array[:] = expected(array.shape, name, rank, self.ranks, seed)
 
     def step(self, request: Any, scheduled: int) -> set[int]:
-        """Runs one step of all workers, and empty steps until its loads end; then reports to the
-        scheduler's side as vLLM does. Returns the blocks that were not filled.
+        """Runs one step of all workers, waits until the step's loads have ended, and reports the
+        results to the scheduler's side as vLLM does. Returns the blocks that were not filled.
         """
         tokens = {request.request_id: scheduled} if scheduled else {}
         metadata = self.side.plan(step_of(tokens))
@@ -185,7 +187,9 @@ def write(cluster: Cluster) -> None:
 
 
 def read(cluster: Cluster) -> int:
-    """Returns the number of tokens found, and checks every byte of them."""
+    """Looks up and loads the prompt on an engine, and checks every loaded byte. Closes the engine.
+    Returns the number of tokens found.
+    """
     asked = request()
     tokens, asynchronous = cluster.side.matched_tokens(asked, 0)
     assert tokens is not None
@@ -207,7 +211,7 @@ def read(cluster: Cluster) -> int:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Path]:
-    # Held open, so that successive workers find an owner.
+    # The store stays open during the test, so that the engines are clients of the same owner.
     keeper = Cluster._store(tmp_path / "store")
     yield tmp_path / "store"
     keeper.close()
@@ -220,7 +224,7 @@ def test_other_worker_count_finds_every_byte(store: Path, writers: int) -> None:
         assert read(Cluster(store, readers)) == PAGES * TOKENS
 
 
-def test_stages_find_stored_pages(store: Path) -> None:
+def test_pages_of_two_stages_need_two_stages(store: Path) -> None:
     write(Cluster(store, 2, stages=2))
     assert read(Cluster(store, 4, stages=2)) == PAGES * TOKENS
     assert read(Cluster(store, 1)) == 0
@@ -267,7 +271,7 @@ def test_failed_load_is_recomputed_on_all_workers(store: Path) -> None:
 
 
 def forget(store: Path, cluster: Cluster, head_range: int, pages: int) -> None:
-    """Deletes the object of the range `head_range` of KV heads in every page after the first
+    """Deletes the objects of the range `head_range` of KV heads in all pages after the first
     `pages` pages.
     """
     with Store.open(store) as opened:

@@ -81,7 +81,7 @@ def test_keys_without_position_are_looked_up_singly(rig: TierHarness) -> None:
     assert all(rig.right(KEYS))
 
 
-def test_promise_is_leased_until_load_ends(rig: TierHarness) -> None:
+def test_hits_are_leased_until_load_ends(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -109,7 +109,7 @@ def test_deleted_chunk_is_delivered_under_lease(rig: TierHarness) -> None:
     assert rig.hits(rig.begin("u", KEYS), KEYS) == 0
 
 
-def test_unused_promise_ends_with_step(rig: TierHarness) -> None:
+def test_lease_of_unused_hits_ends_with_step(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     rig.hits(request, KEYS)
@@ -120,7 +120,7 @@ def test_unused_promise_ends_with_step(rig: TierHarness) -> None:
     assert rig.leases() == 0
 
 
-def test_missing_chunks_are_not_promised_again(rig: TierHarness) -> None:
+def test_missing_chunks_are_not_reported_as_hits_again(rig: TierHarness) -> None:
     rig.save(rig.begin("r", KEYS), KEYS)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 12
@@ -180,8 +180,8 @@ def test_longer_sequence_extends_stored_one(rig: TierHarness) -> None:
     rig.save(request, KEYS[:5])
     rig.save(request, KEYS[5:])
     assert rig.store._store is not None
-    # Pages are useful only after the pages before them, so the pages after the fifth are deleted
-    # with it.
+    # In a chained scope a page is useful only after the pages before it, so the deletion of the
+    # fifth page deletes the pages after it as well.
     rig.store._store.delete(rig.tier._scopes[0][1], KEYS[4:5])
     assert rig.hits(rig.begin("s", KEYS), KEYS) == 4
     assert rig.store._store.exists(rig.tier._scopes[0][1], KEYS).count(True) == 4
@@ -264,8 +264,8 @@ def test_reset_hides_and_drops_earlier_chunks(rig: TierHarness) -> None:
     rig.tier.reset()
     fresh = rig.begin("s", KEYS)
     assert rig.hits(fresh, KEYS) == 0
-    # The running request may have computed with earlier weights, and other requests may share its
-    # blocks.
+    # While the running request, which may have computed with earlier weights, has not ended, other
+    # requests may share its blocks.
     assert rig.save(running, KEYS).reasons == {"before_reset": 12}
     assert rig.save(fresh, KEYS).reasons == {"before_reset": 12}
     rig.tier.end_request(running)
@@ -315,7 +315,7 @@ def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     guard.begin_epoch = rig.tier.on_caches_reset
     rig.save(rig.begin("r", KEYS), KEYS)
     guard.on_reset("connector", True)
-    assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights are the same"
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights have not changed"
     rig.tier.end_step()
     counters.add(0)
     # After a reset that empties only vLLM's cache, or that finds requests running, the weights
@@ -380,7 +380,7 @@ def test_closed_store_costs_hits_only(rig: TierHarness) -> None:
 
 @pytest.fixture
 def owner(where: Path) -> Iterator[Child]:
-    """Another process that owns the store, so that this process is a client."""
+    """A process that owns the store. The test's process is a client of it."""
     with owner_of(where, **SMALL) as child:
         yield child
 
@@ -538,7 +538,9 @@ def test_row_size_is_limited_by_page_size() -> None:
 
 
 def test_call_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure would reach the method that takes finished jobs, and lose their results."""
+    """If the thread for calls cannot start, the call is dropped, because an error would reach the
+    method that takes finished jobs, and their results would be lost.
+    """
 
     def fail(thread: Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -37,8 +37,8 @@ def remote() -> Iterator[type[Held]]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raises the time in which a lookup asks the remote for further attention windows, because slow
-    machines would exceed it.
+    """Raises the time limit after which a lookup asks the remote for no further attention windows,
+    because a slow machine could exceed it.
     """
     monkeypatch.setattr(cache_lookups, "WINDOWS_SECONDS", 600.0)
 
@@ -48,7 +48,7 @@ Machine = Callable[..., TierHarness]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """Makes tiers of different machines, which share the remote."""
+    """Makes the tiers of machines by name, each with its own disk. All share one remote."""
     made: list[TierHarness] = []
 
     def make(name: str, **settings: Any) -> TierHarness:
@@ -74,8 +74,8 @@ def stats(rig: TierHarness) -> dict[str, Any]:
 
 @pytest.fixture
 def other(machine: Machine) -> TierHarness:
-    """A machine without chunks, and a remote to which another machine wrote the prompt, in two
-    parts.
+    """The tier of a machine that has no chunks itself. Another machine has written the prompt, in
+    two puts, to the remote of both.
     """
     first = machine("first")
     request = first.begin("r", KEYS)
@@ -95,13 +95,14 @@ def test_other_machine_finds_prompt_in_remote(other: TierHarness) -> None:
     assert other.leases() == 0
 
 
-def test_remote_receives_chunks_that_are_passed_in_no_order(machine: Machine) -> None:
+def test_remote_receives_chunks_that_are_passed_out_of_order(machine: Machine) -> None:
     first = machine("first")
     request = first.begin("r", KEYS)
     keys = [KEYS[2], KEYS[0], KEYS[3], KEYS[1]]
     first.host[range(4)] = pages_of(keys, first.row_bytes)
     first.tier.save(first._transfer(request, keys, range(4)))
-    # All chunks are one put: of several concurrent puts, a later put could arrive first.
+    # All chunks must be one put: of several concurrent puts, a put of later chunks could reach the
+    # remote first.
     assert [len(job.parts) for job in first.tier._jobs._running] == [1]
     assert first.ended().ok == [True] * 4
     flush(first)
@@ -113,7 +114,7 @@ def test_remote_receives_chunks_that_are_passed_in_no_order(machine: Machine) ->
     assert other.right(keys) == [True] * 4
 
 
-def test_lookup_behind_computed_chunks_names_the_whole_prompt(other: TierHarness) -> None:
+def test_lookup_after_computed_chunks_passes_keys_of_whole_prompt(other: TierHarness) -> None:
     request = other.begin("s", KEYS)
     assert other.hits(request, KEYS[4:]) == 8
     assert other.load(request, KEYS[4:]).ok == [True] * 8
@@ -123,8 +124,8 @@ def test_lookup_behind_computed_chunks_names_the_whole_prompt(other: TierHarness
 def test_chunks_of_one_step_get_one_answer(
     other: TierHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lookup that is repeated at a later chunk of the step would tell the gate that vLLM has the
-    chunks before it.
+    """All chunks of one step get the answer of one lookup: a further lookup that begins at a later
+    chunk would tell the gate that vLLM has the chunks before this chunk.
     """
     monkeypatch.setattr(cache_lookups, "POLL_SECONDS", 0.0)
     request = pending(other)
@@ -142,7 +143,7 @@ def test_chunks_of_one_step_get_one_answer(
     Held.released.set()
 
 
-def test_promise_is_leased_until_load_ends(other: TierHarness) -> None:
+def test_hits_are_leased_until_load_ends(other: TierHarness) -> None:
     request = other.begin("s", KEYS)
     assert other.hits(request, KEYS) == 12
     assert other.leases() == 1
@@ -155,7 +156,7 @@ def test_promise_is_leased_until_load_ends(other: TierHarness) -> None:
     assert other.leases() == 0
 
 
-def test_unused_promise_ends_with_step(other: TierHarness) -> None:
+def test_lease_of_unused_hits_ends_with_step(other: TierHarness) -> None:
     request = other.begin("s", KEYS)
     other.hits(request, KEYS)
     other.tier.end_step()
@@ -167,7 +168,7 @@ def test_unused_promise_ends_with_step(other: TierHarness) -> None:
 
 def slow_load_fast_prefill(rig: TierHarness) -> None:
     """Tells the gate that the engine computes a thousand chunks in a microsecond, far faster than
-    loads are.
+    any load.
     """
     for _ in range(20):
         rig.tier.record_prefill(0, 1000 * TOKENS, 1e-6)
@@ -176,13 +177,13 @@ def slow_load_fast_prefill(rig: TierHarness) -> None:
 def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
     rig = machine("one")
     rig.save(rig.begin("r", KEYS), KEYS)
-    # Wait for the write to the remote: it holds leases on the chunks.
+    # Wait until the chunks are written to the remote, because the write leases them.
     flush(rig)
     slow_load_fast_prefill(rig)
     request = rig.begin("s", KEYS)
     assert rig.hits(request, KEYS) == 0
     assert rig.leases() == 0
-    # The decision holds for the request, until it is preempted.
+    # The gate's decision holds for the request until the request is preempted.
     rig.tier.end_step()
     for key in KEYS:
         assert rig.tier.lookup(key, request) is LookupAnswer.MISS
@@ -192,7 +193,7 @@ def test_gate_that_computes_loads_nothing(machine: Machine) -> None:
     assert stats(rig)["gate"]["none"] == 2
 
 
-def test_gate_fetches_nothing_that_computes_faster(other: TierHarness) -> None:
+def test_gate_fetches_no_chunk_that_is_computed_faster(other: TierHarness) -> None:
     slow_load_fast_prefill(other)
     assert other.hits(other.begin("s", KEYS), KEYS) == 0
     assert stats(other)["prefetch"]["not_worthwhile"] == 1
@@ -209,7 +210,7 @@ def test_no_remote_is_asked_if_gate_is_never(machine: Machine, other: TierHarnes
 
 
 def test_outcome_of_whole_load_is_recorded(other: TierHarness) -> None:
-    # Computing takes a second for each chunk.
+    # The gate learns that the engine computes one chunk per second.
     other.tier.record_prefill(0, TOKENS, 1.0)
     request = other.begin("s", KEYS)
     assert other.hits(request, KEYS[3:]) == 9
@@ -230,7 +231,9 @@ def test_opted_out_request_is_not_prefetched(other: TierHarness) -> None:
 
 
 def pending(rig: TierHarness, name: str = "s") -> Any:
-    """Returns a request that waits for the remote, which does not answer."""
+    """Returns a request whose lookup waits for the remote. The remote does not answer until
+    `Held.released` is set.
+    """
     Held.released.clear()
     Held.asked = 0
     request = rig.begin(name, KEYS)
@@ -294,11 +297,11 @@ def test_reset_cancels_pending_lookups(other: TierHarness) -> None:
     assert other.hits(request, KEYS) == 0
     other.tier.end_request(request)
     assert ended_prefetches(other, "cancelled") == 1
-    assert other.hits(other.begin("t", KEYS), KEYS) == 0, "a new epoch has no chunks"
+    assert other.hits(other.begin("t", KEYS), KEYS) == 0, "no chunk may be found in a new epoch"
     assert other.leases() == 0
 
 
-def test_weights_that_change_while_a_remote_loads_give_misses(other: TierHarness) -> None:
+def test_chunks_fetched_during_change_of_weights_are_misses(other: TierHarness) -> None:
     guard, counters = WeightGuard(), ChangeCounters.private(2)
     guard.set_counters(counters)
     other.tier._guard = guard
@@ -308,7 +311,7 @@ def test_weights_that_change_while_a_remote_loads_give_misses(other: TierHarness
     assert other.hits(request, KEYS) == 0
     other.tier.end_step()
     other.tier.on_caches_reset()
-    assert other.hits(request, KEYS) == 0, "these chunks belong to the earlier weights"
+    assert other.hits(request, KEYS) == 0, "chunks of the earlier weights must be misses"
     other.tier.end_request(request)
     assert other.leases() == 0
 
@@ -398,7 +401,7 @@ def test_state_at_end_of_found_prefix_is_loaded(saved_states: TierHarness) -> No
 def test_other_machine_finds_state_in_remote(machine: Machine, saved_states: TierHarness) -> None:
     other = machine("other", spaces=namespace(groups=(FULL, STATE)))
     find_and_load_states(other)
-    # The other machine fetched ten chunks, and the last of the two states.
+    # The other machine fetched ten chunks of the prompt, and the later of the two states.
     assert stats(other)["prefetch"]["pages"] == 11
 
 
@@ -426,7 +429,7 @@ def test_late_windows_are_found_on_this_machine_only(
     assert other.hits(request, KEYS) == 10
     assert scan(other, request, STATES[:10], 1) == 0
     assert ended_prefetches(other, "completed") == 1
-    # Fetches began for the prefix, and for the window at its end.
+    # The two fetches are of the prefix, and of the window at its end.
     assert stats(other)["prefetch"]["started"] == 2
     assert stats(other)["prefetch"]["pages"] == 10
 
@@ -453,7 +456,7 @@ def test_best_effort_fetches_first_window_only(machine: Machine) -> None:
     ("window", "saved", "rounds", "end", "last"),
     [
         (1, STATES[:1], (STATES[11:], STATES[9:11], STATES[5:9], STATES[:5]), 1, STATES[:1]),
-        # Only the last chunk of each window that is looked up is saved.
+        # Only the last chunk of each window that is looked up is stored.
         (2, STATES[1::2], (STATES[10:], STATES[6:10], STATES[:6]), 0, []),
     ],
     ids=["absent", "incomplete"],

@@ -103,7 +103,9 @@ def vllm(folder: Path, **changes: Any) -> Any:
 
 
 def of(folder: Path, **changes: Any) -> Namespace:
-    """Returns the namespace of an engine; `changes` of vLLM's configuration by "section__field"."""
+    """Returns the namespace of an engine. `changes`: other values of fields of vLLM's
+    configuration, by "section__field", or of `OffloadingConfig`, or `machine`, `row` or `specs`.
+    """
     config = {name: changes.pop(name) for name in list(changes) if "__" in name}
     machine, row = changes.pop("machine", MACHINE), changes.pop("row", ROW)
     specs = changes.pop("specs", [FullAttentionSpec()])
@@ -172,8 +174,9 @@ def test_weights_without_files_get_random_epoch(model: Path) -> None:
 
 
 def test_parallel_sizes_share_rank_free_rows_only(model: Path) -> None:
-    """By vLLM's guarantee two kinds of rows do not depend on the rank: rows of which all ranks have
-    one copy (`replicated_layout`), and rows in a canonical layout with `is_parallelism_agnostic`.
+    """By vLLM's guarantee two kinds of rows do not depend on the number of ranks: rows of which all
+    ranks have one copy (`replicated_layout`), and rows in a canonical layout with
+    `is_parallelism_agnostic`.
     """
 
     def at(ranks: int, **layout: bool) -> Namespace:
@@ -195,10 +198,11 @@ def test_spec_text_has_all_fields() -> None:
     assert "num_kv_heads" not in spec_text(spec, rank_free=True)
 
 
-def test_full_attention_chains() -> None:
+def test_only_full_attention_is_unbounded() -> None:
     assert is_unbounded(FullAttentionSpec())
     assert is_unbounded(SinkFullAttentionSpec(sink_len=4))
-    # Without its hybrid cache manager, vLLM gives layers with a window this specification.
+    # This is the specification that vLLM gives to layers with a window if its hybrid cache manager
+    # is off.
     assert is_unbounded(FullAttentionSpec(sliding_window=128))
     assert not is_unbounded(SlidingWindowSpec(128))
     assert not is_unbounded(ChunkedLocalAttentionSpec(128))

@@ -20,7 +20,9 @@ def model() -> Model:
 
 
 class Executor:
-    """One worker in this process; `fails` names the call that fails."""
+    """Stand-in for vLLM's executor with one worker in this process. A call of the method `fails`
+    raises an error.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.fails = worker, ""
@@ -88,19 +90,19 @@ def test_unwatched_weights_count_as_changed(hooks: EngineHooks, core: Any) -> No
     assert guard.covered == bytes(16)
 
 
-def test_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
+def test_weights_are_checked_after_call(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     assert core.collective_rpc(flip) == "flipped"
-    assert guard.changed(), "the first call must be checked, too"
+    assert guard.changed(), "the weights must be checked after the first call as well"
 
 
-def test_harmless_call_is_not_change(hooks: EngineHooks, core: Any) -> None:
+def test_call_without_change_of_weights_is_no_change(hooks: EngineHooks, core: Any) -> None:
     guard = hooks.guard(type(core))
     core.collective_rpc(lambda worker: None)
     assert not guard.changed()
 
 
-def test_failed_call_is_followed_by_check(hooks: EngineHooks, core: Any) -> None:
+def test_weights_are_checked_after_failed_call(hooks: EngineHooks, core: Any) -> None:
     def broken(worker: Any) -> None:
         flip(worker)
         raise RuntimeError("half of the weights are new")

@@ -61,7 +61,7 @@ def test_inference_tensors_have_no_version(model: Model) -> None:
     assert parameters.sample_changed()
 
 
-def test_balanced_experts_are_skipped(model: Model) -> None:
+def test_excluded_parameters_are_not_compared(model: Model) -> None:
     parameters = Parameters(model.named_modules, sample, lambda name: "experts" in name)
     assert len(parameters) == 1
     model.parameter("experts.b").write(7)
@@ -140,7 +140,9 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     at = file.stat()
     adapters = Adapters()
     assert not adapters.replaced("a", str(tmp_path), in_place=False)
-    assert not adapters.replaced("a", str(tmp_path), in_place=True), "the files are the same"
+    assert not adapters.replaced("a", str(tmp_path), in_place=True), (
+        "an adapter with the same files is not replaced"
+    )
     file.write_bytes(b"other")
     os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
     assert adapters.replaced("a", str(tmp_path), in_place=False), (
@@ -148,7 +150,7 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     )
     assert not adapters.replaced("a", str(tmp_path), in_place=True)
     assert not adapters.replaced("b", str(tmp_path), in_place=True), (
-        "an adapter of another name has other hashes"
+        "the first adapter with a name replaces no adapter"
     )
 
 

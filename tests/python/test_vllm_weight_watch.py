@@ -114,7 +114,7 @@ def test_failed_change_is_counted(worker: Worker, model: Model) -> None:
 
 def test_loading_model_is_change(worker: Worker) -> None:
     assert worker.model_runner.reload_weights() == "reloaded"
-    assert change_count() == 4, "both the runner's and the model's method count"
+    assert change_count() == 4, "the runner's and the model's method must each count two changes"
     worker.model_runner.get_model().load_weights()
     assert change_count() == 6
 
@@ -128,7 +128,9 @@ def test_sleeping_memory_is_not_read(worker: Worker, model: Model) -> None:
     worker.wake_up(["weights"])
     assert watch.check(worker) == (0, 1)
     worker.sleep(2)
-    assert watch.check(worker) == (0, 2), "sleep at level 2 discards the weights"
+    assert watch.check(worker) == (0, 2), (
+        "sleep at level 2 must count as a change, because it discards the weights"
+    )
 
 
 def test_discarding_kv_cache_is_not_change(worker: Worker, model: Model) -> None:
@@ -141,7 +143,7 @@ def test_discarding_kv_cache_is_not_change(worker: Worker, model: Model) -> None
     assert watch.check(worker) == (0, 2)
 
 
-def test_step_ends_failed_sleep(worker: Worker, model: Model) -> None:
+def test_step_after_failed_sleep_resumes_checks(worker: Worker, model: Model) -> None:
     def broken(level: int = 1) -> None:
         raise RuntimeError("made by the test")
 
@@ -161,7 +163,9 @@ def test_step_ends_failed_sleep(worker: Worker, model: Model) -> None:
 def test_announced_changes_read_no_parameters(
     worker: Worker, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TRL calls `load_weights` once for every tensor of a model."""
+    """A change that a call announces needs no comparison of parameters. This matters with TRL,
+    which calls `load_weights` once for every tensor of a model.
+    """
     calls: list[str] = []
     for name in ("take_baseline", "state_changed", "sample_changed"):
         read = getattr(Parameters, name)
@@ -186,7 +190,9 @@ def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
     worker.execute_model(steps(tokens=1))
-    assert watch.check(worker) == (0, 2), "nothing was computed before the write"
+    assert watch.check(worker) == (0, 2), (
+        "the write must not count again, because nothing was computed before it"
+    )
     model.parameter().poke(8)
     assert watch.check(worker) == (0, 3)
 

@@ -69,7 +69,7 @@ def test_failed_load_cancels_saves_of_step(
     assert counts is not None
     assert counts["skipped_pages:load_failed"] == 2
     assert counts["missed_pages:io"] == 3
-    # The next step saves again.
+    # The saves of the next step are not cancelled.
     store.outcomes = [outcome(True)]
     side.load(StepMetadata())
     side.save(StepMetadata(None, (), metadata.saves[:1]))
@@ -118,7 +118,7 @@ class FatalError(Exception):
 
 
 class UnfinishedTicket:
-    """Stand-in for a ticket of the core that is done only after it was cancelled."""
+    """Stand-in for a ticket that is done only after it was cancelled."""
 
     cancelled = False
 
@@ -200,7 +200,7 @@ def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
 
 
 @pytest.mark.parametrize("reason", ["staging_full", "superseded"])
-def test_transient_refusal_is_retried_full_store_is_not(
+def test_pages_refused_for_full_store_are_not_offered_again(
     side: WorkerSide, store: FakeStore, reason: str
 ) -> None:
     saves = [*saving("a", *KEYS).saves, *saving("b", *KEYS).saves]
@@ -274,7 +274,7 @@ def test_mismatched_memory_is_refused(
     assert side.results.take_report() is None
 
 
-def test_worker_without_caches_refuses(store: FakeStore, meter: StepMeter) -> None:
+def test_worker_without_kv_caches_is_unsupported(store: FakeStore, meter: StepMeter) -> None:
     side = WorkerSide(cast(VllmStore, store), 8, [(["l.0"], 2)], meter)
     side.register({})
     assert "no KV cache was registered" in side.facts().unsupported_reason
@@ -355,7 +355,9 @@ def test_failed_async_load_cancels_no_save(side: WorkerSide, store: FakeStore) -
     assert report.failed == {"a"}
 
 
-def test_blocks_of_several_groups_are_not_named(store: FakeStore, meter: StepMeter) -> None:
+def test_failed_blocks_are_not_reported_with_several_groups(
+    store: FakeStore, meter: StepMeter
+) -> None:
     side = ready(
         store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(1, 0, 0)), groups=2
     )

@@ -29,7 +29,9 @@ LAYERS = {"l.0": 0, "l.1": 0, "l.2": 1, "l.3": 2}
 
 @pytest.fixture
 def layered(store: FakeStore, meter: StepMeter) -> WorkerSide:
-    """Returns a worker whose pages have three layer groups. The engine announces all layers."""
+    """Returns a worker whose pages have three layer groups, after a step in which the engine has
+    announced all layers.
+    """
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
     side.step_loads.layer_groups.set(LAYERS)

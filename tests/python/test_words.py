@@ -66,7 +66,7 @@ FORMS = [
 @pytest.mark.parametrize(("form", "suffix"), FORMS)
 @pytest.mark.parametrize("text", MARKED)
 def test_marked_sentences_are_found(form: Callable[[str], str], suffix: str, text: str) -> None:
-    # A cell of a table is one line.
+    # A cell of a table is one line, so the lines of the text are joined.
     _, found = check(form(text.replace("\n", " ") if suffix == ".md" else text), suffix)
     assert len(found) == 1
 
@@ -84,7 +84,7 @@ def test_comment_in_code_names_its_subject(text: str) -> None:
     assert check(text, ".md") == (1, set())
 
 
-def test_code_and_headings_do_not_count() -> None:
+def test_code_and_headings_are_not_checked() -> None:
     assert check("# What it promises\n\n```console\n$ nobody  # who\n```\n", ".md") == (0, set())
     assert check('name = "nobody"  # a user\nlet = """who"""\n', ".py") == (1, set())
     assert check('let user = "nobody"; // who\n', ".rs") == (0, set())

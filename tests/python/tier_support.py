@@ -50,7 +50,9 @@ def namespace(**changes: Any) -> Namespace:
 
 
 def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
-    """Returns keys of the sequence `name` in vLLM's form: a hash, and the number of the group."""
+    """Returns the first `chunks` keys of the sequence `name` in vLLM's form: a hash, and the number
+    of the cache group.
+    """
     keys, last = [], name.encode()
     for _ in range(chunks):
         last = hashlib.sha256(last).digest()
@@ -59,10 +61,12 @@ def offload_keys(name: str, chunks: int, group: int = 0) -> list[bytes]:
 
 
 class Request(tier_stand_ins.Request):
-    """A request with the keys of given sequences."""
+    """A stand-in for vLLM's request, to which `over` adds the keys of sequences."""
 
     def over(self, *sequences: Sequence[bytes]) -> "Request":
-        """Adds the keys of sequences, each from the first token, and returns the request."""
+        """Adds the keys of sequences, each of which begins at the first token. Returns the
+        request.
+        """
         for keys in sequences:
             for place, key in enumerate(keys):
                 self._offload_key_positions[key] = (place + 1) * TOKENS
@@ -80,8 +84,8 @@ class Transfer:
 
 
 class RecordedStore:
-    """A store that records which of its attributes the thread uses that creates it. Attributes in
-    `AT_ONCE` do not wait for the owner of the store.
+    """A store that records in `used` which of its attributes are used by the thread that created
+    this object. Attributes in `AT_ONCE` do not wait for the owner of the store.
     """
 
     AT_ONCE = frozenset({"role", "time_limit", "submit_get", "submit_put"})
@@ -98,7 +102,7 @@ class RecordedStore:
 
 
 class TierHarness:
-    """A tier over `rows` rows, in shared memory as vLLM's are."""
+    """Our secondary tier, below a host tier of `rows` rows in shared memory, like vLLM's."""
 
     def __init__(
         self,
@@ -131,7 +135,9 @@ class TierHarness:
         return request
 
     def save(self, request: Request, keys: Sequence[bytes], first: int = 0) -> FinishedJob:
-        """Writes the expected bytes of `keys` to rows from `first`, and stores them."""
+        """Writes the expected bytes of `keys` to rows, starting at row `first`, and stores these
+        rows. Returns the finished job.
+        """
         rows = range(first, first + len(keys))
         self.host[rows] = pages_of(keys, self.row_bytes)
         self.tier.save(self._transfer(request, keys, rows))
@@ -150,7 +156,7 @@ class TierHarness:
         return answers.count(LookupAnswer.HIT)
 
     def answers(self, request: Request, keys: Sequence[bytes]) -> list[LookupAnswer]:
-        """Looks up keys until the first miss, and returns the answers before it."""
+        """Looks up keys, in one step, until the first miss. Returns the answers before the miss."""
         answers: list[LookupAnswer] = []
         for key in keys:
             if (answer := self.tier.lookup(key, request)) is LookupAnswer.MISS:
@@ -182,8 +188,8 @@ class TierHarness:
         return done
 
     def leases(self) -> int:
-        """Returns the leases of the store or, with several tiers, of the disk. Waits at most a
-        second for leases of background writes to end.
+        """Returns the number of leases of the store or, with several tiers, of the disk. With
+        several tiers, waits at most a second for the leases of background writes to end.
         """
         assert self.store._store is not None
         if not self.tier.has_tiers:

@@ -46,14 +46,17 @@ def identity(*groups: CacheGroup, ranks: int = 1, hash_tokens: int = TOKENS) -> 
 
 @dataclass
 class FakeStore:
-    """Stand-in for the store: pages by epoch and object, and leases in use."""
+    """Stand-in for the connector's store: the keys of its pages, by epoch and object, and the
+    leases that were not released.
+    """
 
     pages: set[tuple[bytes, ObjectId, bytes]] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)
     lookups: int = 0
     broken: bool = False
     failed: list[str] = field(default_factory=list)
-    # For a cache over tiers: whether a lookup is pending, and how many pages are worth loading.
+    # For a cache over tiers: whether lookups are pending, and the maximum number of pages that the
+    # gate considers worth loading.
     pending: bool = False
     worth_loading: int = 1 << 20
     tiers: Sequence[tuple[str, int]] = ()

@@ -36,7 +36,7 @@ class Parameter:
 
 
 class Model:
-    """A model with modules "a" and "experts.b"."""
+    """Stand-in for a model with the modules "a" and "experts.b", each with one parameter."""
 
     def __init__(self) -> None:
         self.parts = {
@@ -75,8 +75,8 @@ class Runner:
 
 
 class Worker:
-    """Stand-in for vLLM's worker. `seen`: the number of counted changes of the weights, recorded
-    during each update.
+    """Stand-in for vLLM's worker. `seen`: for each update, the number of changes of the weights
+    that were counted before its end.
     """
 
     def __init__(self, model: Model) -> None:
@@ -104,7 +104,7 @@ class Worker:
 
 
 def change_count() -> int:
-    """Returns the number of changes of the weights that this process counted."""
+    """Returns the number of changes of the weights that this process has counted."""
     current = watch.current()
     assert current is not None
     return current.count

@@ -2,8 +2,8 @@
 """Counts lines of comments and documents that are not in plain technical English.
 
 A marked line names a person instead of a role, begins a sentence without naming its subject, or has
-an idiom or a vague reference that `ANYWHERE` lists. Code spans, code blocks and headings do not
-count. The share of marked lines must not exceed `LIMIT`.
+an idiom or a vague reference that `ANYWHERE` lists. Code spans, code blocks and headings are not
+checked. The share of marked lines must not exceed `LIMIT`.
 
     python3 tests/python/words.py           # the share of each part
     python3 tests/python/words.py --list    # each marked line as well
@@ -25,8 +25,8 @@ PARTS = (
     *("benches", "crates", "demo", "docs", "engines", "fuzz"),
     *("python", "servers", "tests", "traces"),
 )
-# Maximum share of marked lines, in percent of all comment lines. Lower the limit when the share has
-# fallen.
+# Maximum share of marked lines, in percent of all lines of comments and documents. Lower the limit
+# when the share has fallen.
 LIMIT = 0.3
 
 # Patterns that mark a line wherever they match.
@@ -71,7 +71,9 @@ ITEM = re.compile(r"^(?:[*+-]|\d+\.)\s+")
 
 
 class Line(NamedTuple):
-    """A line of a comment: its number in the file, and its text without the comment's sign."""
+    """A line of a comment or document: its number in the file, and its text without the comment's
+    sign.
+    """
 
     number: int
     text: str
@@ -113,7 +115,7 @@ def rust(source: str) -> Iterator[Line]:
 
 
 def python(source: str) -> Iterator[Line]:
-    """Yields comments and docstrings."""
+    """Yields the lines of comments and docstrings."""
     found = [
         Line(token.start[0], token.string.lstrip("#!"))
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -144,7 +146,8 @@ def marked(block: Block, in_code: bool) -> set[int]:
     for number, line in block:
         text += line.strip() + " "
         numbers += [number] * (len(text) - len(numbers))
-    # A code span may hold any word; its length is kept, so that positions stay correct.
+    # A code span may contain any word, so backquotes replace its characters: the positions of
+    # the words after it stay correct.
     text = CODE.sub(lambda span: "`" * len(span[0]), text)
     found = {numbers[match.start()] for match in WORDS.finditer(text)}
     starts = [0, *(end.end() for end in SENTENCE_END.finditer(text))]
@@ -200,7 +203,7 @@ def main() -> None:
     share = 100 * marks.total() / lines.total()
     print(f"{'all':18} {lines.total():6} lines {marks.total():5} marked {share:5.1f} %")
     if share > LIMIT:
-        sys.exit(f"more than {LIMIT} % are marked: name subjects and roles (--list shows them)")
+        sys.exit(f"more than {LIMIT} % of the lines are marked: rewrite lines that --list shows")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def outcome(*ok: bool, reason: str = "") -> Any:
 
 @dataclass
 class FakeStore:
-    """Stand-in for the store. `outcomes`: the results of gets and puts, in the order in which they
-    are submitted.
+    """Stand-in for the worker's store. `outcomes`: the results of the next gets and puts, in the
+    order of their submission. `events`: the calls, in order.
     """
 
     outcomes: list[Any] = field(default_factory=list)
@@ -105,7 +105,9 @@ class FakeStore:
 
 
 def ready(store: Any, meter: StepMeter, *objects: PageObject, groups: int = 1) -> WorkerSide:
-    """Returns a worker that holds these objects of each page. The objects have no memory."""
+    """Returns a worker that holds `objects` of each page, by default the first object. The objects
+    have no memory.
+    """
     made = WorkerSide(store, 8, [([], 2)] * groups, meter)
     held = list(objects) or [held_object(FIRST)]
     made._held = HeldObjects(

@@ -1,5 +1,5 @@
-"""The types of expressions in our package, as far as annotations tell them: of our parameters and
-fields, and of an engine's fields and methods.
+"""The types of expressions in our package, as far as annotations determine them: the annotations of
+our parameters and fields, and of an engine's fields and methods.
 """
 
 import ast
@@ -12,8 +12,8 @@ WRAPPERS = frozenset(("Annotated", "ClassVar", "Final", "Optional"))
 MAPPINGS = frozenset(("Dict", "Mapping", "defaultdict", "dict"))
 # Calls whose result has the type of their first argument.
 COPIES = frozenset(("copy.copy", "list", "reversed", "sorted", "tuple"))
-# Methods of containers: the result is an element ("one"), or has the type of the whole container
-# ("each").
+# Methods of containers, with the kind of their result: an element ("one"), or a container of the
+# same elements ("each").
 CONTAINER_METHODS = {"get": "one", "pop": "one", "values": "each"}
 
 
@@ -39,9 +39,10 @@ class Type(NamedTuple):
 
 class Hints(NamedTuple):
     """Types that annotations omit. A class is given as its module and name. `results`: the class of
-    a function's result, by the function's name. `parts`, by the name of a class: classes whose
-    attributes its objects have as well; an attribute must be in one of them. `kinds`, by the name
-    of a class: its subclasses that our package uses; an attribute must be in all of them.
+    a function's result, by the function's name. `parts`, by the name of a class: further classes
+    whose attributes the objects of the class have; an attribute must be in one of these classes.
+    `kinds`, by the name of a class: the subclasses that our package uses; an attribute must be in
+    all of these subclasses.
     """
 
     results: Mapping[str, tuple[str, str]] = {}
@@ -50,7 +51,9 @@ class Hints(NamedTuple):
 
 
 class Types:
-    """Types in the modules of `sources`. A method returns None for an unknown type."""
+    """The types of expressions in the modules of `sources`. Methods return None for an unknown
+    type.
+    """
 
     def __init__(self, sources: Sources, hints: Hints) -> None:
         self.sources, self.hints = sources, hints

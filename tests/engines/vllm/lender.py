@@ -22,8 +22,9 @@ BLOCK = 32
 
 @dataclass
 class Mode:
-    """`fails` is the index of the first block that a load fails to fill. The load fills this block
-    and all later blocks with zeros, and reports them as failed.
+    """Whether the connector remembers the blocks of prompts (`remembers`), and lends remembered
+    blocks (`lends`). `fails`: the index of the first block that a load does not fill, if any. The
+    load fills this block and all later blocks with zeros, and reports them as failed.
     """
 
     remembers: bool = False
@@ -43,8 +44,9 @@ class Facts(KVConnectorHandshakeMetadata):
 
 @dataclass
 class Work(KVConnectorMetadata):
-    """`fill`: a prompt, the index of the first block to fill, and the prompt's blocks up to the
-    last block to fill. `remember`: a prompt and the blocks to copy.
+    """The work of one step. `fill`: prompts, each with the index of the first block to fill, and
+    the prompt's blocks up to the last block to fill. `remember`: prompts, each with the blocks to
+    copy.
     """
 
     fill: list[tuple[tuple[int, ...], int, list[int]]] = field(default_factory=list)
