@@ -164,7 +164,7 @@ def test_repeated_key_in_put_is_rejected(store: rt.Store) -> None:
         (rt.Scope.opaque("bad input", 2 * PAGE), f"page_bytes {2 * PAGE} and {PAGE}"),
     ],
 )
-def test_other_arrangement_makes_other_scope(
+def test_other_chaining_or_page_size_makes_other_scope(
     store: rt.Store, capfd: pytest.CaptureFixture[str], other: rt.Scope, warned: str
 ) -> None:
     store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE))

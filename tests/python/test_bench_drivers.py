@@ -73,7 +73,7 @@ def by_place(records: Sequence[Record]) -> dict[tuple[int, int], Record]:
 
 
 @pytest.mark.parametrize("source", [IDS, TEXT])
-def test_piece_depends_on_seed_and_name(source: Source) -> None:
+def test_piece_of_prompt_depends_on_seed_and_name(source: Source) -> None:
     again = Source(source.seed, source.text)
     assert source.piece("a", 50) == again.piece("a", 50)
     assert source.piece("a", 50) != source.piece("b", 50)
@@ -144,7 +144,7 @@ def test_timed_run_replaces_users_until_end() -> None:
     assert all(record.sent_s < 0.2 + 0.1 for record in records)
 
 
-def test_user_waking_after_end_asks_nothing() -> None:
+def test_user_that_wakes_after_end_sends_no_request() -> None:
     class Sleepy(Driver):
         async def until(self, moment: float) -> None:
             await super().until(moment)

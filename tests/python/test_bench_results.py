@@ -45,7 +45,7 @@ def test_quantiles_interpolate_between_values(share: float, value: float) -> Non
     assert quantile([4.0, 1.0, 3.0, 2.0], share) == pytest.approx(value)
 
 
-def test_interval_covers_mean_at_its_level() -> None:
+def test_interval_covers_mean_in_most_samples() -> None:
     chance = random.Random(3)
     held = 0
     for _ in range(60):
@@ -56,8 +56,8 @@ def test_interval_covers_mean_at_its_level() -> None:
 
 
 def test_bootstrap_draws_whole_sessions() -> None:
-    """If the values of each session are equal, the interval is as wide as with one value per
-    session.
+    """If all values of a session are equal, the interval is as wide as with one value for each
+    session, because the bootstrap draws sessions and not values.
     """
     chance = random.Random(4)
     once = [[chance.random()] for _ in range(12)]
@@ -125,7 +125,7 @@ def test_hits_are_reported_by_tier() -> None:
     assert found.hit_tokens() == {"device": 5, "remote": 7}
 
 
-def test_watch_counts_the_run_only() -> None:
+def test_metrics_before_the_run_are_not_counted() -> None:
     server = FakeOpenAI()
 
     async def test(urls: list[str]) -> Metrics | None:

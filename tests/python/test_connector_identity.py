@@ -48,7 +48,7 @@ def test_weights_without_fingerprint_get_random_epoch() -> None:
     assert MODEL.at(b"e" * 16).epoch == b"e" * 16
 
 
-def test_longrope_depends_on_maximum_length() -> None:
+def test_kv_with_longrope_depends_on_maximum_length() -> None:
     assert depends_on_maximum_length('{"rope_type":"longrope"}')
     assert not depends_on_maximum_length('{"rope_type":"yarn"}')
 

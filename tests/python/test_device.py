@@ -223,7 +223,7 @@ def test_one_block_fills_several_slots(device: rt.Device) -> None:
     assert (memory_of(slots, 4) == memory.read([5, 5, 2, 5])).all()
 
 
-def test_wrong_moves_are_refused(device: rt.Device) -> None:
+def test_invalid_moves_are_refused(device: rt.Device) -> None:
     memory = separate(4096)
     pool, size = memory.pool(device), memory.page_bytes
     slots = slots_of(device, size, 2)
@@ -248,7 +248,7 @@ def test_wrong_moves_are_refused(device: rt.Device) -> None:
     assert memory.is_equal(before)
 
 
-def test_wrong_pools_are_refused(device: rt.Device) -> None:
+def test_invalid_pools_are_refused(device: rt.Device) -> None:
     array = _random((8, 4096), 0)
     at = array.ctypes.data
     for spans, blocks, way, message in [
@@ -274,7 +274,7 @@ def test_ways_are_measured_unless_one_is_named(device: rt.Device) -> None:
         assert memory.pool(device, way).measured == []
 
 
-def test_slots_are_limited_and_return(device: rt.Device) -> None:
+def test_freed_slots_return_to_limited_memory(device: rt.Device) -> None:
     def in_use() -> int:
         used = device.stats()["staging"]["in_use"]
         assert isinstance(used, int)
@@ -419,7 +419,7 @@ def test_put_continues_a_stored_prefix(device: rt.Device, store: rt.Store) -> No
     assert (out == content[: 2 * half]).all()
 
 
-def test_wrong_loads_and_saves_are_refused(device: rt.Device, store: rt.Store) -> None:
+def test_invalid_gets_and_puts_are_refused(device: rt.Device, store: rt.Store) -> None:
     memory = separate(PIECE)
     pool, keys = memory.pool(device), KEYS[:4]
     right = pool.pages([1, 2, 3, 4])
@@ -470,9 +470,9 @@ def test_past_deadline_moves_nothing(device: rt.Device, store: rt.Store) -> None
     assert all((array == UNTOUCHED).all() for array in memory.arrays)
 
 
-def test_cancelled_ticket_says_so_and_leaves_blocks(device: rt.Device, where: Path) -> None:
-    """Half of the puts and gets are cancelled. After its ticket is done, a get writes to no block,
-    and the pages that it reports are exact.
+def test_cancelled_ticket_writes_to_no_block_after_its_end(device: rt.Device, where: Path) -> None:
+    """Half of the puts and gets are cancelled. The pages that a ticket reports have the right
+    bytes, and a get writes to no block after its ticket is done.
     """
     memory, blocks = large()
     content = memory.read(blocks)
@@ -506,7 +506,7 @@ def test_cancelled_ticket_says_so_and_leaves_blocks(device: rt.Device, where: Pa
 
 
 def test_puts_and_gets_share_pinned_memory(device: rt.Device, where: Path) -> None:
-    """Twelve tickets, each with more bytes than the pinned memory has."""
+    """Six puts and six gets run concurrently, each with more bytes than the pinned memory has."""
     source, blocks = large()
     content = source.read(blocks)
     targets = [large(block_first) for _ in range(6)]

@@ -71,7 +71,7 @@ def test_command_is_installed() -> None:
 
 def test_dependencies_have_permissive_licences() -> None:
     """Every linked crate comes from the registry or this repository, under a licence that requires
-    no more than its notice.
+    only that its text is included.
     """
     command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform"]
     found = run(*command, "x86_64-unknown-linux-gnu", "--manifest-path", ROOT / "Cargo.toml")

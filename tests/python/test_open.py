@@ -48,7 +48,7 @@ def test_invalid_options_are_rejected(where: Path, options: dict[str, Any], advi
         rt.Store.open(where, **{**SMALL, **options})
 
 
-def test_store_keeps_its_index(where: Path) -> None:
+def test_reopened_store_keeps_its_index_backend(where: Path) -> None:
     try:
         store = rt.Store.open(where, **{**SMALL, "index": "lsm"})
     except InvalidError as error:
@@ -98,7 +98,7 @@ def test_directory_without_store_is_refused(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_default_capacity_needs_no_empty_directory(tmp_path: Path) -> None:
+def test_default_capacity_is_used_despite_files_of_system_and_store(tmp_path: Path) -> None:
     settings = StoreSettings(str(tmp_path))
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InvalidError, match="not a Ritornello store"):
@@ -207,14 +207,14 @@ def test_policy_permits_retention_and_denies_calls(where: Path) -> None:
         ('deny_clients = ["flush"]', r"unknown variant `flush`.*line=1"),
     ],
 )
-def test_policy_mistakes_refuse_the_open(where: Path, text: str, advice: str) -> None:
+def test_store_with_invalid_policy_is_not_opened(where: Path, text: str, advice: str) -> None:
     where.mkdir(exist_ok=True)
     (where / "policy.toml").write_text(text)
     with pytest.raises(InvalidError, match=advice):
         open_small(where)
 
 
-def test_policy_goes_with_its_store(where: Path) -> None:
+def test_destroy_removes_policy(where: Path) -> None:
     where.mkdir(exist_ok=True)
     (where / "policy.toml").write_text("allow_weak_hashes = true")
     open_small(where).close()

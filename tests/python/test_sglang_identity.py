@@ -114,7 +114,7 @@ def test_other_page_size_makes_other_scope() -> None:
     assert scope(page_bytes=BYTES // 2).id != scope().id
 
 
-def test_layout_and_size_are_named_once() -> None:
+def test_scope_has_layout_and_page_size_only_as_own_fields() -> None:
     described = scope().describe()
     assert not {"layout", "page_bytes"} & set(described["extra"])
     assert described["layout"].startswith("sglang-")
@@ -169,7 +169,7 @@ def test_heads_are_split_if_divisible() -> None:
     ]
 
 
-def test_copies_have_own_order_if_bytes_differ() -> None:
+def test_copied_pages_have_own_scope_if_byte_order_differs() -> None:
     layers = replace(SHAPE, layout="layer_first")
     copied = [scopes_of(ENGINE, shape, BYTES, copied=True)[0].id for shape in (SHAPE, layers)]
     assert copied[0] == scope().id

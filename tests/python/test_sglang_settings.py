@@ -15,7 +15,7 @@ from ritornello.sglang.settings import ENGINE, Settings
 from ritornello.sglang.store import SGLangStore
 
 
-def test_path_suffices_and_sglang_keys_pass() -> None:
+def test_settings_need_only_a_path_and_ignore_keys_of_sglang() -> None:
     extra = {"path": "/kv", **dict.fromkeys(ENGINE, "x")}
     assert Settings.parse(extra) == Settings("/kv")
     assert Settings.parse(extra).options() == {}
@@ -66,7 +66,7 @@ def test_tiers_replace_path() -> None:
         ("", ""),
     ],
 )
-def test_remote_of_pages_without_keys_is_not_written_through(remote: str, kept: str) -> None:
+def test_write_through_to_remote_can_be_removed_from_tiers(remote: str, kept: str) -> None:
     disk = "disk /nvme/kv 200GiB write=write_through"
     settings = Settings.parse({"tiers": [disk, *filter(None, [remote])]})
     assert settings.without_write_through().tiers == (disk, *filter(None, [kept]))

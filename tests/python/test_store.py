@@ -67,7 +67,7 @@ def test_scopes_are_separate(store: rt.Store) -> None:
     assert (store.probe(CHAIN, KEYS), store.probe(other, KEYS)) == (0, 0)
 
 
-def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
+def test_leased_prefix_is_leased_until_released(store: rt.Store) -> None:
     put(store, CHAIN, KEYS[:4])
     with store.lease_prefix(CHAIN, KEYS, ttl=30) as match:
         assert match.pages == 4
@@ -85,7 +85,7 @@ def test_pinned_prefix_holds_lease(store: rt.Store) -> None:
     nothing.release()
 
 
-def test_pinned_prefix_covers_all_scopes(store: rt.Store) -> None:
+def test_leased_prefix_is_present_in_all_scopes(store: rt.Store) -> None:
     other = rt.Scope.opaque("other", CHAIN.page_bytes, chained=True)
     put(store, CHAIN, KEYS)
     assert store.lease_prefix((CHAIN, other), KEYS).lease == 0
@@ -114,8 +114,8 @@ def test_stats_count_operations(store: rt.Store) -> None:
 @pytest.mark.parametrize("page_bytes", [5_000, 64 << 10, 256 << 10, 512 << 10])
 @pytest.mark.parametrize("chained", [True, False])
 def test_full_store_evicts_oldest_pages(store: rt.Store, page_bytes: int, chained: bool) -> None:
-    """Puts twice the capacity, in sequences of 2 MiB. The page sizes leave different parts of a
-    segment unused.
+    """Puts twice the capacity, in sequences of 2 MiB. With different page sizes, different parts of
+    a segment stay unused.
     """
     scope = rt.Scope.opaque("flood", page_bytes, chained=chained)
     length, capacity = (2 << 20) // page_bytes, store.stats()["capacity_bytes"]

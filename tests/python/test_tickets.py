@@ -44,7 +44,7 @@ def test_put_then_get(store: rt.Store, copy: bool) -> None:
     assert (out == pages_of(KEYS, PAGE)).all()
 
 
-def test_missing_pages_are_named(store: rt.Store) -> None:
+def test_get_reports_missing_pages(store: rt.Store) -> None:
     store.put_batch(SCOPE, KEYS[:3], pages_of(KEYS[:3], PAGE))
     outcome = finished(store.submit_get(SCOPE, KEYS[:5], blank(5, PAGE)))
     assert (outcome.pages, outcome.reason) == (3, "not_found")

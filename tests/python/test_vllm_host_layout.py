@@ -40,7 +40,9 @@ def test_workers_on_one_machine_are_served(served: dict[str, Any]) -> None:
         ({"distributed_executor_backend": "external_launcher"}, "external_launcher"),
     ],
 )
-def test_workers_elsewhere_are_refused(refused: dict[str, Any], said: str) -> None:
+def test_workers_that_may_be_on_other_machines_are_refused(
+    refused: dict[str, Any], said: str
+) -> None:
     reason = machines_refusal(parallel(**refused))
     assert said in reason
     assert "\n" not in reason

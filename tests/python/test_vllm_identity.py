@@ -140,7 +140,7 @@ def test_fine_tune_has_other_fingerprint(model: Path) -> None:
     assert fingerprint(model) != before
 
 
-def test_other_formats_are_sampled(tmp_path: Path) -> None:
+def test_fingerprint_of_other_formats_samples_the_file(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(bytes(1 << 20))
     before = fingerprint(file)

@@ -45,7 +45,7 @@ def test_path_and_store_settings_reach_tier() -> None:
         [DISK, "s3://bucket/prefix?region=x write=selective(2)"],
     ],
 )
-def test_host_tier_is_vllms_and_the_others_are_ours(
+def test_host_tier_goes_to_vllm_and_lower_tiers_to_our_tier(
     host_tier: list[str], host: int | None, below: list[str]
 ) -> None:
     extra = {"prefetch": "timeout(2, 1)", "gate": "always", "read_only": True}
@@ -57,7 +57,7 @@ def test_host_tier_is_vllms_and_the_others_are_ours(
     assert store.prefetch == "timeout(2, 1)"
 
 
-def test_directories_are_those_of_the_disk() -> None:
+def test_store_directories_come_from_disk_tier() -> None:
     tiers = ["disk /a /b 4TiB rate=1GiB", "s3://bucket/prefix"]
     assert TierSettings.parse({"tiers": tiers}).store.directories == ("/a", "/b")
 
@@ -82,7 +82,7 @@ def test_directories_are_those_of_the_disk() -> None:
         ({"tiers": [DISK, "s3://a/b", "file:///mnt/kv"]}, "write only one remote"),
     ],
 )
-def test_settings_that_vllm_has_are_named(extra: dict[str, Any], advice: str) -> None:
+def test_settings_error_says_what_to_write(extra: dict[str, Any], advice: str) -> None:
     with pytest.raises(ValueError, match=advice) as raised:
         OffloadingSettings.parse(extra)
     assert str(raised.value).startswith("kv_connector_extra_config: ")
@@ -97,7 +97,7 @@ def test_addresses_are_shown_without_options() -> None:
     assert OffloadingSettings.parse({"tiers": [DISK, addresses[0]]}).places == f"{DISK}, s3://b"
 
 
-def test_listed_tier_takes_no_host_memory() -> None:
+def test_host_tier_in_list_of_secondary_tier_is_refused() -> None:
     with pytest.raises(ValueError, match='"cpu_bytes_to_use", next to "secondary_tiers"') as raised:
         TierSettings.parse({"tiers": ["host 8GiB", DISK]})
     assert "\n" not in str(raised.value)

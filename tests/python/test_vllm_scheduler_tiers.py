@@ -1,5 +1,5 @@
-"""The scheduler's side over several tiers: lookups that wait for pages, loads slower than
-computing, and the tiers of loaded tokens.
+"""The scheduler's side over several tiers: pending lookups, loads that are slower than computing,
+and the tiers from which tokens are loaded.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,9 @@ def test_aborted_request_cancels_pending_lookup(side: SchedulerSide, store: Fake
 
 
 def test_pending_window_is_repeated_and_cancelled(blocks: Blocks) -> None:
-    """Full attention is on this machine, and pages of the window are fetched from a remote."""
+    """The pages of the full-attention group are on this machine, and the pages of the window group
+    are fetched from a remote.
+    """
 
     class WindowPending(FakeStore):
         hides_windows = False

@@ -56,7 +56,7 @@ def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     metadata = run(side, request(200))
     assert (metadata.identity.model.epoch, metadata.covered) == (b"", counters.read())
     side.on_caches_reset()
-    assert run(side, request(200, name="s")).identity is None, "the weights are the same"
+    assert run(side, request(200, name="s")).identity is None, "the weights have not changed"
     counters.add(0)
     side.on_caches_reset()
     metadata = run(side, request(200, name="t"))
@@ -64,7 +64,7 @@ def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     assert metadata.covered == counters.read()
 
 
-def test_used_blocks_cover_no_change(store: FakeStore, blocks: Blocks) -> None:
+def test_reset_with_used_blocks_covers_no_change(store: FakeStore, blocks: Blocks) -> None:
     guard, counters = watched()
     side = side_of(store, blocks, identity(), guard=guard)
     counters.add(1)

@@ -154,14 +154,14 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     )
 
 
-def test_adapter_without_files_counts_in_place() -> None:
+def test_adapter_without_files_is_replaced_by_load_in_place() -> None:
     adapters = Adapters()
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert not adapters.replaced("a", "somebody/adapter", in_place=False)
     assert adapters.replaced("a", "somebody/adapter", in_place=True)
 
 
-def test_counts_outlive_their_file() -> None:
+def test_change_counters_outlive_their_file() -> None:
     ours, path = ChangeCounters.create(3)
     theirs = ChangeCounters.attach(path, 3)
     path.unlink()

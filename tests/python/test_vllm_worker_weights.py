@@ -78,7 +78,9 @@ def test_weights_changed_in_step_are_not_saved(
     watching.counted = b"changed"
     side.save(saving("a", *KEYS))
     assert store.puts == []
-    assert side.results.take_report() is None, "the worker must not ask for the save again"
+    assert side.results.take_report() is None, (
+        "the worker must not report the pages as unsaved, or they are offered again"
+    )
 
 
 def test_unwatched_worker_saves_nothing(

@@ -58,12 +58,14 @@ def counted(server: SGLangServer, name: str, **labels: str) -> float:
 
 
 def wait_until_shared(server: SGLangServer, pages: int) -> None:
-    """Waits until the bucket has `pages` pages of a server. Sends short requests, because a server
-    updates its counters only when it serves a request.
+    """Waits until a server has written `pages` pages to the bucket. Sends short requests in
+    between, because a server updates its counters only when it serves a request.
     """
     deadline = time.monotonic() + WAIT
     while (written := counted(server, "tier_written_pages", reason="remote")) < pages:
-        assert time.monotonic() < deadline, f"{written} of {pages} pages are in the bucket"
+        assert time.monotonic() < deadline, (
+            f"only {written} of {pages} pages were written to the bucket"
+        )
         time.sleep(0.3)
         server.generate(prompt(9, 2 * PAGE), 1)
 
@@ -74,7 +76,8 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
     for server, seed in ((one, 1), (two, 2)):
         computed.append(server.generate(prompt(seed), ANSWER))
         assert computed[-1].tokens["computed"] == LENGTH
-    # Full pages of the prompt and of the answer without its last token, whose KV is not computed.
+    # The number of full pages in the prompt and the answer, without the answer's last token, whose
+    # KV is not computed.
     stored = (LENGTH + ANSWER - 1) // PAGE
     for server in servers:
         wait_until_shared(server, stored)
@@ -96,8 +99,8 @@ def test_servers_serve_what_the_other_computed(servers: list[SGLangServer]) -> N
 
 
 def check_gate(server: SGLangServer) -> None:
-    """Attaches the storage again with the gate "auto", and waits for a decision of the gate. The
-    gate decides only after a prefill was measured.
+    """Attaches the server's storage again with the gate "auto", and waits until the gate decides,
+    which it does only after a prefill was measured.
     """
     assert counted(server, "gate_decisions") == 0
     server.admin("DELETE", "/hicache/storage-backend")

@@ -25,9 +25,9 @@ from expression_types import Hints, Scope, Type, Types
 
 
 class PackageUses:
-    """Uses of `engine` by our `package`, such as `ritornello.vllm`. `theirs` and `ours` are the
-    folders of their sources. `found`: all uses. `problems`: one line for each use that would fail
-    with the engine's sources.
+    """Uses of `engine` by our `package`, such as `ritornello.vllm`. `theirs` is the folder with the
+    sources of the engine, `ours` the folder with our sources. `found`: all uses. `problems`: one
+    line for each use that would fail with the engine's sources.
     """
 
     def __init__(self, ours: Path, theirs: Path, package: str, engine: str, hints: Hints) -> None:
@@ -107,7 +107,9 @@ class PackageUses:
                     yield f"{node.name}.{ours.name}", ours, base.node, lenient
 
     def override_problems(self) -> list[str]:
-        """Returns overrides that do not take what the engine passes."""
+        """Returns, for each override that cannot take the arguments that the engine passes, its
+        name and the reason.
+        """
         found = (
             (name, _override_problem(ours, base, lenient))
             for name, ours, base, lenient in self.overrides()

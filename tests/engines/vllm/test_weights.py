@@ -44,7 +44,7 @@ def test_changed_weights_change_the_answers(said: Said) -> None:
     assert said["adapter replaced"]["tokens"] != said["reloaded, adapter"]["tokens"]
     assert said["unannounced"]["tokens"] != said["reloaded"]["tokens"]
     assert said["unannounced data"]["tokens"] == said["reloaded"]["tokens"], (
-        "both runs must use the same weights"
+        "both questions must be answered by the same weights"
     )
 
 
@@ -67,8 +67,8 @@ def test_empty_engine_needs_no_reset(said: Said) -> None:
 
 
 def test_restart_finds_pages_of_file_weights_only(model: Path, store: Path, said: Said) -> None:
-    """A page that was computed after a change is not found, even if the weights then equalled the
-    files' weights again.
+    """A restarted engine finds no page that was computed after a change of weights, even if the
+    weights of the files had been restored before the page was computed.
     """
     files = run("restart", model, store)
     assert {name: answer["loaded_pages"] for name, answer in files.items()} == {
