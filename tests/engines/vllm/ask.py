@@ -53,7 +53,9 @@ class Question:
 
 
 def fork_workers() -> None:
-    """Makes vLLM fork its workers. On CPUs it spawns them, and each imports vLLM again."""
+    """Makes vLLM fork its workers, because by default it spawns the workers on CPUs, and each then
+    imports vLLM again.
+    """
     from vllm.v1.executor import multiproc_executor
 
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")

@@ -46,8 +46,9 @@ class Run:
 
 
 class Interpreters:
-    """Two interpreters that fork in turn. Python hashes strings differently in each, so that a
-    program cannot find what the previous program stored by such hashes.
+    """Two interpreters that fork in turn. Python hashes strings differently in each, so a test
+    fails if the keys of stored pages depend on these hashes: the next program does not find the
+    pages.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,9 @@ class Interpreters:
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path}
         asked = Run(str(program), list(words), str(log), timeout, dict(environment))
-        assert self._started[turn].ask(json.dumps(asdict(asked))), "the interpreter has ended"
+        assert self._started[turn].ask(json.dumps(asdict(asked))), (
+            "the interpreter that forks programs has ended"
+        )
 
     def end(self) -> None:
         for child in self._started:
@@ -84,19 +87,21 @@ def ask_program(name: str, *words: str | Path, log: Path, timeout: int) -> Any:
 
 
 def import_vllm() -> None:
-    # OpenMP reads OMP_NUM_THREADS when it is loaded.
+    # The environment must be set before the imports: OpenMP reads OMP_NUM_THREADS when it is
+    # loaded.
     set_environment()
     from vllm import LLM
     from vllm.v1.worker import cpu_worker
 
     assert LLM and cpu_worker
-    # A fork copies only the thread that calls it, and the locks that other threads hold.
+    # The interpreter must have a single thread: a fork copies only the thread that calls it, but
+    # also the locks that other threads hold.
     assert len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def next_run() -> Run | None:
-    """Forks a process for each run, in which it returns the run. Returns None at the end of the
-    input.
+    """Forks a process for each run on standard input. Returns the run in the forked process, and
+    None in this process at the end of the input.
     """
     for line in sys.stdin:
         child = os.fork()

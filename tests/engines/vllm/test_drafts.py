@@ -17,12 +17,12 @@ DRAFTED = 3
 
 def speculating(method: str, shape: str, tokens: int = DRAFTED) -> dict[str, Any]:
     asked = {"method": method, "model": str(shared_model(shape)), "num_speculative_tokens": tokens}
-    # In float32, to verify several drafts in one step gives the same answer as single steps.
+    # In float32 a step that verifies several drafts gives the same answer as steps of one token.
     return {"speculative_config": asked, "dtype": "float32"}
 
 
 def test_stored_draft_kv_is_useful_and_stale_draft_kv_is_harmless(ask: Ask) -> None:
-    """The draft model is the target model, so that all its drafts are accepted."""
+    """The draft model is the target model, so all drafts made from correct KV are accepted."""
     found = ask([1, 2], spoils_drafts=True, **speculating("draft_model", "tiny"))
     assert len(found["draft_layers"]) == 4
     for answer in found["answers"]:
@@ -44,7 +44,7 @@ def test_stored_draft_kv_is_useful_and_stale_draft_kv_is_harmless(ask: Ask) -> N
 def test_drafts_change_no_answer(
     ask: Ask, target: str, drafting: list[tuple[str, str, int]]
 ) -> None:
-    """`drafting`: methods, draft models, and numbers of the draft models' layers."""
+    """`drafting`: for each engine its method, its draft model, and the model's number of layers."""
     plain = ask([1, 2], target, dtype="float32")
     expected = [answer["first"] for answer in plain["answers"]]
     for method, draft, layers in drafting:

@@ -14,7 +14,7 @@ from conftest import Ask
 BLOCK = 64
 CLAIMED = (LENGTH - 1) // BLOCK * BLOCK
 FLOAT = {"dtype": "float32", "block_size": BLOCK, "forks_workers": True}
-# One head of one layer: keys and values of a block, float32, head dimension 64.
+# Bytes of one head of one layer in a block: keys and values in float32, head dimension 64.
 HEAD_BYTES = 2 * BLOCK * 64 * 4
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
@@ -24,7 +24,7 @@ def hits(found: dict[str, Any]) -> list[float]:
     return [answer["first_hits"] for answer in found["answers"]]
 
 
-def test_worker_counts_share_pages_stages_do_not(ask: Ask) -> None:
+def test_worker_counts_share_pages_but_stage_counts_do_not(ask: Ask) -> None:
     stages = ask([4], **FLOAT, pipeline_parallel_size=2)
     assert [answer["stored_hits"] for answer in stages["answers"]] == [CLAIMED]
     again = ask([4, 5], **FLOAT, pipeline_parallel_size=2)
@@ -43,7 +43,7 @@ def test_worker_counts_share_pages_stages_do_not(ask: Ask) -> None:
         said = [answer["first"] for answer in warm["answers"][:2]]
         assert said == expected, f"{ranks} workers"
         assert warm["counts"]["failed_pages"] == 0
-    # With four workers two workers hold each head, and the store keeps one copy of it.
+    # With four workers each head is on two workers, and only one of them stores it.
     layers, heads = 4, 2
     filled = (LENGTH + 24 - 1) // BLOCK
     assert warm["counts"]["saved_bytes"] == filled * layers * heads * HEAD_BYTES
