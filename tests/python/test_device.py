@@ -292,6 +292,19 @@ def test_freed_slots_return_to_limited_memory(device: rt.Device) -> None:
     assert in_use() <= half
 
 
+def test_memory_may_be_registered_twice(device: rt.Device) -> None:
+    """A worker registers its memory again when an epoch begins, while earlier loads may run."""
+    memory = separate(4096)
+    first, second = memory.pool(device), memory.pool(device)
+    slots = slots_of(device, memory.page_bytes, 2)
+    memory_of(slots, 2)[:] = UNTOUCHED
+    assert first.pages([1]).scatter(slots).wait()
+    del first
+    gc.collect()
+    assert second.pages([2]).scatter(slots).wait()
+    assert (memory.read([1, 2]) == UNTOUCHED).all()
+
+
 def test_memory_lives_while_pages_name_it(device: rt.Device) -> None:
     memory = separate(4096)
     alive = weakref.ref(memory.arrays[0])
@@ -468,6 +481,47 @@ def test_past_deadline_moves_nothing(device: rt.Device, store: rt.Store) -> None
     got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=0))
     assert (got.pages, got.reason) == (0, "deadline")
     assert all((array == UNTOUCHED).all() for array in memory.arrays)
+
+
+def test_load_ends_at_its_deadline_while_pinned_memory_is_full(
+    device: rt.Device, store: rt.Store
+) -> None:
+    memory = separate(PIECE)
+    pages = memory.pool(device).pages([1, 2, 3, 4])
+    complete(store.submit_put(SCOPE, KEYS[:4], pages), 4)
+    content = memory.read([1, 2, 3, 4])
+    memory.fill(UNTOUCHED)
+    full = device.slots(device.stats()["staging"]["capacity"], 1, timeout=30)
+    assert full is not None
+    began = time.monotonic()
+    got = finished(store.submit_get(SCOPE, KEYS[:4], pages, timeout=0.2))
+    assert (got.pages, got.reason) == (0, "deadline")
+    assert 0.1 < time.monotonic() - began < 20
+    put = finished(store.submit_put(SCOPE, keys_of("full", 4), pages))
+    assert (put.pages, put.reason) == (0, "staging_full")
+    del full
+    assert all((array == UNTOUCHED).all() for array in memory.arrays)
+    complete(store.submit_get(SCOPE, KEYS[:4], pages), 4)
+    assert (memory.read([1, 2, 3, 4]) == content).all()
+
+
+@pytest.mark.parametrize("seconds", [0.0005, 0.001, 0.002, 0.004])
+def test_load_that_its_deadline_ends_reports_exact_pages(
+    device: rt.Device, where: Path, seconds: float
+) -> None:
+    memory, blocks = large()
+    content = memory.read(blocks)
+    pages = memory.pool(device).pages(blocks)
+    with open_small(where) as store:
+        put_all(store, SCOPE, KEYS, pages)
+        memory.fill(UNTOUCHED)
+        got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=seconds))
+        assert got.reason == ("" if got.pages == PAGES else "deadline")
+        assert (memory.read(blocks[: got.pages]) == content[: got.pages]).all()
+        # The engine computes the remaining pages itself, from now on.
+        memory.fill(UNTOUCHED)
+        time.sleep(0.05)
+        assert all((array == UNTOUCHED).all() for array in memory.arrays)
 
 
 def test_cancelled_ticket_writes_to_no_block_after_its_end(device: rt.Device, where: Path) -> None:

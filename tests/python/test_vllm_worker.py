@@ -299,6 +299,55 @@ def test_save_of_sent_request_is_protected_at_once(side: WorkerSide, store: Fake
     assert store.events.count("protect") == 1
 
 
+def test_earlier_save_of_sent_request_is_protected(side: WorkerSide, store: FakeStore) -> None:
+    """The request's later saves were dropped, so its last step saves nothing."""
+    store.outcomes = ["late"]
+    side.save(replace(saving("r", KEYS[0]), step=1))
+    assert "protect" not in store.events
+    side.save(StepMetadata(step=2, finished_sending=("r",)))
+    assert store.events.count("protect") == 1
+
+
+def test_sent_request_is_protected_in_a_step_that_may_not_save(
+    side: WorkerSide, store: FakeStore
+) -> None:
+    store.outcomes = ["late"]
+    side.save(replace(saving("r", KEYS[0]), step=1))
+    side._held = None
+    side.save(replace(saving("s", KEYS[0]), step=2, finished_sending=("r",)))
+    assert store.events.count("protect") == 1
+
+
+def test_memory_that_became_unusable_stops_loads_and_saves(
+    side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.outcomes = [outcome(True, True, True), outcome(True)]
+    side.load(loading("a", asynchronous=True))
+    monkeypatch.setattr(side._shard.kv_memory, "problem", lambda: "the device failed")
+    metadata = loading("b", asynchronous=True)
+    side.load(metadata)
+    side.save(metadata)
+    # Loads that were submitted end by themselves; no call of the device follows.
+    assert len(store.outcomes) == 1
+    assert side.take_completed_loads() == ({"a", "b"}, {"b"})
+    report = side.results.take_report()
+    assert report is not None
+    assert report.unsupported_reason == "the device failed"
+
+
+@pytest.mark.parametrize("problem", ["", "the device failed"])
+def test_fatal_error_of_a_broken_device_keeps_the_store(
+    broken_core: VllmStore, meter: StepMeter, problem: str
+) -> None:
+    side = ready(broken_core, meter)
+    assert broken_core.open()
+    cast(Any, broken_core._store).submit_get = fail
+    broken_core.memory_problem = lambda: problem
+    side.load(loading("a"))
+    assert side.results.take_failed_blocks() == {10, 11, 12}
+    assert bool(broken_core.broken) is not bool(problem)
+
+
 @pytest.mark.parametrize("protects", [True, False])
 def test_save_that_cannot_be_protected_is_cancelled(meter: StepMeter, protects: bool) -> None:
     cancelled = []

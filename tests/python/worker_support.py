@@ -1,6 +1,6 @@
 """A worker's side whose store has scripted outcomes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ class FakeStore:
     puts: list[Any] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     wants_timings: bool = False
+    memory_problem: Callable[[], str] = str
     sections: list[Sequence[int]] = field(default_factory=list)
 
     def open(self) -> bool:

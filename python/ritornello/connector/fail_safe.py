@@ -126,13 +126,16 @@ class FailSafeStore:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # also a panic of the core
-            lost = getattr(error, "kind", "") in ("fatal", "closed")
-            if lost and self._reopen_after(store, operation, error):
+            if self._is_lost(error) and self._reopen_after(store, operation, error):
                 self._count(operation)
                 self._log_failure(operation, error, repeat=True)
             else:
                 self.record_failure(operation, error)
             return default
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """Returns whether the store must be opened again after a call failed with `error`."""
+        return getattr(error, "kind", "") in ("fatal", "closed")
 
     def lease_prefix(
         self, scope: "Scope", keys: Sequence[bytes], ttl: float

@@ -37,6 +37,10 @@ class DevicePath(CpuPath):
         # saves that still read these blocks.
         if getattr(kv_cache_config, "needs_kv_cache_zeroing", False):
             return f"KV memory that vLLM clears is not served with {VARIABLE}={OWN}"
+        # Releases of vLLM before 0.33 do not ask `supports_sleep_mode`. Sleep unmaps KV memory that
+        # saves in progress may still read.
+        if getattr(self._vllm_config.model_config, "enable_sleep_mode", False):
+            return f"sleep mode is not served with {VARIABLE}={OWN}"
         return ""
 
     def _make_kv_memory(self) -> KvMemory:

@@ -32,6 +32,9 @@ class KvMemory(Protocol):
     def open(self) -> None:
         """Does the work that takes long, such as opening the device, before the first request."""
 
+    def problem(self) -> str:
+        """Returns why the memory can no longer be used; "" if it can."""
+
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
     ) -> str:
@@ -59,6 +62,9 @@ class HostMemory:
 
     def open(self) -> None:
         pass
+
+    def problem(self) -> str:
+        return ""
 
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
@@ -92,6 +98,11 @@ class DeviceMemory:
 
     def open(self) -> None:
         self._opened()
+
+    def problem(self) -> str:
+        if self._device is None or not self._device.broken:
+            return ""
+        return "the device failed: restart the engine to use it again"
 
     def arrangement(
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int

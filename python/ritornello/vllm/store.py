@@ -1,7 +1,7 @@
 """Calls of the connector to its store. A failed call returns None or another default."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.connector.fail_safe import FailSafeStore
@@ -58,6 +58,8 @@ class VllmStore(FailSafeStore):
         self._settings: Settings = settings
         self._identity: Identity | None = None
         self._scopes: dict[ObjectId, Scope] = {}
+        # Why the engine's KV memory can no longer be used; "" if it can.
+        self.memory_problem: Callable[[], str] = str
 
     def lookup(
         self,
@@ -203,6 +205,13 @@ class VllmStore(FailSafeStore):
         `is_done`.
         """
         self.attempt("cancel", ticket.cancel, None)
+
+    def _is_lost(self, error: BaseException) -> bool:
+        """A broken device fails gets and puts with a fatal error, too: the store then still works,
+        and opening it again would not help.
+        """
+        is_of_memory = getattr(error, "kind", "") == "fatal" and self.memory_problem()
+        return super()._is_lost(error) and not is_of_memory
 
     def _get_options(self, pages: PageBlocks) -> dict[str, Any]:
         """Returns further arguments of a get, for this kind of store."""

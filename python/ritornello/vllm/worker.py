@@ -60,7 +60,8 @@ class WorkerSide:
         self._store = store
         self._meter = meter
         self._shard = Shard(worker_rank, blocks, groups, memory)
-        # None before the first identity, and if this worker's memory cannot be used.
+        store.memory_problem = self._shard.kv_memory.problem
+        # None before the first identity, and if this worker's memory cannot be used (any longer).
         self._held: HeldObjects | None = None
         # The counts of weight changes when the identity's epoch began.
         self._covered = b""
@@ -110,6 +111,7 @@ class WorkerSide:
         self._set_identity(metadata)
         if not metadata.loads:
             return
+        self._check_memory()
         started = perf_counter()
         layer_groups = self.step_loads.layer_groups
         layer_groups.begin_step()
@@ -162,28 +164,14 @@ class WorkerSide:
             report.prefill = (*metadata.prefill, perf_counter() - self._step_began - waited)
         self._complete_saves()
         self._store.report_stats()
-        if not metadata.saves:
-            return
-        # The pages that a numbered step saves were filled in earlier steps.
-        step_failed = self.step_loads.failed and not metadata.step
-        changed = self._weights_changed()
-        if changed or step_failed or self._held is None:
-            reason = WEIGHTS_CHANGED if changed else "load_failed" if step_failed else "unsupported"
-            for save in metadata.saves:
-                self.results.record_skipped(save, 0, reason, again=step_failed and not changed)
-            return
-        started = perf_counter()
-        for save in metadata.saves:
-            self._pending_saves.append(
-                PendingSave(self._store, self._held, save, self._shard.kv_memory)
-            )
+        if metadata.saves:
+            self._submit_saves(metadata)
         # vLLM may give the blocks of these requests to other requests after this step, and does not
-        # name the requests again.
+        # name the requests again. Their saves may have been submitted in earlier steps.
         sent = set(metadata.finished_sending)
         for pending in self._pending_saves:
             if pending.save.request in sent:
                 pending.protect()
-        self._meter.add("save_seconds", perf_counter() - started)
 
     def close(self) -> None:
         """Cancels reads, and waits for the last saves, at most `CLOSE_SECONDS`. Saves are copies,
@@ -202,6 +190,32 @@ class WorkerSide:
         self._store.close()
         self._held = None
         self._shard.release()
+
+    def _submit_saves(self, metadata: StepMetadata) -> None:
+        self._check_memory()
+        # The pages that a numbered step saves were filled in earlier steps.
+        step_failed = self.step_loads.failed and not metadata.step
+        changed = self._weights_changed()
+        if changed or step_failed or self._held is None:
+            reason = WEIGHTS_CHANGED if changed else "load_failed" if step_failed else "unsupported"
+            for save in metadata.saves:
+                self.results.record_skipped(save, 0, reason, again=step_failed and not changed)
+            return
+        started = perf_counter()
+        for save in metadata.saves:
+            self._pending_saves.append(
+                PendingSave(self._store, self._held, save, self._shard.kv_memory)
+            )
+        self._meter.add("save_seconds", perf_counter() - started)
+
+    def _check_memory(self) -> None:
+        """Stops all loads and saves if the device of the KV memory is broken, so that the scheduler
+        stops to promise hits.
+        """
+        problem = self._shard.kv_memory.problem() if self._held is not None else ""
+        if problem:
+            self._held = None
+            self.results.set_unsupported(problem)
 
     def _set_identity(self, metadata: StepMetadata) -> None:
         """Takes the identity, which comes with the first work and after every change, and locates
