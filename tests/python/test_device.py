@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import Bytes, blank, keys_of, open_small, pages_of
+from test_hostile_kernel import inject
 
 import ritornello as rt
 
@@ -522,6 +523,48 @@ def test_load_that_its_deadline_ends_reports_exact_pages(
         memory.fill(UNTOUCHED)
         time.sleep(0.05)
         assert all((array == UNTOUCHED).all() for array in memory.arrays)
+
+
+# Gets all pages from a disk that answers half a second late, with a deadline before its answer.
+LATE_DISK = """
+import sys, time
+from support import open_small, pages_of
+from test_device import KEYS, PAGES, SCOPE, UNTOUCHED, finished, large, open_emulated
+memory, blocks = large()
+pages = memory.pool(open_emulated()).pages(blocks)
+with open_small(sys.argv[1]) as store:
+    memory.fill(UNTOUCHED)
+    began = time.monotonic()
+    got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=0.2))
+    seconds = time.monotonic() - began
+    assert got.reason == "deadline" and got.pages < PAGES, got
+    assert 0.4 < seconds < 10, seconds
+    content = pages_of(KEYS, memory.page_bytes)
+    assert (memory.read(blocks[: got.pages]) == content[: got.pages]).all()
+    # The engine computes all pages itself: no late answer may arrive in their blocks.
+    memory.fill(UNTOUCHED)
+    time.sleep(1.5)
+    assert all((array == UNTOUCHED).all() for array in memory.arrays)
+    got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=60))
+    assert (got.pages, got.reason) == (PAGES, "")
+    assert (memory.read(blocks) == content).all()
+"""
+
+
+def test_disk_that_answers_after_the_deadline_fills_no_block(where: Path) -> None:
+    with open_small(where) as store:
+        assert store.put_batch(SCOPE, KEYS, pages_of(KEYS, PAGE)) == PAGES
+    command = [*inject("io_uring_enter:delay_exit=500000"), sys.executable, "-c", LATE_DISK]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [*command, str(where)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_cancelled_ticket_writes_to_no_block_after_its_end(device: rt.Device, where: Path) -> None:

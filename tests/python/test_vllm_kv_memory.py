@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,6 +61,34 @@ def test_layers_of_different_arrangements_are_named_together() -> None:
 
 def test_arrangement_in_host_memory_has_no_name() -> None:
     assert HostMemory().arrangement({"l.0": HEADS_FIRST}, ["l.0"], 8) == ""
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_protection_orders_the_stream_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, is_ordered: bool
+) -> None:
+    memory = DeviceMemory(1, lambda _: "FLASH_ATTN")
+    monkeypatch.setattr(memory, "stream", lambda: 7)
+    ordered: list[int | None] = []
+
+    class Ticket:
+        def order(self, stream: int | None) -> bool:
+            ordered.append(stream)
+            return is_ordered
+
+    ticket: Any = Ticket()
+    assert memory.protect(ticket) is is_ordered
+    assert ordered == [7]
+
+
+def test_broken_device_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = DeviceMemory(1, lambda _: "FLASH_ATTN")
+    assert memory.problem() == ""
+    device = SimpleNamespace(broken=False)
+    monkeypatch.setattr(memory, "_device", device)
+    assert memory.problem() == ""
+    device.broken = True
+    assert "restart the engine" in memory.problem()
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "cuda"])

@@ -36,6 +36,15 @@ def test_plan_names_requests_that_lost_their_blocks() -> None:
     assert side.plan(ended).freed == ("a", "b")
 
 
+def test_step_with_saves_names_requests_that_lost_their_blocks(side: SchedulerSide) -> None:
+    asked = request(200)
+    assert side.matched_tokens(asked, 0) == (0, False)
+    side.request_admitted(asked, BLOCKS, 0)
+    metadata = side.plan(step_of({"r": 200}, finished_req_ids={"a"}, preempted_req_ids={"b"}))
+    assert metadata.saves
+    assert metadata.freed == ("a", "b")
+
+
 def test_last_token_is_never_claimed(side: SchedulerSide, store: FakeStore) -> None:
     for tokens, claimed in ((4 * TOKENS, 3), (4 * TOKENS + 1, 4), (TOKENS, 0), (1, 0)):
         asked = request(tokens, name=f"n{tokens}")

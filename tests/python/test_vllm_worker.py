@@ -9,11 +9,11 @@ import pytest
 from vllm_shapes import FIRST, Tensor, cache_group, identity
 from worker_support import KEYS, FakeStore, held_object, loading, outcome, ready, saving
 
-from ritornello.vllm.cache_groups import ObjectId
+from ritornello.vllm.cache_groups import ObjectId, Reach
 from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
 from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
-from ritornello.vllm.shard import PageObject
+from ritornello.vllm.shard import HeldObjects, PageObject
 from ritornello.vllm.store import VllmStore
 from ritornello.vllm.worker import WorkerSide
 
@@ -291,6 +291,17 @@ def test_step_waits_for_saves_of_freed_requests(side: WorkerSide, store: FakeSto
     assert store.events.count("protect") == 1
 
 
+def test_every_step_waits_for_saves_of_windows(store: FakeStore, meter: StepMeter) -> None:
+    """The engine gives blocks that have left a window away while their request runs."""
+    side = ready(store, meter)
+    windowed = identity(cache_group(reach=Reach(128)))
+    side._held = HeldObjects(windowed, [[held_object(FIRST)]])
+    store.outcomes = ["late"]
+    side.save(saving("r", KEYS[0]))
+    side.begin_step(StepMetadata())
+    assert store.events.count("protect") == 1
+
+
 def test_save_of_sent_request_is_protected_at_once(side: WorkerSide, store: FakeStore) -> None:
     store.outcomes = ["late", "late"]
     side.save(replace(saving("r", KEYS[0]), finished_sending=("s",)))
@@ -333,6 +344,32 @@ def test_memory_that_became_unusable_stops_loads_and_saves(
     report = side.results.take_report()
     assert report is not None
     assert report.unsupported_reason == "the device failed"
+
+
+def test_loads_and_saves_begin_after_the_work_of_the_engine(
+    side: WorkerSide, store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = iter([7, 9])
+    monkeypatch.setattr(side._shard.kv_memory, "stream", lambda: next(streams))
+    store.outcomes = [outcome(True, True, True), outcome(True)]
+    metadata = loading("a", asynchronous=True)
+    side.load(metadata)
+    side.save(metadata)
+    assert store.streams == [7, 9]
+
+
+@pytest.mark.parametrize("stream", [None, 0, 7])
+def test_core_learns_the_stream(broken_core: VllmStore, stream: int | None) -> None:
+    """The default stream is 0, so only None means that there is no stream."""
+    calls: list[dict[str, Any]] = []
+    assert broken_core.open()
+    core = cast(Any, broken_core._store)
+    core.submit_get = core.submit_put = lambda *_, **options: calls.append(options)
+    pages, pool = PageBlocks(0, 0, KEYS[:1], (1,)), cast(Any, SimpleNamespace(pages=list))
+    broken_core.submit_get(identity(), FIRST, pool, pages, 1.0, stream=stream)
+    broken_core.submit_put(identity(), FIRST, pool, pages, None, stream)
+    expected = {} if stream is None else {"after": stream}
+    assert [{"after": one["after"]} if "after" in one else {} for one in calls] == [expected] * 2
 
 
 @pytest.mark.parametrize("problem", ["", "the device failed"])

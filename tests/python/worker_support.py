@@ -34,6 +34,8 @@ class FakeStore:
     events: list[str] = field(default_factory=list)
     wants_timings: bool = False
     memory_problem: Callable[[], str] = str
+    # The streams after whose work gets and puts begin.
+    streams: list[int | None] = field(default_factory=list)
     sections: list[Sequence[int]] = field(default_factory=list)
 
     def open(self) -> bool:
@@ -50,6 +52,7 @@ class FakeStore:
         stream: int | None = None,
     ) -> Any:
         self.sections.append(sections)
+        self.streams.append(stream)
         return self._ticket()
 
     def time_limit(self, nbytes: int, least: float) -> float:
@@ -69,6 +72,7 @@ class FakeStore:
         stream: int | None = None,
     ) -> Any:
         self.puts.append((object_id, pages.keys, pages.blocks, pages.parent))
+        self.streams.append(stream)
         return self._ticket()
 
     def protect(self, memory: Any, ticket: Any) -> None:
