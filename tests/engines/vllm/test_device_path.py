@@ -64,7 +64,7 @@ def test_memory_that_is_unmapped_or_cleared_is_refused(
 def test_saves_are_protected_before_the_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM binds the metadata of a step before it queues the step's work."""
+    """A step's metadata is bound before the step's work is queued."""
     rank = SimpleNamespace(rank_in_group=0)
     monkeypatch.setattr("ritornello.vllm.cpu_path.get_pp_group", lambda: rank)
     monkeypatch.setattr("ritornello.vllm.cpu_path.get_tp_group", lambda: rank)
