@@ -236,11 +236,19 @@ impl Drop for Mover {
     }
 }
 
+/// A move on the device.
+struct InFlightMove {
+    queued: Move,
+    event: Arc<Event>,
+    /// The driver's error, if a part of the move was not queued.
+    result: Result<()>,
+}
+
 /// The moves that the mover's thread has queued on the device: one queue per stream, in the order
 /// in which the moves end.
 struct InFlight {
     core: Arc<Core>,
-    queues: [VecDeque<(Move, Arc<Event>)>; 2],
+    queues: [VecDeque<InFlightMove>; 2],
 }
 
 impl InFlight {
@@ -282,10 +290,11 @@ impl InFlight {
         // SAFETY: the caller of `submit` promised the order of accesses. The table is kept until
         // the end of the move, and is never freed after an error. Only this thread queues tables.
         match unsafe { next.table.queue(&next.part, next.after.as_deref()) } {
-            Ok(event) => {
+            Ok((event, result)) => {
                 let event = Arc::new(event);
                 next.ticket.set(Stage::Queued(Arc::clone(&event)));
-                self.queues[place_of(next.table.direction())].push_back((next, event));
+                let place = place_of(next.table.direction());
+                self.queues[place].push_back(InFlightMove { queued: next, event, result });
             }
             Err(error) => next.fail(&self.core, error),
         }
@@ -295,14 +304,17 @@ impl InFlight {
     /// move is reported when it has ended, or when the driver returns an error for its event.
     fn reap(&mut self) {
         for queue in &mut self.queues {
-            while let Some((_, event)) = queue.front() {
-                let outcome = event.is_complete();
+            while let Some(first) = queue.front() {
+                let outcome = first.event.is_complete();
                 if matches!(outcome, Ok(false)) {
                     break;
                 }
-                let Some((ended, _)) = queue.pop_front() else { break };
-                match outcome {
-                    Ok(_) => ended.end(Ok(())),
+                let Some(InFlightMove { queued: ended, event: _, result }) = queue.pop_front()
+                else {
+                    break;
+                };
+                match outcome.and(result) {
+                    Ok(()) => ended.end(Ok(())),
                     Err(error) => ended.fail(&self.core, error),
                 }
             }
@@ -315,7 +327,7 @@ impl InFlight {
             self.reap();
             std::thread::sleep(POLL);
         }
-        for (left, _) in self.queues.iter_mut().flat_map(std::mem::take) {
+        for InFlightMove { queued: left, .. } in self.queues.iter_mut().flat_map(std::mem::take) {
             let error = Error::fatal("the device did not complete a move before it was closed")
                 .with("seconds", CLOSE_TIME.as_secs());
             match self.core.note::<()>(Err(error)) {

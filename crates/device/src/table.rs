@@ -10,6 +10,7 @@ use ritornello_format::{Error, Result, UNIT};
 use ritornello_volume::{PageTarget, StagingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
@@ -17,6 +18,10 @@ pub const TABLE_PAGES_MAX: usize = 8192;
 /// because moves may wait for a step of the engine. A move whose table finds no memory is made
 /// without a kernel.
 const TABLE_BYTES: usize = 8 << 20;
+/// Maximum time for which a driver that refuses to mark the end of a move is asked again, and the
+/// pause between two such calls.
+const MARK_TIME: Duration = Duration::from_secs(1);
+const MARK_PAUSE: Duration = Duration::from_millis(1);
 
 /// Memory for tables, allocated once: pinned memory, and device memory of the same length, in which
 /// a table has the same offset. This memory is not shared with slots, so that calls which wait for
@@ -147,13 +152,20 @@ impl Table {
     }
 
     /// Queues the move of `part` of all pages, after the work that `after` marks. The returned
-    /// event marks the end of the move.
+    /// event marks the end of what was queued: of the move, or, beside an error, of a part of it.
+    ///
+    /// # Errors
+    /// Errors of the driver. Nothing was queued, or the driver could not mark what was.
     ///
     /// # Safety
-    /// Until the move is complete, no other code or work writes to the bytes that it reads, or
-    /// accesses the bytes that it writes. The caller keeps `self` until then, and never drops it if
-    /// an error is returned. No two threads call this function at the same time.
-    pub(crate) unsafe fn queue(&self, part: &Part, after: Option<&Event>) -> Result<Event> {
+    /// Until the event is complete, no other code or work writes to the bytes that the move reads,
+    /// or accesses the bytes that it writes. The caller keeps `self` until then, and never drops it
+    /// if an error is returned. No two threads call this function at the same time.
+    pub(crate) unsafe fn queue(
+        &self,
+        part: &Part,
+        after: Option<&Event>,
+    ) -> Result<(Event, Result<()>)> {
         self.core.check()?;
         let event = self.core.event()?;
         let stream = self.core.stream(self.direction);
@@ -161,15 +173,25 @@ impl Table {
             // SAFETY: the stream lives as long as the core.
             unsafe { after.delay(stream) }?;
         }
-        match &self.kernel {
+        let queued = match &self.kernel {
             // SAFETY: promised by the caller.
             Some(kernel) => unsafe { self.queue_kernel(kernel, part) },
             // SAFETY: promised by the caller.
             None => unsafe { self.queue_copies(part) },
-        }?;
-        // SAFETY: the stream lives as long as the core.
-        unsafe { event.record(stream) }?;
-        Ok(event)
+        };
+        // A driver that refuses a call may still run what was queued before it, over blocks that
+        // the engine computes again after an error. So this thread tries for a while to mark it.
+        let deadline = Instant::now() + MARK_TIME;
+        loop {
+            // SAFETY: the stream lives as long as the core.
+            match unsafe { event.record(stream) } {
+                Ok(()) => return Ok((event, queued)),
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(queued.err().unwrap_or(error));
+                }
+                Err(_) => std::thread::sleep(MARK_PAUSE),
+            }
+        }
     }
 
     /// # Safety

@@ -316,6 +316,26 @@ fn save_waits_for_the_kernels_before_it() {
     assert!(!save_is_complete(false));
 }
 
+/// The driver runs a load whose end it refuses to mark. If the load were reported as failed at
+/// once, the engine would compute the block while the load still writes to it.
+#[test]
+fn load_whose_end_cannot_be_marked_at_first_ends_after_its_copies() {
+    for choice in [KERNEL, COPIES] {
+        let rig = Rig::new(&small(), choice);
+        let slots = rig.slots(1, 0x11);
+        let loaded = bytes_of(&slots)[0];
+        rig.emulated.faults().hold_moves();
+        rig.emulated.faults().refuse_records(20);
+        let ticket = rig.submit(&rig.table(&slots, &[2], Direction::Scatter), rig.whole());
+        let in_flight = Instant::now() + Duration::from_millis(100);
+        assert!(!ticket.wait(in_flight).unwrap(), "the load is reported before its copies");
+        rig.emulated.faults().release_moves();
+        assert!(ticket.wait(soon()).unwrap());
+        // SAFETY: the load is complete.
+        assert_eq!(unsafe { rig.first_byte(2).read() }, loaded);
+    }
+}
+
 /// Whether a save contains the bytes of its block, although the engine uses the block again.
 fn saved_block_may_be_reused(is_fenced: bool) -> bool {
     let rig = Rig::new(&small(), COPIES);

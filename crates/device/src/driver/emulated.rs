@@ -28,6 +28,7 @@ pub struct Faults {
     delay_micros: AtomicU64,
     is_held: ForkSafeLock<bool>,
     moves_left: AtomicI64,
+    refused_records: AtomicI64,
     refuse_pinning: AtomicBool,
     without_kernels: AtomicBool,
 }
@@ -49,6 +50,10 @@ impl Faults {
     /// Makes the device fail when it begins the copy or launch after the next `moves`.
     pub fn fail_after(&self, moves: u32) {
         self.moves_left.store(i64::from(moves), Ordering::Relaxed);
+    }
+    /// Makes the driver refuse the next `records` records of events, and run all queued work.
+    pub fn refuse_records(&self, records: u32) {
+        self.refused_records.store(i64::from(records), Ordering::Relaxed);
     }
     /// Makes the device refuse to pin memory, as under a low `RLIMIT_MEMLOCK`.
     pub fn refuse_pinning(&self) {
@@ -156,6 +161,7 @@ impl Default for Emulated {
             delay_micros: AtomicU64::new(0),
             is_held: ForkSafeLock::new(false),
             moves_left: AtomicI64::new(i64::MAX),
+            refused_records: AtomicI64::new(0),
             refuse_pinning: AtomicBool::new(false),
             without_kernels: AtomicBool::new(false),
         };
@@ -366,6 +372,9 @@ impl Driver for Emulated {
 
     unsafe fn record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         self.shared.check()?;
+        if self.shared.faults.refused_records.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return Err(Error::fatal("the emulated driver refused to record an event"));
+        }
         let event = self.event(event)?;
         let number = {
             let mut state = event.lock();
