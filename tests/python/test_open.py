@@ -319,4 +319,4 @@ def test_default_capacity_counts_each_file_system_once(
     with open_store(StoreSettings(listed), logging.getLogger("test")) as store:
         assert store.stats()["capacity_bytes"] == 2 << 30
         assert len(store.stats()["paths"]) == 3
-    assert f"created {', '.join(listed)} with half" in caplog.text
+    assert f"created the store in {', '.join(listed)} with half" in caplog.text
