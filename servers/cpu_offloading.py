@@ -8,6 +8,7 @@ shared memory. vLLM's worker refuses CPU memory; this worker copies synchronousl
 # vLLM is not installed where types are checked: its classes are Any.
 # mypy: allow-subclassing-any
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,24 +23,36 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 
 class CopyingWorker(OffloadingWorker):
-    """Worker for one KV group; a chunk is `blocks_per_chunk` blocks."""
+    """Copies blocks between the layers of each KV cache group and host memory. A chunk is
+    `blocks_per_chunk` blocks of one group.
+    """
 
     def __init__(
         self, caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_chunk: int
     ) -> None:
-        assert len(caches.group_data_refs) == 1
         self._region = region
         self._blocks_per_chunk = blocks_per_chunk
-        self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         for cache in caches.tensors:
             rows = region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk)
             split = rows.unflatten(1, (blocks_per_chunk, cache.page_size_bytes))
-            self._pairs.append((cache.tensor, split))
+            pairs.append((cache.tensor, split))
+        # Groups share tensors: each copies the bytes of its own layers, without padding.
+        self._groups = [
+            [
+                (
+                    pairs[ref.tensor_idx][0][:, : ref.page_size_bytes],
+                    pairs[ref.tensor_idx][1][..., : ref.page_size_bytes],
+                )
+                for ref in refs
+            ]
+            for refs in caches.group_data_refs
+        ]
         self._finished: list[TransferResult] = []
 
     def submit_store(self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: Any) -> bool:
-        for block, chunk, part in self._places(src_spec, dst_spec.chunk_ids):
-            for cache, rows in self._pairs:
+        for group, block, chunk, part in self._places(src_spec, dst_spec.chunk_ids):
+            for cache, rows in self._groups[group]:
                 rows[chunk, part] = cache[block]
         self._finished.append(TransferResult(job_id, True))
         return True
@@ -47,20 +60,30 @@ class CopyingWorker(OffloadingWorker):
     def submit_load(
         self, job_id: int, src_spec: Any, dst_spec: GPULoadStoreSpec, expedited: bool = False
     ) -> bool:
-        for block, chunk, part in self._places(dst_spec, src_spec.chunk_ids):
-            for cache, rows in self._pairs:
+        for group, block, chunk, part in self._places(dst_spec, src_spec.chunk_ids):
+            for cache, rows in self._groups[group]:
                 cache[block] = rows[chunk, part]
         self._finished.append(TransferResult(job_id, True))
         return True
 
-    def _places(self, blocks: GPULoadStoreSpec, chunks: Any) -> list[tuple[int, int, int]]:
-        (first,) = blocks.block_indices
-        skipped = first % self._blocks_per_chunk
-        found = []
-        for at, block in enumerate(blocks.block_ids.tolist()):
-            chunk, part = divmod(skipped + at, self._blocks_per_chunk)
-            found.append((block, int(chunks[chunk]), part))
-        return found
+    def _places(self, blocks: GPULoadStoreSpec, chunks: Any) -> Iterator[tuple[int, int, int, int]]:
+        """Yields group, block, chunk and place in the chunk of each block. A transfer lists the
+        blocks and the chunks of the first group, then of the second, and so on; the first and the
+        last chunk of a group may lack blocks.
+        """
+        block_ids, chunk_ids = blocks.block_ids.tolist(), chunks.tolist()
+        past_blocks = past_chunks = 0
+        groups = zip(blocks.group_sizes, blocks.block_indices, strict=True)
+        for group, (size, first) in enumerate(groups):
+            if not size:
+                continue
+            skipped = first % self._blocks_per_chunk
+            for at in range(size):
+                chunk, part = divmod(skipped + at, self._blocks_per_chunk)
+                yield group, block_ids[past_blocks + at], chunk_ids[past_chunks + chunk], part
+            past_blocks += size
+            past_chunks += -(-(skipped + size) // self._blocks_per_chunk)
+        assert (past_blocks, past_chunks) == (len(block_ids), len(chunk_ids))
 
     def get_finished(self) -> list[TransferResult]:
         finished, self._finished = self._finished, []
@@ -70,7 +93,7 @@ class CopyingWorker(OffloadingWorker):
         pass
 
     def shutdown(self) -> None:
-        self._pairs.clear()
+        self._groups.clear()
         self._region.cleanup()
 
 

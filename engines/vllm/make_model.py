@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Makes a model with fixed random weights and a byte-level tokenizer in seconds, without downloads.
 
-    build/env/vllm/bin/python engines/vllm/make_model.py {tiny,demo,windows,latent,eagle,mtp} FOLDER
+    build/env/vllm/bin/python engines/vllm/make_model.py SHAPE FOLDER
 
 `tiny` and `demo` are Llama models. `windows` is a Gemma 3, in which two layers of three attend to
 the last 128 tokens only. `latent` is a DeepSeek V2 without experts (latent attention: one KV vector
-for all heads). `eagle` is the EAGLE head of `tiny`: one layer that drafts tokens. `mtp` is a MiMo
-with one MTP layer, which drafts tokens as well.
+for all heads). `states` is an LFM2, in which every second layer is a convolution: vLLM keeps its
+state as a `MambaSpec`. `sinks` is a gpt-oss, whose attention has sinks and, in every second layer,
+a window. `eagle` is the EAGLE head of `tiny`: one layer that drafts tokens. `mtp` is a MiMo with
+one MTP layer, which drafts tokens as well.
 
 The weights depend on the shape alone (fixed seed). Their standard deviation is large enough that
 greedy answers depend on the whole prompt.
@@ -65,6 +67,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 64,
         "v_head_dim": 64,
     },
+    "states": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "conv_dim": 256,
+        "block_dim": 256,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
+    "sinks": {
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+        "initializer_range": 0.2,
+        "sliding_window": 128,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "eagle": {
         "hidden_size": 256,
         "intermediate_size": 512,
@@ -87,6 +112,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 KINDS: dict[str, tuple[str, str]] = {
     "windows": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "latent": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
+    "states": ("Lfm2Config", "Lfm2ForCausalLM"),
+    "sinks": ("GptOssConfig", "GptOssForCausalLM"),
     "mtp": ("Qwen2Config", "Qwen2ForCausalLM"),
 }
 LLAMA = ("LlamaConfig", "LlamaForCausalLM")

@@ -3,6 +3,7 @@ memory.
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from ritornello.vllm.offloading_settings import (
     default_host_bytes,
     host_rows,
     memory_bytes,
+    needs_single_blocks,
 )
 from ritornello.vllm.tier.settings import TierSettings
 
@@ -123,6 +125,14 @@ def test_chunk_size_is_a_few_mebibytes(
     tokens = blocks * block_tokens
     assert tokens <= CHUNK_TOKENS or blocks == 1, model
     assert tokens * token_bytes >= 2 * MIB or 2 * tokens > CHUNK_TOKENS
+
+
+def test_states_of_last_blocks_need_chunks_of_one_block() -> None:
+    full = SimpleNamespace(block_size=32)
+    aligned, all_blocks = (SimpleNamespace(mamba_cache_mode=mode) for mode in ("align", "all"))
+    assert needs_single_blocks([full, aligned])
+    assert needs_single_blocks([SimpleNamespace(kv_cache_specs={"a": aligned, "b": aligned})])
+    assert not needs_single_blocks([full, all_blocks])
 
 
 def test_default_host_memory_is_share_of_machine() -> None:

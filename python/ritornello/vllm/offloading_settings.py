@@ -6,7 +6,7 @@ of an engine: `host_layout` refuses engines in which they may differ.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,20 @@ def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
     while blocks * block_bytes < CHUNK_BYTES and 2 * blocks * block_tokens <= CHUNK_TOKENS:
         blocks *= 2
     return blocks
+
+
+def needs_single_blocks(specs: Iterable[Any]) -> bool:
+    """Returns whether a chunk must be one block, because a KV cache group among `specs` keeps the
+    state at the end of a prompt's last block only ("align"): vLLM offloads it if a chunk ends at
+    this block, and without a state nothing of the prompt is loaded. A worker may have the specs of
+    several layers in one spec, of which the scheduler has the first.
+    """
+    for spec in specs:
+        layers = getattr(spec, "kv_cache_specs", None)
+        first = next(iter(layers.values())) if layers else spec
+        if getattr(first, "mamba_cache_mode", "") == "align":
+            return True
+    return False
 
 
 def default_host_bytes(engines: int, memory: int, shm: int) -> int:

@@ -55,6 +55,20 @@ class Other(Obedient):
         super().__init__(HERE / "tier_harness.py", json.dumps(asked))
 
 
+def reply_of(engine: Child, question: dict[str, Any]) -> dict[str, Any]:
+    """Returns the engine's reply to `question` and its log."""
+    engine.send(json.dumps(question))
+    assert engine.stdout is not None
+    log: list[str] = []
+    for line in engine.stdout:
+        if line.startswith(REPLY):
+            engine.communicate(timeout=120)
+            assert engine.returncode == 0
+            return {"log": log, **json.loads(line.removeprefix(REPLY))}
+        log.append(line.rstrip())
+    raise AssertionError("\n".join(["no reply; the end of the log:", *log[-40:]]))
+
+
 @pytest.fixture(scope="session")
 def model() -> Path:
     return shared_model("tiny")

@@ -6,11 +6,11 @@ After its imports the program reads a question, one line of JSON: the `model`, t
 settings (`extra`), the store's `path` and the `prompts`; it may have `options` of vLLM. If a
 regular file is at the store's path, the engine answers the first prompt before it removes the file.
 For each prompt the reply has two answers: before vLLM's own caches are emptied (`first`), and after
-(`again`). Each has the number of prompt tokens that were not computed (`cached`), of prompt tokens
-that came from the disk (`disk`), and of accepted drafts (`accepted`). If the question has
-`changes_weights`, the engine changes its weights at the end, and answers the last prompt again. If
-the question has no `prompts`, the engine obeys the orders of `tier_harness` that follow, one per
-line.
+(`again`); with `once` only the first. Each has the number of prompt tokens that were not computed
+(`cached`), of prompt tokens that came from the disk (`disk`), and of accepted drafts (`accepted`).
+If `extra` is null, the engine has no connector. If the question has `changes_weights`, the engine
+changes its weights at the end, and answers the last prompt again. If the question has no `prompts`,
+the engine obeys the orders of `tier_harness` that follow, one per line.
 """
 
 import json
@@ -37,22 +37,20 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
 class ConnectorEngine(TierEngine):
-    def __init__(self, model: str, extra: dict[str, Any], options: dict[str, Any]) -> None:
+    def __init__(self, model: str, extra: dict[str, Any] | None, options: dict[str, Any]) -> None:
         from vllm import LLM
 
         from ritornello.vllm import data_path, offloading_path
 
         data_path.data_path = lambda: offloading_path.OffloadingPath
         offloading_path.SPEC = CPU_SPEC
+        sizes = {"block_size": BLOCK, "max_model_len": 1200, "num_gpu_blocks_override": BLOCKS}
         self.llm = LLM(
             model,
             enforce_eager=True,
-            block_size=BLOCK,
-            max_model_len=1200,
-            num_gpu_blocks_override=BLOCKS,
             disable_log_stats=False,
-            kv_transfer_config=connector(**extra),
-            **options,
+            kv_transfer_config=None if extra is None else connector(**extra),
+            **(sizes | options),
         )
 
     @property
@@ -87,6 +85,11 @@ def remove_obstacle(engine: ConnectorEngine, path: Path) -> None:
 
 
 def answers(engine: ConnectorEngine, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if question.get("once"):
+        yield from ({"first": engine.answer(asked)} for asked in question["prompts"])
+        if question["extra"] is not None:
+            engine._unpin()
+        return
     path = Path(question["path"])
     if path.is_file():
         yield {"unopened": engine.answer(question["prompts"][0])}
@@ -121,15 +124,17 @@ def main() -> None:
     if "prompts" not in question:
         obey_all(engine)
         return
-    said = list(answers(engine, question))
-    counted = engine.offloaded()
-    events = {name for name in counted if name.startswith("tiering_")}
-    extra = engine.scheduler.connector.data_path._kv_transfer_config.kv_connector_extra_config
-    found = {
-        "answers": said,
-        "counters": sorted(events),
-        "blocks_per_chunk": extra["blocks_per_chunk"],
-    }
+    found: dict[str, Any] = {"answers": list(answers(engine, question))}
+    found["kinds"] = [
+        type(group.kv_cache_spec).__name__
+        for group in engine.scheduler.kv_cache_config.kv_cache_groups
+    ]
+    if question["extra"] is not None:
+        counted = engine.offloaded()
+        found["counters"] = sorted(name for name in counted if name.startswith("tiering_"))
+        path = engine.scheduler.connector.data_path
+        extra = path._kv_transfer_config.kv_connector_extra_config
+        found["blocks_per_chunk"] = extra["blocks_per_chunk"]
     engine.stop()
     reply(found)
 

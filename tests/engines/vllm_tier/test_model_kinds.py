@@ -1,0 +1,80 @@
+"""Models with drafts, and with several kinds of KV cache, in real engines: the second of two
+engines answers from the chunks that the first stored, and both answer as an engine without a
+connector.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import STDOUT
+from typing import Any
+
+import pytest
+from conftest import reply_of
+from harness import prompt
+
+from servers.child import Child
+from servers.environment import shared_model
+
+PROMPTS = [prompt(21, 600), prompt(22, 700)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`kinds`: of the KV cache groups. `disk`: how many tokens of each prompt the second engine
+    loads.
+    """
+
+    shape: str
+    kinds: set[str]
+    disk: tuple[int, int]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def drafts(method: str, shape: str) -> dict[str, Any]:
+    asked = {"method": method, "model": str(shared_model(shape)), "num_speculative_tokens": 1}
+    # In float32, to verify several drafts in one step gives the same answer as single steps.
+    return {"speculative_config": asked, "dtype": "float32"}
+
+
+FULL, WINDOW, STATE = "FullAttentionSpec", "SlidingWindowSpec", "MambaSpec"
+CASES = {
+    "eagle": Case("tiny", {FULL}, (512, 512)),
+    "mtp": Case("mtp", {FULL}, (512, 512)),
+    "windows": Case("windows", {FULL, WINDOW}, (512, 512)),
+    "sinks": Case("sinks", {FULL, WINDOW}, (512, 512)),
+    # A state is stored at the end of the last whole block of a prompt.
+    "states": Case("states", {FULL, STATE}, (576, 672), {"enable_prefix_caching": True}),
+}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", CASES)
+def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    options = {"num_gpu_blocks_override": 200, **case.options}
+    if name in ("eagle", "mtp"):
+        options |= drafts(name, name)
+    question = {
+        "model": str(shared_model(case.shape)),
+        "extra": {"tiers": ["host 64MiB", f"disk {tmp_path / 'store'} 1GiB"]},
+        "prompts": PROMPTS,
+        "options": options,
+        "once": True,
+    }
+    program = Path(__file__).with_name("connector_engine.py")
+    extras = (None, question["extra"], question["extra"])
+    # All import vLLM while the first serves.
+    with (
+        Child(program, stderr=STDOUT) as plain,
+        Child(program, stderr=STDOUT) as first,
+        Child(program, stderr=STDOUT) as second,
+    ):
+        engines = zip((plain, first, second), extras, strict=True)
+        runs = [reply_of(engine, question | {"extra": extra}) for engine, extra in engines]
+    assert all(set(run["kinds"]) == case.kinds for run in runs)
+    answers = [[said["first"] for said in run["answers"]] for run in runs]
+    for expected, stored, loaded, tokens in zip(*answers, case.disk, strict=True):
+        assert stored["tokens"] == loaded["tokens"] == expected["tokens"]
+        assert loaded["accepted"] == stored["accepted"] == expected["accepted"]
+        assert (stored["disk"], loaded["disk"]) == (0, tokens)
