@@ -90,7 +90,8 @@ def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows,
     rows, differences = [], []
     for at, answer in enumerate(answers):
         cold, tokens, cached = colds[answer["prompt"]], answer["tokens"], answer["cached"]
-        # The whole prompt was computed, or found: even then an engine computes the last token.
+        # Whether the whole prompt was computed or found. An engine that finds the whole prompt
+        # still computes its last token.
         whole = cached in (0, tokens - 1)
         alike = [
             other
@@ -218,7 +219,9 @@ def prompts_of(text: str) -> list[tuple[str, int]]:
 
 
 def weights_folder(config: dict[str, Any], folder: Path, memory: Path) -> Path:
-    """Returns a new folder: in memory if that has four times the room of the weights."""
+    """Returns a new folder: in `memory` if its free space exceeds four times the size of the
+    weights, otherwise in `folder`.
+    """
     width = config["hidden_size"]
     layer = width * (config["intermediate_size"] * 3 + width * 3)
     weights = 2 * (config["num_hidden_layers"] * layer + 2 * config["vocab_size"] * width)

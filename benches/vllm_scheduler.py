@@ -156,7 +156,7 @@ def measure(name: str, identity: Identity, folder: str, tokens: int) -> list[dic
     pages = tokens // engine.block
     known = [os.urandom(32) for _ in range(pages)]
     engine.keep(known)
-    for turn in range(100):  # warms caches and the interpreter's specialised instructions
+    for turn in range(100):  # warm the caches and the interpreter's specialised instructions
         assert engine.whole_request(f"warm{turn}", known) == tokens
     hits = [
         microseconds(lambda turn=turn: engine.whole_request(f"h{turn}", known))

@@ -114,7 +114,9 @@ def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
 
 
 def _views_like(memory: Memory, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the views of `memory`, over `tensors`, which are copies of its tensors."""
+    """Returns views of `tensors`, the copies of `memory.tensors`, with the offsets, shapes and
+    strides of the views of `memory`.
+    """
     views = []
     for view in memory.views:
         base = next(

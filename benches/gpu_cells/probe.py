@@ -1,4 +1,4 @@
-"""Describes the machine, and measures the rates of its link and its disk."""
+"""Describes the machine, and measures its disk and the link between host and GPU."""
 
 import mmap
 import os

@@ -194,8 +194,8 @@ class Report:
             self.broken += [f"{title}: {told}" for told in _without_hits(run)]
 
     def compared(self) -> dict[str, list[int]]:
-        """Returns, by set-up, the number of cached tokens of each prompt whose answer was compared
-        with the answer of the engine alone.
+        """Returns, by set-up, the numbers of cached tokens of the answers that were compared with
+        answers of the engine alone, in ascending order.
         """
         alone = self.reference(ALONE)
         return {
@@ -259,7 +259,10 @@ def answer_differences(
     if run.setup.has_answers and not any(cached for _, cached in both):
         seen = sorted(cached for _, cached in run.answers)
         if run.setup.gate == "always" or run.setup.rate_x is None:
-            told.append(f"{title}: no answer could be compared: cached tokens by prompt: {seen}")
+            told.append(
+                f"{title}: no answer with cached tokens could be compared with the answers of "
+                f"the engine alone; cached tokens of these answers: {seen}"
+            )
     return told
 
 

@@ -347,7 +347,7 @@ def test_different_answers_break_report() -> None:
     made.runs[1].answers = {(0, 0): (1, 2), (0, 448): (3, 4)}
     made.check()
     (told,) = made.broken
-    assert "no answer could be compared" in told
+    assert "no answer with cached tokens could be compared" in told
 
 
 def test_answers_are_compared_while_prompts_are_equal() -> None:

@@ -91,8 +91,9 @@ def store(cache: EngineCache, keys: list[bytes], contents: list[bytes] | None = 
     cache.flush()
 
 
-# Changes of the remote's objects by a writer without the key. Each function returns how many
-# leading pages are still authentic, and the name of the remote's statistic that counts the change.
+# Changes that a writer without the key can make to the remote's objects. Each function returns how
+# many leading pages of the prompt a reader still gets from the remote, and the name of the remote's
+# statistic that counts the change.
 
 
 def flip(far: Path, at: int) -> None:

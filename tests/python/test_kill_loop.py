@@ -320,7 +320,7 @@ FULL = "24MiB"
 
 
 def evicted(store: rt.Store) -> int:
-    """Returns the pages that the owner of the store has evicted since it became the owner."""
+    """Returns the number of pages that the owner has evicted since it became the owner."""
     return int(store.stats()["counters"]["evicted_pages"])
 
 
@@ -498,7 +498,7 @@ def test_kill_during_capacity_changes(tmp_path: Path) -> None:
         loop.check(names, evicts=True)
     finally:
         loop.end()
-    print(f"{loop.kills} kills of workers; {cut} changes of the store interrupted, {shaped} not")
+    print(f"{loop.kills} kills of workers; {cut} changes outlasted their timeout, {shaped} did not")
 
 
 def read(store: rt.Store, names: range) -> int:
@@ -524,7 +524,7 @@ def write(store: rt.Store, name: int) -> None:
 
 
 def test_client_survives_drain_and_resize(tmp_path: Path) -> None:
-    """A connected client reads and writes pages that are moved to other segments."""
+    """A connected client reads pages that a drain moved to other segments, and puts new pages."""
     root, other = tmp_path / "store", tmp_path / "other"
     names = range(120)
     with owner_of(root, capacity="64MiB", segment_bytes=4 << 20) as owner:

@@ -101,7 +101,7 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
             return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
         }
     };
-    // Not `warn` for `doctor`, which reports as findings what other commands log as warnings.
+    // `doctor` logs errors only, because it reports as findings what other commands log as warnings.
     log_to_stderr(match cli.command {
         Command::Doctor(_) => "error",
         Command::Serve(_) => "info",

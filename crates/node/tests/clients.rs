@@ -37,8 +37,8 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 }
             }
         }
-        // Puts a page into a scope that has the same name as the tests' scope, and pages of twice
-        // the length.
+        // Puts one page into a scope that has the same name as the tests' scope, but twice its page
+        // length.
         ["wide"] => {
             let wide = ritornello_format::Scope::opaque("node tests", 2 * PAGE, true);
             let keys = keys(9, 1);
@@ -236,7 +236,7 @@ fn store_in_a_path_too_long_for_a_socket_opens() {
 }
 
 #[test]
-fn files_are_closed_to_other_users() {
+fn files_deny_access_by_other_users() {
     let dir = tempfile::tempdir().unwrap();
     let made = dir.path().join("store");
     std::fs::create_dir(&made).unwrap();
@@ -284,7 +284,7 @@ fn killed_writers_space_is_reclaimed() {
 }
 
 #[test]
-fn leases_die_with_their_client() {
+fn leases_of_a_killed_client_end() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);
@@ -296,7 +296,7 @@ fn leases_die_with_their_client() {
 }
 
 #[test]
-fn hoarding_leases_leaves_space_for_others() {
+fn lease_limit_leaves_space_for_other_clients() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 10).unwrap().pages, 10);

@@ -156,7 +156,8 @@ impl TraceBuilder {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(new) => {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
-                    // The cast is safe, because memory does not hold four billion blocks.
+                    // A trace has far fewer than 2^32 blocks: so many entries of `known` alone would take
+                    // more than 100 GB.
                     let block = keys.len() as u32;
                     keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)

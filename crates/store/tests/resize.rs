@@ -345,8 +345,8 @@ fn resumed_shrink_removes_emptiest_segments() {
     open.close();
 }
 
-/// While another thread rewrites the index's files, the store does not know their size, so a shrink
-/// evicts no page to make space for these files.
+/// While another thread rewrites the index's files, a shrink waits and evicts no page to make the
+/// files smaller: only their size after the rewrite shows whether evictions are needed.
 #[test]
 fn index_rewrite_causes_no_eviction() {
     let schedule = Schedule::new();

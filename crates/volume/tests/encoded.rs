@@ -333,9 +333,9 @@ fn unknown_codec_does_not_stop_later_reads() {
     assert!(memory[6..] == plain.pages, "wrong bytes");
 }
 
-/// Takes staging memory: for each of `lengths`, encodes pages of twice this length, which then hold
-/// buffers of this length, until no buffer of twice the length is free. The returned pages hold the
-/// buffers.
+/// Occupies staging memory. Encoding takes a buffer as long as the page; [`EveryOther`] halves the
+/// page, and the buffer shrinks with it. For each of `lengths`, encodes pages of twice this length
+/// until no buffer for another such page is free. Each returned page keeps a buffer of this length.
 fn hold(rig: &Rig, lengths: &[u64]) -> Vec<transfer::PackedPage> {
     let mut held = Vec::new();
     for &length in lengths {

@@ -56,7 +56,8 @@ _lock = Lock()
 
 def metrics_of(config: "HiCacheStorageConfig") -> Callable[[Counts], None]:
     """Returns a thread-safe function that adds amounts to the counters. The function does nothing
-    if SGLang's metrics are off, or if their interface differs.
+    if SGLang's metrics are off, or if SGLang's metrics classes are not those that
+    this module expects.
     """
     if not config.enable_storage_metrics:
         return _ignore

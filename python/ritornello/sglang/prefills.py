@@ -18,8 +18,8 @@ logger = logging.getLogger("ritornello.sglang")
 
 # Names of the `forward_mode` of steps that compute prompts.
 MODES = ("EXTEND", "MIXED")
-# Maximum number of measured steps whose events are not complete yet. SGLang has a few steps in
-# flight.
+# Maximum number of measured steps whose events are not complete yet. Beyond it the oldest
+# measurement is dropped. SGLang has only a few steps in flight.
 PENDING_MAX = 16
 
 # Takes the tokens before a prefill, the tokens in it, and its seconds.
@@ -60,9 +60,9 @@ class Prefills:
         return forward
 
     def _begin(self, runner: Any, batch: Any) -> tuple[int, int, Any, Any] | None:
-        """Returns the tokens before and in a prefill to be measured, torch's module of the device
-        with its events (None on a CPU), and the beginning as an event (on a CPU as seconds). None
-        if the step is not measured.
+        """Returns, for a step that is measured, the numbers of tokens before and in the prefill,
+        torch's module of the device (None on a CPU), and the start: a recorded event, or on a CPU
+        the time in seconds. Returns None for other steps.
         """
         try:
             self._take_complete()

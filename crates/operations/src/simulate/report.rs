@@ -54,8 +54,9 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
     let references = trace.block_references as f64 * rows.len() as f64;
     format!(
         "{}: {} requests, {} references to {} blocks of {}\n{out}\n\
-         in brackets: blocks written per distinct block; hits after the first {} % of the requests\n\
-         bytes written / bytes admitted: {amplification:.4} at most\n\
+         hit rates in % leave out the first {} % of the requests; in brackets: blocks written per \
+         distinct block\n\
+         bytes written / bytes admitted, maximum of the table: {amplification:.4}\n\
          {:.1} s, {} million block references per second",
         trace.trace,
         count(trace.requests as u64),

@@ -52,7 +52,8 @@ fn is_segment(path: &Path) -> bool {
 }
 
 impl RecordingMedium {
-    /// Creates the first process of a history of `operations` operations.
+    /// Creates the first process of a history of `operations` operations. The more operations, the
+    /// more rarely the disk is recorded.
     pub fn new(disk: &SimDisk, seed: u64, operations: u64) -> Self {
         let (mut rng, landing_rng) = (Rng::new(!seed), Rng::new(seed ^ 0x1a4d));
         let record_one_in = 1 + rng.below(4) + operations / 40;
