@@ -74,6 +74,10 @@ class GroupEngine:
         self.tier._guard = None
 
     @property
+    def kinds(self) -> list[str]:
+        return [type(group.kv_cache_spec).__name__ for group in self._groups.kv_cache_groups]
+
+    @property
     def path(self) -> Any:
         return self.scheduler.connector.data_path
 

@@ -72,16 +72,16 @@ def allow_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ASKED = prompt(51, 600)
-# What the second engine loads of `ASKED`. A chunk has 256 tokens, or one block if a group has a
-# state, which exists at the end of the last block only.
-LOADED = {
-    "latent": 512,
-    "indexer": 512,
-    "sinks": 512,
-    "windows": 512,
-    "latent windows": 512,
-    "local": 512,
-    "states": 576,
+# The kinds of the groups, and what the second engine loads of `ASKED`. A chunk has 256 tokens, or
+# one block if a group has a state, which exists at the end of the last block only.
+MODELS = {
+    "latent": ({"MLAAttentionSpec"}, 512),
+    "indexer": ({"UniformTypeKVCacheSpecs"}, 512),
+    "sinks": ({"SinkFullAttentionSpec"}, 512),
+    "windows": ({"FullAttentionSpec", "SlidingWindowSpec"}, 512),
+    "latent windows": ({"MLAAttentionSpec", "SlidingWindowMLASpec"}, 512),
+    "local": ({"FullAttentionSpec", "ChunkedLocalAttentionSpec"}, 512),
+    "states": ({"FullAttentionSpec", "MambaSpec"}, 576),
 }
 
 
@@ -90,22 +90,26 @@ def settings(folder: Path, place: str, engine: str) -> dict[str, Any]:
     over one remote.
     """
     if place == "path":
-        return {"path": str(folder / "store"), "capacity": "64MiB"}
-    tiers = [f"host {HOST_BYTES}", f"disk {folder / engine} 64MiB", f"file://{folder / 'remote'}"]
+        return {"path": str(folder / "store"), "capacity": "1GiB"}
+    remote = folder / "remote"
+    remote.mkdir(exist_ok=True)
+    tiers = [f"host {HOST_BYTES}", f"disk {folder / engine} 64MiB", f"file://{remote}"]
     return {"tiers": tiers, "prefetch": "wait_complete", "gate": "always"}
 
 
 @pytest.mark.usefixtures("allow_sinks")
 @pytest.mark.parametrize("place", ["path", "remote"])
-@pytest.mark.parametrize("name", LOADED)
+@pytest.mark.parametrize("name", MODELS)
 def test_second_engine_continues_with_the_bytes_of_the_first(
     model: Path, tmp_path: Path, name: str, place: str
 ) -> None:
     cache = {"mamba_cache_mode": "align"} if name == "states" else {}
+    kinds, tokens = MODELS[name]
     loaded = []
     for one, asked in (("first", ASKED), ("second", ASKED + prompt(52, 90))):
         extra = settings(tmp_path, place, one)
         engine = GroupEngine(model, extra, layers_of(name), **cache)
+        assert set(engine.kinds) == kinds
         loaded.append(engine.answer(asked))
         engine.stop()
-    assert loaded == [0, LOADED[name]]
+    assert loaded == [0, tokens]
