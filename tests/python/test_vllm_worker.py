@@ -254,6 +254,14 @@ def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: StepMete
     assert [put[0] for put in store.puts] == [mine]
 
 
+def test_worker_that_writes_no_object_counts_no_page(store: FakeStore, meter: StepMeter) -> None:
+    side = ready(store, meter, held_object(ObjectId(0, 0, 1), is_writer=False))
+    side.save(saving("a", *KEYS))
+    side.save(StepMetadata())
+    assert not store.puts
+    assert "saved_pages" not in (meter.take() or {})
+
+
 def test_mismatched_memory_is_refused(
     store: FakeStore, meter: StepMeter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

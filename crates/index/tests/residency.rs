@@ -314,6 +314,21 @@ fn full_disk_is_retry_at_a_write_and_fatal_at_a_sync() {
 }
 
 #[test]
+fn failed_sync_of_the_directory_of_a_new_file_is_fatal() {
+    let (disk, schedule) = (SimDisk::new(1 << 30), Schedule::new());
+    let index = open_on(Arc::new(Faulty::new(Arc::new(disk), schedule.clone())));
+    for round in 0..100 {
+        let (scope, worker, tier, chain) = (round % SCOPES, 0, Tier::Host, u64::from(round) % 4);
+        let (first, count, parent) = (round as usize % 40, 8, false);
+        apply(&index, &Event::Stored { scope, worker, tier, chain, first, count, parent });
+    }
+    schedule.add(Rule::nth(1, MediumFault::NoSpace).on(Op::SyncDir));
+    let failed = index.sync().and_then(|()| index.maintain()).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::Fatal);
+    assert_eq!(index.sync().unwrap_err().kind(), ErrorKind::Fatal);
+}
+
+#[test]
 fn record_out_of_sequence_ends_a_file() {
     let disk = SimDisk::new(1 << 30);
     let index = open(&disk);

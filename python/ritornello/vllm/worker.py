@@ -203,9 +203,10 @@ class WorkerSide:
             return
         started = perf_counter()
         for save in metadata.saves:
-            self._pending_saves.append(
-                PendingSave(self._store, self._held, save, self._shard.kv_memory)
-            )
+            pending = PendingSave(self._store, self._held, save, self._shard.kv_memory)
+            # A worker that writes no object of a page does not count the page as saved.
+            if pending.tickets or pending.failed:
+                self._pending_saves.append(pending)
         self._meter.add("save_seconds", perf_counter() - started)
 
     def _check_memory(self) -> None:

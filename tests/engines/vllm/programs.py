@@ -5,6 +5,7 @@ As a program this module is such an interpreter. For each line of its input, a `
 forks a process, and prints the exit status of this process.
 """
 
+import ctypes
 import json
 import os
 import runpy
@@ -18,6 +19,8 @@ from typing import Any
 from harness import REPLY, set_environment
 
 from servers.child import Child
+
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -35,6 +38,8 @@ class Run:
     def become(self) -> None:
         """Runs the program in this process, as its main module."""
         signal.alarm(self.timeout)
+        # The program ends with its interpreter, also if pytest interrupts a test.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.environ.clear()
         os.environ.update(self.environment)
         output = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -62,27 +67,39 @@ class Interpreters:
         path = os.pathsep.join(filter(None, sys.path))
         environment = os.environ | {"PYTHONPATH": path}
         asked = Run(str(program), list(words), str(log), timeout, dict(environment))
-        assert self._started[turn].ask(json.dumps(asdict(asked))), (
-            "the interpreter that forks programs has ended"
-        )
+        try:
+            ended = self._started[turn].ask(json.dumps(asdict(asked)))
+        except BaseException:
+            # The next answer of these interpreters would be about this program.
+            self.end()
+            raise
+        assert ended, "the interpreter that forks programs has ended"
+        status = os.waitstatus_to_exitcode(int(ended))
+        assert status == 0, f"{program.name} ended with {status}; its log:\n{tail(log)}"
 
     def end(self) -> None:
         for child in self._started:
             child.kill()
             child.communicate(timeout=60)
         self._started.clear()
+        self._turns = cycle(range(2))
 
 
 INTERPRETERS = Interpreters()
+
+
+def tail(log: Path) -> str:
+    """Returns the last 3,000 characters of a log."""
+    return log.read_text()[-3000:] if log.exists() else ""
 
 
 def ask_program(name: str, *words: str | Path, log: Path, timeout: int) -> Any:
     """Runs a program of this folder, whose output goes to `log`, and returns its reply."""
     program = Path(__file__).with_name(name)
     INTERPRETERS.run(program, *map(str, words), log=log, timeout=timeout)
-    text = log.read_text()
-    line = next((line for line in text.splitlines() if line.startswith(REPLY)), None)
-    assert line is not None, f"no answer; the end of its log:\n{text[-3000:]}"
+    lines = log.read_text().splitlines()
+    line = next((line for line in lines if line.startswith(REPLY)), None)
+    assert line is not None, f"no answer; the end of its log:\n{tail(log)}"
     return json.loads(line.removeprefix(REPLY))
 
 

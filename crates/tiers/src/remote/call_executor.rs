@@ -34,7 +34,8 @@ pub struct RemoteCalls {
     pub calls: u64,
     /// Attempts that were retries.
     pub retries: u64,
-    /// Calls that ended with an error or timed out. A panic before the deadline is not counted.
+    /// Calls that ended with an error or timed out. A panic of the backend is not counted, unless the
+    /// caller began to wait for the call only after its deadline.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,

@@ -95,12 +95,21 @@ pub(super) fn create(
     dir: &Path,
     header: ResidencyHeader,
 ) -> io::Result<Arc<dyn MediumFile>> {
+    let file = write_header(medium, dir, header)?;
+    file.sync_data()?;
+    medium.sync_dir(dir)?;
+    Ok(file)
+}
+
+fn write_header(
+    medium: &dyn Medium,
+    dir: &Path,
+    header: ResidencyHeader,
+) -> io::Result<Arc<dyn MediumFile>> {
     let access = Access { write: true, create: true, direct: false };
     let file = medium.open(&path(dir, header.number), access)?;
     file.set_len(0)?;
     file.write_at(&header.encode(), 0)?;
-    file.sync_data()?;
-    medium.sync_dir(dir)?;
     Ok(file)
 }
 
@@ -164,8 +173,9 @@ impl RunResidency {
         // Records that are not written yet go to the next file.
         let header =
             ResidencyHeader { number: journal.number + 1, first: self.pending.lock().first };
-        let created = create(self.medium.as_ref(), &self.dir, header);
-        let file = self.or_poison(created)?;
+        let file = self.or_poison(write_header(self.medium.as_ref(), &self.dir, header))?;
+        self.synced(file.sync_data())?;
+        self.synced(self.medium.sync_dir(&self.dir))?;
         let before = (journal.number, journal.length);
         journal.older.push(before);
         journal.file = file;
