@@ -40,7 +40,7 @@ pub use copy::{Copied, copy};
 #[cfg(all(feature = "lsm", not(loom)))]
 pub use lsm::{LsmIndex, LsmOptions};
 pub use memory::MemoryIndex;
-pub use run::{Recovered, RunIndex, RunOptions};
+pub use run::{Recovered, RunIndex, RunOptions, StoredIndex};
 pub use tuning::Tuning;
 
 use ritornello_format::{PageHash, PageHashes, Place, Result, ScopeSlot};

@@ -46,6 +46,7 @@ mod restore;
 pub mod rounds;
 mod stats;
 mod store;
+mod stored;
 mod submit;
 mod sync;
 mod ticket;
@@ -78,6 +79,7 @@ pub use stats::{
     IoStats, LsmEstimate, PiecePercentiles, SCOPES_SHOWN, ScopeUsage, SpaceHealth, VolumeStats,
 };
 pub use store::{PutOptions, Store, check_sections};
+pub use stored::{StoredCheckpoint, StoredScope, StoredStats, StoredVolume};
 pub use ticket::{CompletionQueue, Ticket};
 pub use time_limit::time_limit;
 pub use transfer_stats::{StoreStats, TransferStats};

@@ -63,7 +63,12 @@ impl Directory {
     /// The state of volume `number` of `manifest`. A volume that a restore left out is absent until
     /// its segments are searched.
     pub(crate) fn volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
-        let at = self.volume_now(manifest, number);
+        self.close_volume(self.stored_volume_state(manifest, number))
+    }
+
+    /// Like [`Directory::volume_state`], without a change of any directory.
+    pub(crate) fn stored_volume_state(&self, manifest: &Manifest, number: u8) -> VolumeState {
+        let at = self.examine_volume(manifest, number);
         let unsearched = manifest.volumes.get(usize::from(number)).is_some_and(|v| v.unsearched);
         if unsearched && at.absence().is_none() {
             return VolumeState::Absent(
@@ -77,13 +82,30 @@ impl Directory {
 
     /// Like [`Directory::volume_state`], also for a volume whose segments are to be searched.
     pub(crate) fn volume_now(&self, manifest: &Manifest, number: u8) -> VolumeState {
+        self.close_volume(self.examine_volume(manifest, number))
+    }
+
+    /// Like [`Directory::volume_now`], without a change of any directory.
+    fn examine_volume(&self, manifest: &Manifest, number: u8) -> VolumeState {
         let volume = manifest.volumes.get(usize::from(number));
         let Some(volume) = volume.filter(|volume| !volume.is_retired()) else {
             return VolumeState::Retired;
         };
         let dir = self.path().join(&volume.dir);
         let marker = VolumeMarker { store: manifest.uuid, volume: number };
-        self.find_volume(dir, marker, needs_marker(volume))
+        self.examine_dir(dir, marker, needs_marker(volume))
+    }
+
+    /// Revokes other users' access to the directory of a volume that is present. A directory that
+    /// cannot be closed to other users is absent.
+    fn close_volume(&self, at: VolumeState) -> VolumeState {
+        let (VolumeState::Present(dir) | VolumeState::Unmarked(dir)) = &at else { return at };
+        match self.close_to_others(dir) {
+            Ok(()) => at,
+            Err(error) => VolumeState::Absent(format!(
+                "the directory cannot be closed to other users: {error}"
+            )),
+        }
     }
 
     /// Rewrites lost markers, and records in the manifest which volumes carry one. Only the owner
@@ -142,11 +164,16 @@ impl Directory {
         expected: VolumeMarker,
         needs_marker: bool,
     ) -> VolumeState {
+        self.close_volume(self.examine_dir(dir, expected, needs_marker))
+    }
+
+    /// Like [`Directory::find_volume`], without a change of `dir`.
+    fn examine_dir(&self, dir: PathBuf, expected: VolumeMarker, needs_marker: bool) -> VolumeState {
         let found = match self.marker_in(&dir) {
             Ok(found) => found,
             Err(error) => return VolumeState::Absent(error.to_string()),
         };
-        let at = match found {
+        match found {
             Some(Ok(found)) if found == expected => VolumeState::Present(dir),
             Some(Ok(found)) if found.store == expected.store => {
                 VolumeState::Foreign(format!("the directory holds volume {}", found.volume))
@@ -174,19 +201,6 @@ impl Directory {
                 ),
                 Err(error) => VolumeState::Absent(error.to_string()),
             },
-        };
-        match &at {
-            VolumeState::Present(dir) | VolumeState::Unmarked(dir) => {
-                self.close_to_others(dir).map_or_else(
-                    |error| {
-                        VolumeState::Absent(format!(
-                            "the directory cannot be closed to other users: {error}"
-                        ))
-                    },
-                    |()| at.clone(),
-                )
-            }
-            _ => at,
         }
     }
 

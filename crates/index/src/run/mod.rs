@@ -14,6 +14,7 @@
 //! | `frames` | reads files of checksummed frames in bounded memory |
 //! | `recovery` | selects the checkpoint and the journals to recover from |
 //! | `replay` | builds the tables from a checkpoint and journals |
+//! | `stored` | counts the runs and pages of an index that is not open |
 //!
 //! **Locks**, in the order in which they may be taken: `checkpoints` and `journal` are held across
 //! I/O, and only syncs, checkpoints and maintenance take them; `checkpoints` is also held during
@@ -33,11 +34,13 @@ mod recovery;
 mod replay;
 mod runs;
 pub(crate) mod slots;
+mod stored;
 mod tables;
 
 #[cfg(all(any(feature = "art", feature = "lsm"), not(loom)))]
 pub(crate) use check::{check, check_place};
 pub use options::RunOptions;
+pub use stored::StoredIndex;
 
 use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, RwLock};
 use checkpoint::Checkpoints;

@@ -49,7 +49,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-const READ: Access = Access { write: false, create: false, direct: false };
+pub(super) const READ: Access = Access { write: false, create: false, direct: false };
 const WRITE: Access = Access { write: true, create: false, direct: false };
 
 /// The state at the end of a replay.
@@ -279,7 +279,7 @@ fn gauges(journal: &Journal, medium: &dyn Medium, dir: &Path, budget: u64) -> Re
 }
 
 /// The header of a checkpoint file; `None` if there is no file, or no intact header in it.
-fn read_checkpoint_header(
+pub(super) fn read_checkpoint_header(
     medium: &dyn Medium,
     dir: &Path,
     slot: usize,
