@@ -1,7 +1,7 @@
 //! The interface between the server of a socket and the core that answers its clients.
 
 use ritornello_format::Result;
-use ritornello_store::{Catalog, ClientId, StoreCore};
+use ritornello_store::{Catalog, CatalogStats, ClientId, StoreCore};
 use std::sync::Arc;
 
 /// Answers clients: a [`StoreCore`], the refusal of all clients while the store is reopened
@@ -19,6 +19,11 @@ pub(crate) trait Authority: Send + Sync {
     /// # Errors
     /// Any error of [`Authority::admit`].
     fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>>;
+    /// Returns the statistics that an observer asks for.
+    ///
+    /// # Errors
+    /// Any error of [`StoreCore::stats`].
+    fn stats(&self) -> Result<CatalogStats>;
     /// Called when the last connection of a client is closed.
     fn client_disconnected(&self, client: ClientId);
 }
@@ -26,6 +31,10 @@ pub(crate) trait Authority: Send + Sync {
 impl Authority for Arc<StoreCore> {
     fn catalog_for(&self, client: ClientId, name: &str) -> Result<Arc<dyn Catalog>> {
         Ok(Arc::new(StoreCore::catalog_for(self, client, name)))
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        StoreCore::stats(self)
     }
 
     fn client_disconnected(&self, client: ClientId) {

@@ -1,14 +1,14 @@
 //! A client of one owner: a name, and a small pool of connections.
 
 use crate::channel::{Channel, decode};
-use crate::greeting::{First, NEWEST, OWNER, OtherVersion};
+use crate::greeting::{First, OtherVersion};
+use crate::handshake::{HANDSHAKE_TIMEOUT, dial, greet, handshake};
 use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
 use crate::owner_lost::{is_owner_lost, owner_lost};
 use crate::presence::Presence;
-use crate::protocol::{Hello, HelloReply, OwnerEpoch};
+use crate::protocol::{Hello, OwnerEpoch};
 use crate::record_lock::LockHolder;
-use crate::socket::{self, SocketFile};
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, ErrorKind, Result, check_keys};
 use ritornello_store::rule::LaterCall;
@@ -20,11 +20,6 @@ use std::time::{Duration, Instant};
 /// Maximum connections of one process to its owner. A call occupies its connection until the
 /// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
-/// Maximum duration of a handshake. An owner whose handshake takes longer is treated as silent.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
-/// immediately. The check finds dead owners whose connections a forked child keeps open.
-const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
 const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
@@ -74,24 +69,13 @@ impl Client {
         let until = until.min(Instant::now() + HANDSHAKE_TIMEOUT);
         let dialled = dial(directory, owner, until)?;
         let presence = Presence::announce(directory)?;
-        let may_wait = &mut || Instant::now() < until;
-        let mut hello = First { version: NEWEST, body: Hello::new(presence.name(), true) };
-        let mut joined = handshake(directory, dialled, &hello, owner, may_wait);
-        // If the owner speaks only older versions, its reply names them: say hello again in the
-        // newest common version.
-        let common = joined.as_ref().err().and_then(OtherVersion::of);
-        if let Some(older) = common.and_then(OtherVersion::in_common)
-            && older != hello.version
-        {
-            hello.version = older;
-            joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, may_wait);
-        }
-        let (channel, epoch) = joined.inspect_err(|error| directory.mismatch.note(owner, error))?;
+        let hello = Hello::new(presence.name(), true);
+        let (channel, epoch, version) = greet(directory, dialled, hello, owner, until)?;
         Ok(Arc::new(Self {
             directory: Arc::clone(directory),
             presence,
             owner,
-            version: hello.version,
+            version,
             epoch,
             liveness: OwnerLiveness::default(),
             pool: Mutex::new(Pool { idle: vec![channel], open: 1 }),
@@ -339,58 +323,10 @@ fn replaced() -> Error {
     owner_lost(io::ErrorKind::ConnectionReset.into())
 }
 
-fn response(bytes: &[u8]) -> Result<Response> {
+pub(crate) fn response(bytes: &[u8]) -> Result<Response> {
     decode(bytes).map_err(|error| unexpected().because(error))
 }
 
-fn unexpected() -> Error {
+pub(crate) fn unexpected() -> Error {
     Error::fatal("the store's owner sent an invalid response: report this")
-}
-
-/// Connects to the listening owner. Returns the connection and the socket file that led to it.
-///
-/// # Errors
-/// [`OwnerLost`](crate::owner_lost::OwnerLost) if no process listens; [`OwnerSilent`] if the listen
-/// queue of `owner` stays full; `Invalid` if another user listens.
-fn dial(
-    directory: &NodeDirectory,
-    owner: LockHolder,
-    until: Instant,
-) -> Result<(Channel, Option<SocketFile>)> {
-    let file = socket::present(directory);
-    let patience = until.saturating_duration_since(Instant::now()).min(HANDSHAKE_TIMEOUT);
-    let stream = socket::dial(directory, patience)?.ok_or_else(|| OwnerSilent::error(owner.0))?;
-    Ok((Channel::new(Arc::new(stream), LIVENESS_INTERVAL)?, file))
-}
-
-/// Sends `hello` and waits for the reply while `may_wait` returns true. Returns the connection and
-/// the owner's epoch.
-///
-/// # Errors
-/// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it did not
-/// reply; the error in the owner's reply.
-fn handshake(
-    directory: &NodeDirectory,
-    (mut channel, file): (Channel, Option<SocketFile>),
-    hello: &First<Hello>,
-    owner: LockHolder,
-    may_wait: &mut dyn FnMut() -> bool,
-) -> Result<(Channel, OwnerEpoch)> {
-    let mut patience = |_| {
-        // A forked child of a dead owner keeps the owner's socket open. The socket then accepts
-        // connections and never answers, until the next owner replaces the socket file.
-        if directory.lock.holder()? != Some(owner) || socket::present(directory) != file {
-            return Err(owner_lost(io::ErrorKind::TimedOut.into()));
-        }
-        if may_wait() { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
-    };
-    channel.stage(hello)?;
-    channel.send(&mut patience)?;
-    let answer = channel.receive(&mut patience)?;
-    let answer = answer.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?;
-    match First::read(answer, hello.version..=hello.version, OWNER)?.body {
-        HelloReply::Granted(epoch) => Ok((channel, epoch)),
-        HelloReply::Gone => Err(owner_lost(io::ErrorKind::ConnectionReset.into())),
-        HelloReply::Refused(fault) => Err(fault.refusal()),
-    }
 }

@@ -139,6 +139,12 @@ impl Connections {
 }
 
 impl ConnectionGuard {
+    /// Returns the authority for an observer. The connection stays among the unauthenticated
+    /// connections, so it takes no place of a client.
+    pub(crate) fn authority(&self) -> &dyn Authority {
+        self.connections.authority.as_ref()
+    }
+
     /// Assigns the connection to the client `name`: a new client if `first`, otherwise a client
     /// that is connected already. Returns the client's catalog and a grant of memory for its long
     /// messages, or `None` if `first` is false and no such client is connected.

@@ -1,4 +1,4 @@
-//! Work on a store's directory while no process owns the store.
+//! Work on a store's directory while this process does not have the store open.
 
 use crate::node_directory::{Identity, NodeDirectory, unusable};
 use crate::open_stores;
@@ -19,10 +19,36 @@ pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
+    with_unopened_store(path, Instant::now() + CALL_TIMEOUT, || {
+        let directory = NodeDirectory::open(path)?;
+        if !directory.try_own()? {
+            let owner = directory.lock.holder()?.map_or(0, |holder| holder.0);
+            return Err(Error::invalid("a process owns this store: stop it first")
+                .with("pid", owner)
+                .with("dir", path.display()));
+        }
+        let done = work(path);
+        directory.lock.close();
+        done
+    })
+}
+
+/// Runs `work` while no thread of this process can open the store in `path`, a canonical directory.
+/// Without this exclusion, closing a descriptor of `LOCK` could release a lock of this process
+/// ([`crate::record_lock`]).
+///
+/// # Errors
+/// `Invalid` if this process has the store open; `Retry` if threads of this process open or close
+/// it until `until`; errors of the directory; any error of `work`.
+pub(crate) fn with_unopened_store<T>(
+    path: &Path,
+    until: Instant,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
     let slot = open_stores::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
-    let Some(open) = slot.try_lock_until(Instant::now() + CALL_TIMEOUT) else {
+    let Some(open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
-            "another thread has been opening or closing this store for a minute",
+            "another thread of this process has been opening or closing this store for too long",
         )
         .with("dir", path.display()));
     };
@@ -30,14 +56,5 @@ pub(crate) fn with_exclusive_store<T>(
         return Err(Error::invalid("this process has the store open: close it first")
             .with("dir", path.display()));
     }
-    let directory = NodeDirectory::open(path)?;
-    if !directory.try_own()? {
-        let owner = directory.lock.holder()?.map_or(0, |holder| holder.0);
-        return Err(Error::invalid("a process owns this store: stop it first")
-            .with("pid", owner)
-            .with("dir", path.display()));
-    }
-    let done = work(path);
-    directory.lock.close();
-    done
+    work()
 }

@@ -19,6 +19,9 @@
 //! name with every reservation, so that the next owner can distinguish a slow client from a dead
 //! client. See `presence.rs`.
 //!
+//! **Observers.** [`observe`] asks the owner for its statistics, or reads the files of a store that
+//! no process owns. An observer never takes the lock and never becomes a client.
+//!
 //! **Owner failure.** Clients notice the death at their next call, or during a call, and try to
 //! take the lock. The client that gets it recovers the store, the other clients connect to this new
 //! owner, and callers see a delay. A client reconnects under a *new* name and releases the old name
@@ -59,6 +62,7 @@ mod failover_catalog;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod greeting;
+mod handshake;
 mod heal;
 mod heal_signal;
 mod liveness;
@@ -69,6 +73,7 @@ mod mismatch;
 mod mounts;
 mod node;
 mod node_directory;
+mod observe;
 mod open_context;
 mod open_stores;
 mod owner;
@@ -88,5 +93,6 @@ pub use convert::convert_index;
 pub use destroy::destroy;
 pub use membership::Role;
 pub use node::{Node, open, open_on};
+pub use observe::{Observed, observe};
 pub use restore::restore;
 pub use ritornello_store::{Durability, IndexKind, Options};

@@ -5,6 +5,7 @@ use crate::record_lock::{self, LockHolder};
 use parking_lot::Mutex;
 use ritornello_format::{Error, ErrorKind, Result};
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::{BorrowedFd, IntoRawFd};
@@ -27,6 +28,20 @@ impl DirectoryLock {
     pub(crate) fn open(dir: BorrowedFd<'_>) -> io::Result<Self> {
         let file = Mutex::new(Some(open(dir)?));
         Ok(Self { process: Process::current(), file })
+    }
+
+    /// Opens `LOCK` in `dir` without a change, to find its holder; `None` if it does not exist. The
+    /// lock cannot be taken through the result.
+    pub(crate) fn observe(dir: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        match rustix::fs::openat(dir, NAME, flags, Mode::empty()) {
+            Ok(file) => {
+                let file = Mutex::new(Some(file.into()));
+                Ok(Some(Self { process: Process::current(), file }))
+            }
+            Err(Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Takes the lock. Returns `false` if another process holds it.

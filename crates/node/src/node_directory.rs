@@ -17,7 +17,7 @@ use ritornello_store::{Directory, foreign_directory};
 use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
@@ -90,16 +90,8 @@ impl NodeDirectory {
     /// in it. The caller has checked that the directory is empty or holds a store.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refused = |error: io::Error| unusable(path, error);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir: File = rustix::fs::open(path, flags, Mode::empty())
-            .map_err(|error| refused(error.into()))?
-            .into();
-        let found = dir.metadata().map_err(refused)?;
-        let owner = FileOwner::of(&found);
-        if !owner.is_this_user {
-            return Err(foreign_directory(path, owner));
-        }
-        if owner.is_open {
+        let (dir, found) = open_dir(path)?;
+        if FileOwner::of(&found).is_open {
             rustix::fs::fchmod(&dir, Mode::RWXU).map_err(|error| refused(error.into()))?;
         }
         match rustix::fs::mkdirat(&dir, CLIENTS, Mode::RWXU) {
@@ -107,24 +99,37 @@ impl NodeDirectory {
             Err(error) => return Err(refused(error.into())),
         }
         let lock = DirectoryLock::open(dir.as_fd()).map_err(refused)?;
-        let mounts = Mounts::around(path);
-        if !mounts.are_known() && !IS_UNKNOWN_LOGGED.swap(true, Ordering::AcqRel) {
+        let opened = Self::with_lock(path, dir, &found, lock);
+        if !opened.mounts.are_known() && !IS_UNKNOWN_LOGGED.swap(true, Ordering::AcqRel) {
             tracing::warn!(
                 dir = %path.display(),
                 "the kernel does not say which mount the store is on: a file system that is mounted over it \
                  is not noticed, so mount disks before their stores are opened"
             );
         }
-        Ok(Self {
+        Ok(opened)
+    }
+
+    /// Opens a store's directory without a change; `None` if it has no `LOCK`, so no process owns
+    /// the store. The caller closes `lock` while it still prevents other threads of this process
+    /// from opening the store ([`crate::record_lock`]).
+    pub(crate) fn observe(path: &Path) -> Result<Option<Self>> {
+        let (dir, found) = open_dir(path)?;
+        let lock = DirectoryLock::observe(dir.as_fd()).map_err(|error| unusable(path, error))?;
+        Ok(lock.map(|lock| Self::with_lock(path, dir, &found, lock)))
+    }
+
+    fn with_lock(path: &Path, dir: File, found: &Metadata, lock: DirectoryLock) -> Self {
+        Self {
             process: Process::current(),
             lock,
             names: Mutex::default(),
             mismatch: OwnerMismatch::default(),
             path: path.to_owned(),
             identity: Identity { device: found.dev(), inode: found.ino() },
-            mounts,
+            mounts: Mounts::around(path),
             dir,
-        })
+        }
     }
 
     /// The path by which the directory was opened.
@@ -244,6 +249,17 @@ impl NodeDirectory {
         }
         self.lock.try_acquire(self.dir())
     }
+}
+
+/// Opens a directory of this user.
+fn open_dir(path: &Path) -> Result<(File, Metadata)> {
+    let refused = |error: io::Error| unusable(path, error);
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir: File =
+        rustix::fs::open(path, flags, Mode::empty()).map_err(|error| refused(error.into()))?.into();
+    let found = dir.metadata().map_err(refused)?;
+    let owner = FileOwner::of(&found);
+    if owner.is_this_user { Ok((dir, found)) } else { Err(foreign_directory(path, owner)) }
 }
 
 /// Whether `found`, the current identity of a path's target, differs from `opened`.

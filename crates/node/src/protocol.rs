@@ -17,7 +17,8 @@ pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 pub(crate) struct Hello {
     /// The format version that the client writes.
     pub(crate) format: u32,
-    /// The client's name, see [`crate::presence`].
+    /// The client's name, see [`crate::presence`]; empty for an observer, which may send one
+    /// request: `Stats`. Owners of builds without observers refuse the empty name.
     pub(crate) name: String,
     /// The client's process id, for diagnostics.
     pub(crate) pid: u32,
@@ -31,6 +32,15 @@ impl Hello {
     /// The hello of a client with this name.
     pub(crate) fn new(name: &str, first: bool) -> Self {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
+    }
+
+    /// The hello of an observer.
+    pub(crate) fn observer() -> Self {
+        Self::new("", true)
+    }
+
+    pub(crate) fn is_observer(&self) -> bool {
+        self.name.is_empty()
     }
 }
 

@@ -26,15 +26,23 @@ pub(crate) struct Reopening {
 }
 
 /// Refuses every client with the failure. The kind `Miss` distinguishes this from other refusals.
-struct RefusingAuthority(String);
+/// Gives observers the last figures of the poisoned core.
+struct RefusingAuthority {
+    cause: String,
+    stats: Box<CatalogStats>,
+}
 
 impl Authority for RefusingAuthority {
     fn admit(&self) -> Result<()> {
-        Err(Error::miss(self.0.clone()))
+        Err(Error::miss(self.cause.clone()))
     }
 
     fn catalog_for(&self, _: ClientId, _: &str) -> Result<Arc<dyn Catalog>> {
-        Err(Error::miss(self.0.clone()))
+        Err(Error::miss(self.cause.clone()))
+    }
+
+    fn stats(&self) -> Result<CatalogStats> {
+        Ok(CatalogStats::clone(&self.stats))
     }
 
     fn client_disconnected(&self, _: ClientId) {}
@@ -91,7 +99,8 @@ impl Reopening {
         if refusing.is_some() {
             return;
         }
-        let authority = Arc::new(RefusingAuthority(self.cause.clone()));
+        let (cause, stats) = (self.cause.clone(), self.stats.clone());
+        let authority = Arc::new(RefusingAuthority { cause, stats });
         // This server checks no permissions, because it admits no client.
         match Server::start(directory, authority, &Arc::default(), former.epoch) {
             Ok(server) => *refusing = Some(server),

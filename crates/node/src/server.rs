@@ -200,6 +200,14 @@ impl Acceptor {
     }
 }
 
+/// The role of a peer.
+enum Admitted {
+    /// A client, with its catalog and its memory for long messages.
+    Client(Arc<dyn Catalog>, Grant),
+    /// A process that asks for the owner's statistics and does not use the store.
+    Observer,
+}
+
 /// Serves one connection from its hello to its end.
 fn serve_connection(
     directory: &NodeDirectory,
@@ -220,9 +228,14 @@ fn serve_connection(
     };
     channel.stage(&First { version, body })?;
     channel.send(&mut deadline(HELLO_TIMEOUT))?;
-    let Some((catalog, grant)) = admitted else { return Ok(()) };
-    channel.authenticate(grant);
-    let served = serve(catalog.as_ref(), permissions, &mut channel);
+    let served = match admitted {
+        Some(Admitted::Client(catalog, grant)) => {
+            channel.authenticate(grant);
+            serve(catalog.as_ref(), permissions, &mut channel)
+        }
+        Some(Admitted::Observer) => answer_observer(guard.authority(), &mut channel),
+        None => return Ok(()),
+    };
     if let Err(error) = &served
         && !is_owner_lost(error)
     {
@@ -233,12 +246,23 @@ fn serve_connection(
     served
 }
 
+/// Answers the request of an observer, and ends its connection.
+fn answer_observer(authority: &dyn Authority, channel: &mut Channel) -> Result<()> {
+    let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
+    let Request::Stats = decode(message)? else {
+        return Err(Error::invalid("an observer may ask for statistics only"));
+    };
+    channel.stage(&Response::Stats(Box::new(authority.stats()?)))?;
+    channel.send(&mut deadline(HELLO_TIMEOUT))
+}
+
+/// Returns `None` if the client that the peer wants to join is no longer connected.
 fn admit(
     directory: &NodeDirectory,
     guard: &ConnectionGuard,
     pid: i32,
     hello: Hello,
-) -> Result<Option<(Arc<dyn Catalog>, Grant)>> {
+) -> Result<Option<Admitted>> {
     if hello.format != FORMAT_VERSION {
         return Err(Error::retry(
             "owner and client use different formats: upgrade the process with the lower format; \
@@ -246,6 +270,9 @@ fn admit(
         )
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
+    }
+    if hello.is_observer() {
+        return Ok(Some(Admitted::Observer));
     }
     // The owner grants space only to a client that holds the lock on its name: the owner learns
     // from this lock when the client has died.
@@ -255,7 +282,8 @@ fn admit(
         );
     }
     tracing::debug!(client = %hello.name, pid = hello.pid, first = hello.first, "a client greeted");
-    guard.register(&hello.name, pid, hello.first)
+    let registered = guard.register(&hello.name, pid, hello.first)?;
+    Ok(registered.map(|(catalog, grant)| Admitted::Client(catalog, grant)))
 }
 
 fn serve(

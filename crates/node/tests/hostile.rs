@@ -224,6 +224,34 @@ fn unlocked_name_is_refused() {
 }
 
 #[test]
+fn observer_may_ask_for_statistics_only() {
+    const STATS: u8 = 19;
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
+    // A hello is the greeting, format 1, an empty name, pid 1, and a 1.
+    let hello = framed(&[GREETING, b"\x01\0\x01\x01"].concat());
+    for request in (0..=u8::MAX).filter(|request| *request != STATS) {
+        // Some requests have no fields; a prefix of any other request is malformed.
+        for rest in [&[][..], &[0; 40]] {
+            let message = framed(&[&[request], rest].concat());
+            let answer = answer_to(dir.path(), &[&hello[..], &message].concat());
+            let text = String::from_utf8_lossy(&answer);
+            assert!(
+                text.contains("statistics only")
+                    || text.contains("malformed")
+                    || text.contains("trailing"),
+                "{request}: {text}"
+            );
+        }
+    }
+    let answer = answer_to(dir.path(), &[&hello[..], &framed(&[STATS])].concat());
+    assert!(String::from_utf8_lossy(&answer).contains("cache"), "the durability is in the answer");
+    assert_eq!(probe(node.store(), 1, 5).unwrap(), 5);
+    assert_eq!(node.store().stats().unwrap().catalog.clients, 0);
+}
+
+#[test]
 fn silent_connection_delays_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();

@@ -420,6 +420,9 @@ fn calls_miss_immediately_while_reopening() {
         assert_eq!((client.ask("put 3 4"), client.ask("probe 1 4")), ("0".into(), "0".into()));
     }
     assert_eq!(client.ask("problem"), "true");
+    let mut observer = Helper::start(dir.path());
+    let seen = |is_poisoned| format!("{}, poisoned: {is_poisoned}", std::process::id());
+    assert_eq!(observer.ask("observe"), seen(true));
     assert_eq!((client.ask("role"), node.role()), ("client".into(), Role::Owner));
     assert!(began.elapsed() < Duration::from_secs(20), "calls waited for the owner");
     schedule.heal();
@@ -427,6 +430,8 @@ fn calls_miss_immediately_while_reopening() {
     assert_eq!(get(store, 1, 4).unwrap(), 4);
     eventually("the client is served", || client.ask("get 1 4") == "4");
     assert_eq!(client.ask("put 3 4"), "4");
+    assert_eq!(observer.ask("observe"), seen(false));
+    observer.finish();
     client.finish();
 }
 

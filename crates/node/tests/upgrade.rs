@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use ritornello_format::ErrorKind;
-use ritornello_node::{Node, Role, open};
+use ritornello_node::{Node, Observed, Role, observe, open};
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -231,4 +231,23 @@ fn client_survives_a_takeover_by_another_version() {
     assert_eq!(node.role(), Role::Client);
     drop(node);
     new.finish();
+}
+
+/// An owner of a build without observers refuses the empty name as a name that is not locked.
+#[test]
+fn observer_is_client_of_owner_that_knows_no_observers() {
+    const KIND_RETRY: u8 = 1;
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    // The greeting of version 8 has 12 bytes; the format number and the length of the name follow.
+    let hellos = listen_before_owner(dir.path(), |hello| {
+        let text = b"the client's name is not locked";
+        let refusal = [&hello[..12], &[REFUSED[0], KIND_RETRY, text.len() as u8], text].concat();
+        (hello[13] == 0).then_some(refusal)
+    });
+    let Observed::Owned(stats) = observe(dir.path()).unwrap() else { panic!("it has an owner") };
+    assert_eq!((stats.owner_pid as i32, stats.clients), (owner.pid(), 1));
+    assert_eq!(hellos.load(Ordering::Relaxed), 2);
+    hear_owner_again(dir.path());
+    owner.finish();
 }

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use ritornello_format::{Result, Scope};
-use ritornello_node::{Node, Options, open};
+use ritornello_node::{Node, Observed, Options, observe, open};
 use ritornello_store::{IndexKind, Outcome, PutOptions, Store};
 use ritornello_volume::page_memory::{BorrowedPages, BorrowedPagesMut};
 use ritornello_volume::transfer::Control;
@@ -203,6 +203,15 @@ pub fn serve_as_helper() {
                 let role = opened.role().word().to_owned();
                 node = Some(opened);
                 return Ok(role);
+            }
+            if words[0] == "observe" {
+                return Ok(match observe(Path::new(&dir))? {
+                    Observed::Owned(stats) => {
+                        let is_poisoned = stats.poisoned.is_some();
+                        format!("{}, poisoned: {is_poisoned}", stats.owner_pid)
+                    }
+                    Observed::Unowned(_) => "unowned".to_owned(),
+                });
             }
             let node = node.as_ref().unwrap();
             let store = node.store();

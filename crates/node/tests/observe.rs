@@ -1,0 +1,147 @@
+//! Processes that ask for the state of a store without using the store.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod common;
+
+use common::*;
+use ritornello_format::ErrorKind;
+use ritornello_node::{Node, Observed, Role, observe, open};
+use ritornello_store::{CatalogStats, OwnerSilent, StoredStats};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+#[test]
+fn helper() {
+    serve_as_helper();
+}
+
+fn own_command(_: &Arc<Node>, other: &str) -> String {
+    panic!("what is {other}?")
+}
+
+fn owned(dir: &Path) -> CatalogStats {
+    match observe(dir).unwrap() {
+        Observed::Owned(stats) => *stats,
+        Observed::Unowned(stored) => panic!("no process owns it: {stored:?}"),
+    }
+}
+
+fn unowned(dir: &Path) -> StoredStats {
+    match observe(dir).unwrap() {
+        Observed::Unowned(stored) => *stored,
+        Observed::Owned(stats) => panic!("process {} owns it", stats.owner_pid),
+    }
+}
+
+fn names_of_clients(dir: &Path) -> usize {
+    std::fs::read_dir(dir.join("clients")).unwrap().count()
+}
+
+#[test]
+fn owner_answers_observer_that_is_no_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    assert_eq!(owner.ask("put 1 4"), "4");
+    for _ in 0..300 {
+        let stats = owned(dir.path());
+        assert_eq!((stats.owner_pid as i32, stats.pages, stats.clients), (owner.pid(), 4, 0));
+    }
+    assert_eq!(names_of_clients(dir.path()), 0);
+    assert_eq!(owner.ask("role"), "owner");
+    owner.finish();
+    assert!(unowned(dir.path()).clean);
+}
+
+#[test]
+fn killed_owner_leaves_store_to_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    assert_eq!((owner.ask("put 1 4"), owner.ask("flush")), ("4".into(), "flushed".into()));
+    owner.kill();
+    let stored = unowned(dir.path());
+    assert_eq!((stored.clean, stored.owner_epoch, stored.scopes), (false, 1, Some(1)));
+    assert_eq!(stored.capacity_bytes, CAPACITY);
+    // The next owner recovers the store, and writes a checkpoint of the pages.
+    let mut next = Helper::opened(dir.path());
+    assert_eq!(next.ask("probe 1 4"), "4");
+    assert_eq!(owned(dir.path()).owner_pid as i32, next.pid());
+    next.finish();
+    let stored = unowned(dir.path());
+    assert_eq!((stored.clean, stored.owner_epoch), (true, 2));
+    if stored.index == "run" {
+        assert_eq!(stored.checkpoint.map(|found| (found.runs, found.pages)), Some((1, 4)));
+    }
+}
+
+#[test]
+fn stopped_owner_is_silent_to_observers() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    owner.stop();
+    let started = Instant::now();
+    let error = observe(dir.path()).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(OwnerSilent::caused(&error) && error.to_string().contains("pid"), "{error}");
+    owner.signal(libc::SIGCONT);
+    assert_eq!(owned(dir.path()).owner_pid as i32, owner.pid());
+    owner.finish();
+}
+
+#[test]
+fn process_that_holds_lock_and_does_not_listen_ends_the_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    let mut owner = Helper::opened(dir.path());
+    std::fs::remove_file(dir.path().join("owner.sock")).unwrap();
+    let started = Instant::now();
+    let error = observe(dir.path()).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(error.kind() == ErrorKind::Retry && error.to_string().contains("listen"), "{error}");
+    assert_eq!(owner.ask("role"), "owner");
+    owner.finish();
+}
+
+#[test]
+fn observing_own_store_is_refused_and_keeps_its_lock() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let error = observe(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("has the store open"), "{error}");
+    let mut other = Helper::opened(dir.path());
+    assert_eq!((other.ask("role"), node.role()), ("client".into(), Role::Owner));
+    other.finish();
+    node.close().unwrap();
+    assert!(unowned(dir.path()).clean);
+}
+
+#[test]
+fn observers_see_owners_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    open(&options(dir.path())).unwrap().close().unwrap();
+    let (seen, done) = ([0, 0].map(AtomicUsize::new), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let is_owned = matches!(observe(dir.path()).unwrap(), Observed::Owned(_));
+                seen[usize::from(is_owned)].fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let sees = |is_owned: bool| {
+            let count = || seen[usize::from(is_owned)].load(Ordering::Relaxed);
+            let before = count();
+            eventually("it is observed", || count() > before + 1);
+        };
+        for _ in 0..5 {
+            sees(false);
+            let owner = Helper::opened(dir.path());
+            sees(true);
+            owner.finish();
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let mut last = Helper::opened(dir.path());
+    assert_eq!(last.ask("role"), "owner");
+    last.finish();
+}
