@@ -139,14 +139,31 @@ def test_top_survives_owner_death(tmp_path: Path) -> None:
     with owner_of(path) as owner:
         screen = Screen("top", path)
         try:
-            assert screen.shows(f"client of process {owner.pid}"), screen.written
+            assert screen.shows(f"owned by process {owner.pid}"), screen.written
             owner.kill()
             owner.wait()
-            assert screen.shows(f"owner of process {screen.process.pid}"), screen.written
+            assert screen.shows("no process owns the store: waiting"), screen.written
+            with owner_of(path) as next_owner:
+                assert screen.shows(f"owned by process {next_owner.pid}"), screen.written
             screen.press("q")
             assert screen.end() == 0
         finally:
             screen.close()
+
+
+def test_top_waits_for_first_owner(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    rt.Store.open(path, **SMALL).close()
+    screen = Screen("top", path)
+    try:
+        assert screen.shows("no process owns the store: waiting for an owner"), screen.written
+        assert "\x1b[?1049h" not in screen.written
+        with owner_of(path) as owner:
+            assert screen.shows(f"owned by process {owner.pid}"), screen.written
+            screen.press("q")
+            assert screen.end() == 0
+    finally:
+        screen.close()
 
 
 def test_top_without_store_fails(tmp_path: Path) -> None:

@@ -4,42 +4,10 @@
 
 mod common;
 
-use common::{PAGES, filled, open_filled, options, probe, ritornello, scratch, text};
+use common::{PAGES, Served, filled, open_filled, options, probe, ritornello, scratch, text};
 use ritornello_node::{Role, open};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Lines};
-use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
-
-struct Served {
-    child: Child,
-    out: Lines<BufReader<ChildStdout>>,
-}
-
-impl Served {
-    fn start(dir: &Path, more: &[&str]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
-        command.args(["serve", text(dir)]).args(more).stdout(Stdio::piped());
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, out }
-    }
-
-    fn says(&mut self) -> String {
-        self.out.next().unwrap().unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    fn end(mut self, signal: Signal) -> (Option<i32>, Vec<String>) {
-        self.signal(signal);
-        let said = self.out.by_ref().map(Result::unwrap).collect();
-        (self.child.wait().unwrap().code(), said)
-    }
-}
 
 #[test]
 fn client_takes_over_after_serve_ends() {
@@ -56,7 +24,8 @@ fn client_takes_over_after_serve_ends() {
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(node.role(), Role::Client);
     let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
-    assert_eq!((&stat["role"], stat["pages"].as_u64()), (&"client".into(), Some(PAGES as u64)));
+    assert_eq!((&stat["owner_pid"], &stat["pages"]), (&ready["owner_pid"], &PAGES.into()));
+    assert_eq!(stat["clients"], 1, "the command is no client");
     let (code, said) = served.end(Signal::TERM);
     let closed: Value = serde_json::from_str(&said[0]).unwrap();
     assert_eq!((code, closed["event"].as_str()), (Some(0), Some("closed")));

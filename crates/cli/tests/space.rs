@@ -4,6 +4,7 @@
 mod common;
 
 use common::{filled, open_filled, ritornello, scratch, text};
+use ritornello_node::{Options, open};
 
 #[test]
 fn store_is_resized_drained_and_destroyed() {
@@ -23,7 +24,9 @@ fn store_is_resized_drained_and_destroyed() {
     assert_eq!((paths.as_array().unwrap().len(), paths[0]["dir"].as_str()), (1, second.to_str()));
     let answer = ritornello(&["fsck", text(&home), "--json"]);
     assert_eq!((answer.code, &answer.json()["pages"]), (0, &common::PAGES.into()));
+    let node = open(&Options::new(&home)).unwrap();
     assert!(ritornello(&["stat", text(&home)]).out.contains("extents per run"));
+    node.close().unwrap();
 
     let answer = ritornello(&["resize", text(&home), "1MiB"]);
     assert_eq!((answer.code, answer.err.contains("two segments")), (2, true), "{}", answer.err);
@@ -63,7 +66,9 @@ fn index_converts_only_in_unused_store() {
             answer.err
         );
     }
+    let node = open(&Options::new(dir.path())).unwrap();
     let answer = ritornello(&["stat", text(dir.path())]);
+    node.close().unwrap();
     assert!(
         answer.out.contains("memory ceiling") && answer.out.contains("as lsm"),
         "{}",

@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::{PAGES, filled, keys, open_filled, ritornello, scope, scratch, text};
+use common::{PAGES, keys, open_filled, ritornello, scope, scratch, text};
 
 #[test]
 fn top_without_terminal_prints_one_snapshot() {
     let dir = scratch();
-    filled(dir.path());
+    let node = open_filled(dir.path());
     for words in [&["top", text(dir.path()), "--once"][..], &["top", text(dir.path())]] {
         let answer = ritornello(words);
         assert_eq!(answer.code, 0, "{}", answer.err);
@@ -16,6 +16,7 @@ fn top_without_terminal_prints_one_snapshot() {
             assert!(answer.out.contains(word), "{word}: {}", answer.out);
         }
     }
+    node.close().unwrap();
 }
 
 #[test]
@@ -30,7 +31,7 @@ fn top_reports_figures_of_owned_store() {
     assert_eq!(answer.code, 0, "{}", answer.err);
     let json = answer.json();
     assert_eq!(json["hit_rate"], PAGES as f64 / (PAGES + 1) as f64);
-    assert_eq!((&json["role"], &json["clients"]), (&"client".into(), &1.into()));
+    assert_eq!((&json["owner_pid"], &json["clients"]), (&std::process::id().into(), &0.into()));
     assert_eq!(
         (&json["tiers"][0]["tier"], &json["tiers"][0]["pages"]),
         (&"disk".into(), &24.into())

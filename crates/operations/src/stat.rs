@@ -1,8 +1,11 @@
 //! `ritornello stat`.
 
+mod unowned;
+
 use clap::Args;
+use ritornello_node::Observed;
 use ritornello_store::eviction::EvictionStats;
-use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles, StoreStats};
+use ritornello_store::{CatalogStats, IndexDecision, IndexTuning, PiecePercentiles};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::open;
@@ -14,8 +17,10 @@ use std::path::{Path, PathBuf};
 /// Arguments of `stat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-If a running process owns the store, the command asks it through its socket. Otherwise the command
-opens the store for a moment; it must run as the user that created the store.
+If a running process owns the store, the command asks it through its socket, also while an engine
+uses the store. Otherwise the command reads the store's manifest and checkpoint, and says so (with
+--json, owner_pid is null). It never owns the store and changes none of its files. It must run as
+the user that created the store.
 
 Examples:
   ritornello stat /nvme/kv
@@ -34,29 +39,28 @@ const DECISIONS: usize = 8;
 #[derive(Serialize)]
 struct Answer<'a> {
     dir: &'a Path,
-    /// Role of this command: `owner` while it runs, or `client` of the owner.
-    role: &'a str,
     #[serde(flatten)]
-    stats: &'a StoreStats,
+    stats: &'a CatalogStats,
 }
 
 /// Prints the contents and the state of a store.
 ///
 /// # Errors
-/// If the store cannot be opened, or does not answer.
+/// If there is no store, its owner does not answer, or its files cannot be read.
 pub fn run(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
-    let node = open::existing(&args.dir)?;
-    let stats = node.store().stats()?;
-    let role = node.role().word();
+    let observed = open::observed(&args.dir)?;
+    let dir = &std::fs::canonicalize(&args.dir)?;
+    let stats = match &observed {
+        Observed::Owned(stats) => stats,
+        Observed::Unowned(stored) => return Ok(unowned::show(context, dir, stored)),
+    };
     if context.json {
-        json(&Answer { dir: node.path(), role, stats: &stats });
+        json(&Answer { dir, stats });
     } else {
-        print_stdout(&describe(node.path(), role, &stats));
+        print_stdout(&describe(dir, stats));
     }
-    node.close()?;
-    let degraded = !stats.catalog.absent_space.reasons.is_empty();
-    let failed = stats.catalog.poisoned.is_some();
-    Ok(if degraded || failed { Status::Problems } else { Status::Fine })
+    let problems = !stats.absent_space.reasons.is_empty() || stats.poisoned.is_some();
+    Ok(if problems { Status::Problems } else { Status::Fine })
 }
 
 /// Formats how many free extents there are in each of the six largest size classes that have any.
@@ -157,18 +161,13 @@ fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
     out
 }
 
-fn describe(dir: &Path, role: &str, stats: &StoreStats) -> String {
-    let s = &stats.catalog;
-    let owner = match role {
-        "client" => format!("process {}, {} clients", s.owner_pid, s.clients),
-        _ => "none (opened by this command)".to_owned(),
-    };
+fn describe(dir: &Path, s: &CatalogStats) -> String {
     let mut out = table(&[]);
     let mut row = |name: &str, value: String| {
         out.add_row([name.to_owned(), value]);
     };
     row("store", format!("{}  {}", dir.display(), s.uuid));
-    row("owned by", owner);
+    row("owned by", format!("process {}, {} clients", s.owner_pid, s.clients));
     row("pages", format!("{} in {} runs, {} scopes", count(s.pages), count(s.runs), s.scopes));
     row(
         "capacity",

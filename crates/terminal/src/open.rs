@@ -3,7 +3,7 @@
 use crate::exit::Failure;
 use ritornello_format::Manifest;
 use ritornello_medium::Host;
-use ritornello_node::Node;
+use ritornello_node::{Node, Observed};
 use ritornello_remote::ConfiguredBackend;
 use ritornello_store::{Directory, Options};
 use ritornello_tiers::remote::RemoteAddress;
@@ -32,13 +32,28 @@ pub fn manifest(dir: &Path) -> Result<Option<Manifest>, Failure> {
 /// `Problems` if the store cannot be opened because its disk fails; `Unusable` if no store exists,
 /// or the store cannot be opened for another reason.
 pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
-    if manifest(dir)?.is_none() {
-        return Err(Failure::unusable(
-            format!("there is no Ritornello store in {}", dir.display()),
-            "name the directory that was given to Store.open",
-        ));
-    }
+    check_existing(dir)?;
     with(&Options::new(dir))
+}
+
+/// Returns the state of the store in `dir` without opening it; see [`ritornello_node::observe`].
+///
+/// # Errors
+/// `Problems` if the disk fails; `Unusable` if no store exists, its owner does not answer, or its
+/// state cannot be read for another reason.
+pub fn observed(dir: &Path) -> Result<Observed, Failure> {
+    check_existing(dir)?;
+    ritornello_node::observe(dir).map_err(|error| Failure::unopened(&error))
+}
+
+fn check_existing(dir: &Path) -> Result<(), Failure> {
+    if manifest(dir)?.is_some() {
+        return Ok(());
+    }
+    Err(Failure::unusable(
+        format!("there is no Ritornello store in {}", dir.display()),
+        "name the directory that was given to Store.open",
+    ))
 }
 
 /// Opens a store with these options.

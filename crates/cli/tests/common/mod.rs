@@ -6,9 +6,13 @@ use ritornello_node::Node;
 use ritornello_store::{IndexKind, Options, PutOptions};
 use ritornello_volume::BorrowedPages;
 use ritornello_volume::transfer::Control;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use std::path::Path;
-use std::process::{Command, Output};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -104,4 +108,53 @@ pub fn ritornello(words: &[&str]) -> Answer {
 
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// A process of `ritornello serve`.
+pub struct Served {
+    pub child: Child,
+    out: Lines<BufReader<ChildStdout>>,
+}
+
+impl Served {
+    pub fn start(dir: &Path, more: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+        command.args(["serve", text(dir)]).args(more).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, out }
+    }
+
+    pub fn says(&mut self) -> String {
+        self.out.next().unwrap().unwrap()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn end(mut self, signal: Signal) -> (Option<i32>, Vec<String>) {
+        self.signal(signal);
+        let said = self.out.by_ref().map(Result::unwrap).collect();
+        (self.child.wait().unwrap().code(), said)
+    }
+}
+
+/// Returns the contents, the length and the times of every file below `dir`, and of its
+/// directories.
+pub fn snapshot(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, [i64; 4])> {
+    let mut found = BTreeMap::new();
+    let mut waiting = vec![dir.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let data = std::fs::symlink_metadata(&path).unwrap();
+        let mut bytes = Vec::new();
+        if data.is_dir() {
+            waiting.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if data.is_file() {
+            bytes = std::fs::read(&path).unwrap();
+        }
+        let times = [data.mtime(), data.mtime_nsec(), data.ctime(), data.ctime_nsec()];
+        found.insert(path, (bytes, times));
+    }
+    found
 }

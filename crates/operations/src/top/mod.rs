@@ -6,7 +6,6 @@ mod snapshot;
 use clap::Args;
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
-use ritornello_terminal::open;
 use ritornello_terminal::print::{json, print_stdout, table};
 use snapshot::{Sample, Snapshot};
 use std::io::IsTerminal;
@@ -15,8 +14,9 @@ use std::path::PathBuf;
 /// Arguments of `top`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. If
-no process owns the store, this command owns it until it ends.
+Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. The
+command never owns the store: while no process owns it, the command waits for an owner, or fails if
+it is to print once.
 
 Examples:
   ritornello top /nvme/kv
@@ -33,18 +33,27 @@ pub struct TopArgs {
 /// Shows the figures of a store, refreshed each second on a terminal.
 ///
 /// # Errors
-/// If the store cannot be opened or does not answer, or the terminal cannot be drawn on.
+/// If there is no store, its owner does not answer, no process owns it and the figures are to be
+/// printed once, or the terminal cannot be drawn on.
 pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
-    let node = open::existing(&args.dir)?;
-    let sample = || Sample::of(&node);
-    if context.json {
-        json(&Snapshot::between(None, &sample()?));
-    } else if args.once || !std::io::stdout().is_terminal() {
-        print_stdout(&plain(&Snapshot::between(None, &sample()?)));
-    } else {
+    let sample = || Sample::of(&args.dir);
+    if !context.json && !args.once && std::io::stdout().is_terminal() {
         screen::watch(&sample)?;
+        return Ok(Status::Fine);
     }
-    node.close()?;
+    let Some(sample) = sample()? else {
+        let dir = args.dir.display();
+        return Err(Failure::unusable(
+            format!("no process owns the store in {dir}, so it has no live figures"),
+            format!("`ritornello stat {dir}`, or `ritornello serve {dir}` to own it"),
+        ));
+    };
+    let snapshot = Snapshot::between(None, &sample);
+    if context.json {
+        json(&snapshot);
+    } else {
+        print_stdout(&plain(&snapshot));
+    }
     Ok(Status::Fine)
 }
 

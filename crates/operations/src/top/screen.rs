@@ -8,7 +8,7 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Gauge, Row, Table};
 use ritornello_terminal::exit::Failure;
-use ritornello_terminal::print::percent;
+use ritornello_terminal::print::{percent, print_stderr};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,12 +18,19 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// Width of the column of labels, in characters. The longest label has eight.
 const NAME_WIDTH: u16 = 10;
 
-/// Draws the store until the user or a signal ends the view.
+/// Shown while the store has no owner.
+const UNOWNED: &str = "no process owns the store: waiting for an owner";
+
+/// Takes a sample; returns `None` if no process owns the store.
+type Sampler<'a> = &'a dyn Fn() -> Result<Option<Sample>, Failure>;
+
+/// Waits until a process owns the store, and draws the store until the user or a signal ends the
+/// view.
 ///
 /// # Errors
-/// If the first sample fails, or the terminal cannot be drawn on.
-pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure> {
-    let mut last = sample()?;
+/// If a sample before the first drawing fails, or the terminal cannot be drawn on.
+pub fn watch(sample: Sampler<'_>) -> Result<(), Failure> {
+    let mut last = first(sample)?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
@@ -42,17 +49,33 @@ pub fn watch(sample: &dyn Fn() -> Result<Sample, Failure>) -> Result<(), Failure
             Ok(false) => {}
         }
         match sample() {
-            Ok(now) => {
+            Ok(Some(now)) => {
                 shown = Snapshot::between(Some(&last), &now);
                 last = now;
                 trouble.clear();
             }
             // Keep the last figures on the screen, because the store may be changing its owner.
+            Ok(None) => trouble = UNOWNED.to_owned(),
             Err(failure) => trouble = failure.line,
         }
     };
     ratatui::restore();
     result
+}
+
+/// Takes the first sample as soon as a process owns the store. Until then Ctrl-C ends the command.
+fn first(sample: Sampler<'_>) -> Result<Sample, Failure> {
+    if let Some(owned) = sample()? {
+        return Ok(owned);
+    }
+    print_stderr(&format!("{UNOWNED} (Ctrl-C ends)"));
+    loop {
+        // No event tells that a process takes the lock.
+        std::thread::sleep(REFRESH);
+        if let Some(owned) = sample()? {
+            return Ok(owned);
+        }
+    }
 }
 
 /// Waits for `time`; returns true early if the user ends the view.
@@ -146,7 +169,8 @@ mod tests {
         let mut options = Options::new(dir.path());
         (options.capacity, options.segment_bytes) = (Some(16 << 20), Some(1 << 20));
         let node = ritornello_node::open(&options).unwrap();
-        let (before, now) = (Sample::of(&node).unwrap(), Sample::of(&node).unwrap());
+        let sample = || Sample::new(dir.path().to_owned(), node.store().stats().unwrap().catalog);
+        let (before, now) = (sample(), sample());
         let snapshot = Snapshot::between(Some(&before), &now);
         for (width, height) in [(120, 20), (80, 24), (40, 50)] {
             let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

@@ -1,36 +1,42 @@
 //! The figures of `top` at one moment.
 
 use crate::stat::{REOPENS, eviction};
-use ritornello_node::Node;
-use ritornello_store::StoreStats;
+use ritornello_node::Observed;
+use ritornello_store::CatalogStats;
 use ritornello_store::eviction::EvictionStats;
 use ritornello_terminal::exit::Failure;
+use ritornello_terminal::open;
 use ritornello_terminal::print::{bytes, count, percent};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Figures of the store and the time they were taken.
 pub struct Sample {
     taken: Instant,
     dir: PathBuf,
-    role: &'static str,
-    stats: StoreStats,
+    stats: CatalogStats,
 }
 
 impl Sample {
-    /// Takes the figures of the store.
+    /// Asks the owner of the store in `dir`; returns `None` if no process owns it.
     ///
     /// # Errors
-    /// If the store does not answer.
-    pub fn of(node: &Node) -> Result<Self, Failure> {
-        let stats = node.store().stats()?;
-        let dir = node.path().to_owned();
-        Ok(Self { taken: Instant::now(), dir, role: node.role().word(), stats })
+    /// If there is no store, or its owner does not answer.
+    pub fn of(dir: &Path) -> Result<Option<Self>, Failure> {
+        Ok(match open::observed(dir)? {
+            Observed::Owned(stats) => Some(Self::new(std::fs::canonicalize(dir)?, *stats)),
+            Observed::Unowned(_) => None,
+        })
+    }
+
+    /// Returns the figures in `stats`, taken now.
+    pub fn new(dir: PathBuf, stats: CatalogStats) -> Self {
+        Self { taken: Instant::now(), dir, stats }
     }
 
     fn counter(&self, name: &str) -> u64 {
-        self.stats.catalog.counters.get(name).copied().unwrap_or(0)
+        self.stats.counters.get(name).copied().unwrap_or(0)
     }
 }
 
@@ -39,8 +45,6 @@ impl Sample {
 #[derive(Serialize)]
 pub struct Snapshot {
     dir: PathBuf,
-    /// Role of this command: `owner`, or `client` of the owner.
-    role: &'static str,
     owner_pid: u32,
     /// Pages hit per page probed, since the store was opened.
     hit_rate: Option<f64>,
@@ -106,10 +110,9 @@ impl Snapshot {
     /// Returns the figures of `now`, with rates since `before`.
     #[must_use]
     pub fn between(before: Option<&Sample>, now: &Sample) -> Self {
-        let s = &now.stats.catalog;
+        let s = &now.stats;
         Self {
             dir: now.dir.clone(),
-            role: now.role,
             owner_pid: s.owner_pid,
             hit_rate: share(now.counter("hit_pages"), now.counter("probed_pages")),
             tiers: vec![Tier {
@@ -168,10 +171,7 @@ impl Snapshot {
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let mut lines = Vec::new();
         let mut line = |name, value: String| lines.push((name, value));
-        line(
-            "store",
-            format!("{}, {} of process {}", self.dir.display(), self.role, self.owner_pid),
-        );
+        line("store", format!("{}, owned by process {}", self.dir.display(), self.owner_pid));
         let lately = self.rates.as_ref().and_then(|rates| rates.hit_rate);
         line(
             "hit rate",
@@ -265,7 +265,7 @@ impl Rates {
         // The counters of a new owner begin at zero, so a counter may be lower than before.
         let grown = |name| now.counter(name).saturating_sub(before.counter(name));
         let rate = |name| grown(name) as f64 / seconds;
-        let (old, new) = (&before.stats.catalog, &now.stats.catalog);
+        let (old, new) = (&before.stats, &now.stats);
         let index = new.index_written_bytes.saturating_sub(old.index_written_bytes);
         Self {
             seconds,

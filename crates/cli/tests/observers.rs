@@ -1,0 +1,126 @@
+//! `stat` and `top` of stores that no process owns, whose owner was killed or stopped, or starts.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{PAGES, Served, filled, index, probe, ritornello, scratch, snapshot, text};
+use ritornello_store::IndexKind;
+use rustix::process::Signal;
+use std::fs::{Permissions, set_permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const UNOWNED: &str = "no process owns this store; read from its manifest and checkpoint";
+
+/// Runs `stat` and `top` on a store that no process owns, and asserts that no file changed.
+fn read_unowned(dir: &Path) -> serde_json::Value {
+    let before = snapshot(dir);
+    let answer = ritornello(&["stat", text(dir), "--json"]);
+    assert_eq!(answer.code, 0, "{}", answer.err);
+    let people = ritornello(&["stat", text(dir)]);
+    assert!(people.code == 0 && people.out.contains(UNOWNED), "{}{}", people.out, people.err);
+    for more in ["--once", "--json"] {
+        let top = ritornello(&["top", text(dir), more]);
+        assert_eq!((top.code, top.err.contains("ritornello stat")), (2, true), "{}", top.err);
+    }
+    let after = snapshot(dir);
+    let names = |of: &std::collections::BTreeMap<_, _>| of.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(&before), names(&after));
+    for (path, found) in &before {
+        assert!(after[path] == *found, "{} was changed", path.display());
+    }
+    answer.json()
+}
+
+#[test]
+fn unowned_store_is_read_and_not_changed() {
+    let dir = scratch();
+    filled(dir.path());
+    // An owner would close this directory to others.
+    set_permissions(dir.path().join("segments"), Permissions::from_mode(0o755)).unwrap();
+    let stat = read_unowned(dir.path());
+    assert!(stat["owner_pid"].is_null() && stat["clean"] == true, "{stat:#}");
+    assert_eq!((&stat["capacity_bytes"], &stat["scopes"]), (&(16 << 20).into(), &1.into()));
+    assert_eq!(stat["first_scopes"][0]["model"], "cli tests");
+    assert_eq!((&stat["owner_epoch"], &stat["paths"][0]["dir"]), (&1.into(), &"segments".into()));
+    assert_eq!(stat["segments"], stat["paths"][0]["segments"]);
+    assert!(stat["segments"].as_u64().unwrap() > 0);
+    // Without the lock and the directory of clients, which a copy of a store may lack.
+    std::fs::remove_file(dir.path().join("LOCK")).unwrap();
+    std::fs::remove_dir(dir.path().join("clients")).unwrap();
+    assert_eq!(read_unowned(dir.path())["uuid"], stat["uuid"]);
+    assert_eq!(probe(dir.path()), PAGES);
+}
+
+#[test]
+fn absent_directory_of_unowned_store_is_reported() {
+    let (dir, second) = (scratch(), scratch());
+    filled(dir.path());
+    assert_eq!(ritornello(&["paths", "add", text(dir.path()), text(second.path())]).code, 0);
+    std::fs::remove_file(second.path().join("VOLUME")).unwrap();
+    let answer = ritornello(&["stat", text(dir.path())]);
+    assert_eq!((answer.code, answer.out.contains("DEGRADED")), (1, true), "{}", answer.out);
+}
+
+#[test]
+fn store_of_killed_owner_is_read_and_not_changed() {
+    let dir = scratch();
+    filled(dir.path());
+    let mut served = Served::start(dir.path(), &[]);
+    assert!(served.says().starts_with("ready"));
+    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
+    assert_eq!((&stat["owner_pid"], &stat["clients"]), (&served.child.id().into(), &0.into()));
+    served.signal(Signal::KILL);
+    served.child.wait().unwrap();
+    let stat = read_unowned(dir.path());
+    assert_eq!((&stat["clean"], &stat["owner_epoch"]), (&false.into(), &2.into()));
+    let pid = format!("pid {}", served.child.id());
+    assert!(stat["last_owner"].as_str().unwrap().ends_with(&pid), "{stat:#}");
+    assert_eq!(probe(dir.path()), PAGES);
+    // The recovery wrote a checkpoint.
+    if index().unwrap_or_default() == IndexKind::Run {
+        let stat = read_unowned(dir.path());
+        assert_eq!(stat["checkpoint"], serde_json::json!({ "runs": 3, "pages": PAGES }));
+    }
+}
+
+#[test]
+fn stopped_owner_fails_commands_within_seconds() {
+    let dir = scratch();
+    filled(dir.path());
+    let mut served = Served::start(dir.path(), &[]);
+    assert!(served.says().starts_with("ready"));
+    served.signal(Signal::STOP);
+    for words in [["stat", text(dir.path())], ["top", text(dir.path())]] {
+        let started = Instant::now();
+        let answer = ritornello(&words);
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+        assert_eq!(answer.code, 2, "{}", answer.err);
+        assert!(answer.err.contains("does not answer"), "{}", answer.err);
+    }
+    served.signal(Signal::CONT);
+    assert_eq!(ritornello(&["stat", text(dir.path())]).code, 0);
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+}
+
+#[test]
+fn owner_starts_while_stat_reads_store() {
+    let dir = scratch();
+    filled(dir.path());
+    let mut served = Served::start(dir.path(), &[]);
+    let mut unowned = 0;
+    loop {
+        let answer = ritornello(&["stat", text(dir.path()), "--json"]);
+        assert_eq!(answer.code, 0, "{}", answer.err);
+        let owner = &answer.json()["owner_pid"];
+        if *owner == served.child.id() {
+            break;
+        }
+        assert!(owner.is_null(), "{owner}");
+        unowned += 1;
+        assert!(unowned < 1000, "no owner after {unowned} commands");
+    }
+    assert!(served.says().starts_with("ready"), "the commands did not keep it from owning");
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
+}
