@@ -1,7 +1,7 @@
 //! A client of one owner: a name, and a small pool of connections.
 
 use crate::channel::{Channel, decode};
-use crate::greeting::{First, OtherVersion};
+use crate::greeting::{First, OLDEST, OtherVersion};
 use crate::handshake::{HANDSHAKE_TIMEOUT, dial, greet, handshake};
 use crate::liveness::{OwnerLiveness, PROBE_AFTER};
 use crate::node_directory::NodeDirectory;
@@ -70,7 +70,8 @@ impl Client {
         let dialled = dial(directory, owner, until)?;
         let presence = Presence::announce(directory)?;
         let hello = Hello::new(presence.name(), true);
-        let (channel, epoch, version) = greet(directory, dialled, hello, owner, until)?;
+        let (channel, epoch, version) = greet(directory, dialled, hello, OLDEST, owner, until)
+            .inspect_err(|error| directory.mismatch.note(owner, error))?;
         Ok(Arc::new(Self {
             directory: Arc::clone(directory),
             presence,
@@ -143,9 +144,7 @@ impl Client {
         self.check_responsive()?;
         let now = Instant::now();
         if now >= until {
-            return Err(
-                Error::retry("the store's owner did not answer in time").with("pid", self.owner.0)
-            );
+            return Err(late(self.owner));
         }
         if now.duration_since(asked) >= PROBE_AFTER {
             self.start_probe();
@@ -321,6 +320,11 @@ impl OwnerProbe {
 /// Returns the error for a client whose owner no longer owns the store.
 fn replaced() -> Error {
     owner_lost(io::ErrorKind::ConnectionReset.into())
+}
+
+/// Returns the error for a response that did not arrive in time.
+pub(crate) fn late(owner: LockHolder) -> Error {
+    Error::retry("the store's owner did not answer in time").with("pid", owner.0)
 }
 
 pub(crate) fn response(bytes: &[u8]) -> Result<Response> {

@@ -1,17 +1,19 @@
-//! Connections to an owner: clients by name, each with its connections; and unauthenticated
-//! connections, over which no hello has arrived yet.
+//! Connections to an owner: clients by name, each with its connections; observers, which ask for
+//! the owner's statistics; and unauthenticated connections, over which no hello has arrived yet.
 //!
 //! Limits keep one peer from starving other peers: on the connections of a client, the names of a
-//! process, and the memory for long messages. Unauthenticated connections have a separate quota.
-//! When this quota is used up, the oldest unauthenticated connection is closed.
+//! process, and the memory for long messages. Observers and unauthenticated connections have
+//! separate quotas. When the quota of observers is used up, further observers are refused. When the
+//! quota of unauthenticated connections is used up, the oldest of them is closed.
 
 use crate::authority::Authority;
 use crate::channel::shut_down;
 use crate::client;
 use crate::memory_budget::{Grant, MemoryBudget};
+use crate::statistics::Statistics;
 use parking_lot::{Condvar, Mutex};
 use ritornello_format::{Error, Result};
-use ritornello_store::{Catalog, ClientId};
+use ritornello_store::{Catalog, CatalogStats, ClientId};
 use rustix::net::Shutdown;
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixStream;
@@ -31,6 +33,8 @@ const NAMES_PER_PROCESS_MAX: usize = 8;
 /// Number of unauthenticated connections at which, or above which, each new connection shuts down
 /// the oldest unauthenticated connection.
 const UNAUTHENTICATED_MAX: usize = 64;
+/// Maximum observers. Each has a thread, which may wait for the statistics.
+const OBSERVERS_MAX: usize = 8;
 /// Maximum bytes of long messages over all clients. [`CLIENT_MESSAGE_BYTES_MAX`] is the maximum per
 /// client.
 const MESSAGE_BYTES_TOTAL_MAX: usize = 256 << 20;
@@ -39,6 +43,7 @@ const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 20;
 /// The connection table of an owner.
 pub(crate) struct Connections {
     authority: Arc<dyn Authority>,
+    statistics: Statistics,
     state: Mutex<State>,
     closed: Condvar,
     budget: Arc<MemoryBudget>,
@@ -64,7 +69,16 @@ struct ClientEntry {
 
 struct Connection {
     stream: Arc<UnixStream>,
-    name: Option<String>,
+    peer: Peer,
+}
+
+/// The role of the process at the other end of a connection.
+#[derive(PartialEq, Eq)]
+enum Peer {
+    Unauthenticated,
+    Observer,
+    /// The client of this name.
+    Client(String),
 }
 
 /// Removes its connection from the table when dropped.
@@ -78,7 +92,7 @@ impl Connections {
     pub(crate) fn new(authority: Arc<dyn Authority>) -> Arc<Self> {
         let (state, closed, budget) =
             (Mutex::default(), Condvar::new(), MemoryBudget::new(MESSAGE_BYTES_TOTAL_MAX));
-        Arc::new(Self { authority, state, closed, budget })
+        Arc::new(Self { authority, statistics: Statistics::default(), state, closed, budget })
     }
 
     /// Registers an accepted connection, and shuts down the oldest unauthenticated connection if
@@ -86,7 +100,8 @@ impl Connections {
     /// arrive faster than they end.
     pub(crate) fn accept(self: &Arc<Self>, stream: &Arc<UnixStream>) -> Option<ConnectionGuard> {
         let mut state = self.state.lock();
-        let unauthenticated = || state.connections.values().filter(|other| other.name.is_none());
+        let unauthenticated =
+            || state.connections.values().filter(|other| other.peer == Peer::Unauthenticated);
         let count = unauthenticated().count();
         if count >= UNAUTHENTICATED_MAX
             && let Some(oldest) = unauthenticated().next()
@@ -99,7 +114,7 @@ impl Connections {
         state.last_connection += 1;
         let number = state.last_connection;
         let stream = Arc::clone(stream);
-        state.connections.insert(number, Connection { stream, name: None });
+        state.connections.insert(number, Connection { stream, peer: Peer::Unauthenticated });
         Some(ConnectionGuard { connections: Arc::clone(self), number })
     }
 
@@ -111,7 +126,7 @@ impl Connections {
     /// Shuts down all connections of a client.
     pub(crate) fn disconnect(&self, name: &str) {
         for connected in self.state.lock().connections.values() {
-            if connected.name.as_deref() == Some(name) {
+            if matches!(&connected.peer, Peer::Client(its) if its == name) {
                 shut_down(&connected.stream, Shutdown::Both);
             }
         }
@@ -139,10 +154,33 @@ impl Connections {
 }
 
 impl ConnectionGuard {
-    /// Returns the authority for an observer. The connection stays among the unauthenticated
-    /// connections, so it takes no place of a client.
-    pub(crate) fn authority(&self) -> &dyn Authority {
-        self.connections.authority.as_ref()
+    /// Assigns the connection to an observer.
+    ///
+    /// # Errors
+    /// `Retry` if there are [`OBSERVERS_MAX`] observers.
+    pub(crate) fn register_observer(&self) -> Result<()> {
+        let mut state = self.connections.state.lock();
+        let observers = state.connections.values().filter(|other| other.peer == Peer::Observer);
+        if observers.count() >= OBSERVERS_MAX {
+            return Err(Error::retry(
+                "too many commands wait for the statistics of this store's owner, whose disk may \
+                 be slow",
+            )
+            .with("commands", OBSERVERS_MAX));
+        }
+        if let Some(connected) = state.connections.get_mut(&self.number) {
+            connected.peer = Peer::Observer;
+        }
+        Ok(())
+    }
+
+    /// Returns the statistics for an observer.
+    ///
+    /// # Errors
+    /// Any error of [`Statistics::current`].
+    pub(crate) fn statistics(&self) -> Result<CatalogStats> {
+        let authority = self.connections.authority.as_ref();
+        self.connections.statistics.current(&|| authority.stats())
     }
 
     /// Assigns the connection to the client `name`: a new client if `first`, otherwise a client
@@ -184,7 +222,7 @@ impl ConnectionGuard {
         let catalog = Arc::clone(&client.catalog);
         let budgets = vec![Arc::clone(&self.connections.budget), Arc::clone(&client.budget)];
         if let Some(connected) = state.connections.get_mut(&self.number) {
-            connected.name = Some(name.to_owned());
+            connected.peer = Peer::Client(name.to_owned());
         }
         Ok(Some((catalog, Grant::of(budgets))))
     }
@@ -213,8 +251,8 @@ impl State {
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         let mut state = self.connections.state.lock();
-        let name = state.connections.remove(&self.number).and_then(|connected| connected.name);
-        if let Some(name) = name
+        let peer = state.connections.remove(&self.number).map(|connected| connected.peer);
+        if let Some(Peer::Client(name)) = peer
             && let Some(client) = state.clients.get_mut(&name)
         {
             client.connections -= 1;

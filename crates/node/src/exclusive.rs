@@ -19,7 +19,8 @@ pub(crate) fn with_exclusive_store<T>(
     path: &Path,
     work: impl FnOnce(&Path) -> Result<T>,
 ) -> Result<T> {
-    with_unopened_store(path, Instant::now() + CALL_TIMEOUT, || {
+    let until = Instant::now() + CALL_TIMEOUT;
+    with_unopened_store(path, until, "this process has the store open: close it first", || {
         let directory = NodeDirectory::open(path)?;
         if !directory.try_own()? {
             let owner = directory.lock.holder()?.map_or(0, |holder| holder.0);
@@ -38,11 +39,12 @@ pub(crate) fn with_exclusive_store<T>(
 /// ([`crate::record_lock`]).
 ///
 /// # Errors
-/// `Invalid` if this process has the store open; `Retry` if threads of this process open or close
+/// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of this process open or close
 /// it until `until`; errors of the directory; any error of `work`.
 pub(crate) fn with_unopened_store<T>(
     path: &Path,
     until: Instant,
+    is_open: &'static str,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let slot = open_stores::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
@@ -53,8 +55,7 @@ pub(crate) fn with_unopened_store<T>(
         .with("dir", path.display()));
     };
     if open.upgrade().is_some_and(|shared| !shared.is_closed()) {
-        return Err(Error::invalid("this process has the store open: close it first")
-            .with("dir", path.display()));
+        return Err(Error::invalid(is_open).with("dir", path.display()));
     }
     work()
 }

@@ -23,14 +23,16 @@ const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) type Dialled = (Channel, Option<SocketFile>);
 
 /// Says `hello` in the newest version that this build and the owner have in common. Returns the
-/// connection, the owner's epoch and the version.
+/// connection, the owner's epoch and the version. `hello` is not said in versions before `oldest`.
 ///
 /// # Errors
-/// Errors of [`dial`] and [`handshake`]. A version mismatch is noted in the directory.
+/// Errors of [`dial`] and [`handshake`]; [`OtherVersion`] if the newest version in common is older
+/// than `oldest`, or if there is none.
 pub(crate) fn greet(
     directory: &NodeDirectory,
     dialled: Dialled,
     hello: Hello,
+    oldest: u32,
     owner: LockHolder,
     until: Instant,
 ) -> Result<(Channel, OwnerEpoch, u32)> {
@@ -41,12 +43,12 @@ pub(crate) fn greet(
     // common version.
     let common = joined.as_ref().err().and_then(OtherVersion::of);
     if let Some(older) = common.and_then(OtherVersion::in_common)
-        && older != hello.version
+        && (oldest..hello.version).contains(&older)
     {
         hello.version = older;
         joined = handshake(directory, dial(directory, owner, until)?, &hello, owner, may_wait);
     }
-    let (channel, epoch) = joined.inspect_err(|error| directory.mismatch.note(owner, error))?;
+    let (channel, epoch) = joined?;
     Ok((channel, epoch, hello.version))
 }
 

@@ -88,11 +88,12 @@ mod restore;
 mod server;
 mod shared;
 mod socket;
+mod statistics;
 
 pub use convert::convert_index;
 pub use destroy::destroy;
 pub use membership::Role;
 pub use node::{Node, open, open_on};
-pub use observe::{Observed, observe};
+pub use observe::{Observed, observe, owner_stats};
 pub use restore::restore;
 pub use ritornello_store::{Durability, IndexKind, Options};

@@ -5,19 +5,18 @@
 //! one request, `Stats`, on a connection that it then closes. If no process owns the store, the
 //! observer reads the store's files and changes none of them.
 
-use crate::client::{Client, response, unexpected};
+use crate::channel::Channel;
+use crate::client::{Client, late, response, unexpected};
 use crate::exclusive::with_unopened_store;
 use crate::greeting::OtherVersion;
 use crate::handshake::{HANDSHAKE_TIMEOUT, dial, greet};
 use crate::node_directory::{NodeDirectory, unusable};
 use crate::owner_lost::{is_owner_lost, owner_lost};
-use crate::protocol::Hello;
+use crate::protocol::{Hello, OBSERVERS_SINCE};
 use crate::record_lock::LockHolder;
-use ritornello_format::{Error, ErrorKind, Result};
+use ritornello_format::{Error, Result};
 use ritornello_medium::Host;
-use ritornello_store::{
-    CatalogStats, Directory, OwnerSilent, Request, Response, StoreReopening, StoredStats,
-};
+use ritornello_store::{CatalogStats, Directory, Request, Response, StoredStats};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +28,10 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before another attempt to reach such an owner.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time to wait for the statistics after the handshake.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The refusal of an observer in a process that uses the store.
+const IS_OPEN: &str = "this process has the store open: ask its own handle for the statistics";
 
 /// The state of a store that this process does not use.
 #[derive(Clone, Debug)]
@@ -42,60 +44,109 @@ pub enum Observed {
 
 /// Returns the state of the store in `dir`: asks its owner, or reads its files if no process owns
 /// it. Never makes this process the owner or a client, except that it becomes a client for this
-/// call if the owner is of a build that knows no observers. Takes at most 20 seconds.
+/// call if the owner speaks only protocol versions without observers. An owner is waited for at
+/// most 40 seconds. The time of file reads is not limited, because a read ends when its disk
+/// answers.
 ///
 /// # Errors
-/// [`OwnerSilent`] if the owner lives and does not answer a handshake within two seconds; `Retry`
-/// if a process holds the store's lock and does not listen within five seconds, if the owner does
-/// not send its statistics within ten seconds, or if the owner and this build have no protocol
-/// version in common; `Invalid` if the directory holds no store or belongs to another user, if
-/// another user owns the store, or if this process has the store open; errors of
+/// Errors of [`owner_stats`]; `Invalid` if the directory holds no store; errors of
 /// [`Directory::manifest`] if no process owns the store.
 pub fn observe(dir: &Path) -> Result<Observed> {
-    let path = fs::canonicalize(dir).map_err(|error| unusable(dir, error))?;
-    let until = Instant::now() + LISTEN_TIMEOUT;
-    with_unopened_store(&path, until, || {
-        loop {
-            if let Some(observed) = observe_once(&path)? {
-                return Ok(observed);
-            }
-            if Instant::now() + RETRY_PAUSE > until {
-                return Err(Error::retry(
-                    "a process holds the store's lock and does not listen (it starts, stops or \
-                     recovers)",
-                )
-                .with("dir", path.display()));
-            }
-            std::thread::sleep(RETRY_PAUSE);
-        }
-    })
+    find(dir, &|stats| Observed::Owned(Box::new(stats)), &stored)
 }
 
-/// Makes one attempt. Returns `None` if the owner does not listen, or ended or began during the
-/// attempt.
-fn observe_once(path: &Path) -> Result<Option<Observed>> {
+/// Like [`observe`], but reads no file of the store: returns `None` if no process owns `dir`, which
+/// may then hold no store.
+///
+/// # Errors
+/// [`OwnerSilent`](ritornello_store::OwnerSilent) if the owner lives and does not answer a
+/// handshake within two seconds; `Retry` if a process holds the store's lock and does not listen
+/// within five seconds, if the owner does not send its statistics within 30 seconds, if too many
+/// observers ask it, or if the owner and this build have no protocol version or format in common;
+/// `Invalid` if the directory belongs to another user or cannot be opened, if another user owns the
+/// store, or if this process has the store open.
+pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
+    find(dir, &Some, &|_| Ok(None))
+}
+
+/// The end of one attempt.
+enum Attempt<T> {
+    Done(T),
+    /// The owner does not listen, or ended or began during the attempt.
+    Again(Error),
+}
+
+/// Returns `owned` of the owner's statistics, or `unowned` of the directory if no process owns it.
+fn find<T>(
+    dir: &Path,
+    owned: &dyn Fn(CatalogStats) -> T,
+    unowned: &dyn Fn(&Path) -> Result<T>,
+) -> Result<T> {
+    let path = fs::canonicalize(dir).map_err(|error| unusable(dir, error))?;
+    let until = Instant::now() + LISTEN_TIMEOUT;
+    loop {
+        match with_unopened_store(&path, until, IS_OPEN, || attempt(&path, owned, unowned))? {
+            Attempt::Done(found) => return Ok(found),
+            Attempt::Again(error) if Instant::now() + RETRY_PAUSE > until => {
+                return Err(error.with("dir", path.display()));
+            }
+            Attempt::Again(_) => std::thread::sleep(RETRY_PAUSE),
+        }
+    }
+}
+
+fn attempt<T>(
+    path: &Path,
+    owned: &dyn Fn(CatalogStats) -> T,
+    unowned: &dyn Fn(&Path) -> Result<T>,
+) -> Result<Attempt<T>> {
     let Some(directory) = NodeDirectory::observe(path)? else {
-        return stored(path).map(Some);
+        let found = unowned(path);
+        let is_unowned = NodeDirectory::observe(path)?.is_none();
+        return if is_unowned { found.map(Attempt::Done) } else { Ok(Attempt::Again(changed())) };
     };
     let directory = Arc::new(directory);
-    let observed = ask_or_read(&directory);
+    let attempted = match directory.lock.holder() {
+        Ok(Some(owner)) => match ask(&directory, owner) {
+            Ok(stats) => Ok(Attempt::Done(owned(stats))),
+            Err(error) if is_owner_lost(&error) => Ok(Attempt::Again(not_listening(owner, error))),
+            Err(error) => Err(error),
+        },
+        Ok(None) => read_unowned(&directory, unowned),
+        Err(error) => Err(error),
+    };
     // A thread of `Client` may keep the directory for longer than this process is kept from opening
     // the store.
     directory.lock.close();
-    observed
+    attempted
 }
 
-fn ask_or_read(directory: &Arc<NodeDirectory>) -> Result<Option<Observed>> {
-    let Some(owner) = directory.lock.holder()? else {
-        let stored = stored(directory.path());
-        // If an owner started in the meantime, it may have replaced a file between two reads.
-        return if directory.lock.holder()?.is_none() { stored.map(Some) } else { Ok(None) };
-    };
-    match ask(directory, owner) {
-        Ok(stats) => Ok(Some(Observed::Owned(Box::new(stats)))),
-        Err(error) if is_owner_lost(&error) => Ok(None),
-        Err(error) => Err(error),
+/// Calls `unowned`. If an owner started in the meantime, it may have replaced a file between two
+/// reads; if the path led elsewhere, the files and the lock may be of different directories.
+fn read_unowned<T>(
+    directory: &NodeDirectory,
+    unowned: &dyn Fn(&Path) -> Result<T>,
+) -> Result<Attempt<T>> {
+    let found = unowned(directory.path());
+    let is_same = matches!(directory.is_elsewhere(), Ok(false));
+    if is_same && directory.lock.holder()?.is_none() {
+        found.map(Attempt::Done)
+    } else {
+        Ok(Attempt::Again(changed()))
     }
+}
+
+fn changed() -> Error {
+    Error::retry("the store's directory or its owner changed while the store's files were read")
+}
+
+fn not_listening(owner: LockHolder, error: Error) -> Error {
+    Error::retry(
+        "a process holds the store's lock and does not listen: it starts, stops or recovers, or it \
+         is a command that works on the store",
+    )
+    .with("pid", owner.0)
+    .because(error)
 }
 
 fn stored(path: &Path) -> Result<Observed> {
@@ -107,8 +158,8 @@ fn stored(path: &Path) -> Result<Observed> {
 
 fn ask(directory: &Arc<NodeDirectory>, owner: LockHolder) -> Result<CatalogStats> {
     let answer = match ask_as_observer(directory, owner) {
-        // An owner of a build that knows no observers refuses the empty name.
-        Err(error) if is_refusal(&error) => {
+        // The newest version in common has no observers.
+        Err(error) if OtherVersion::of(&error).and_then(OtherVersion::in_common).is_some() => {
             let until = Instant::now() + ANSWER_TIMEOUT;
             Client::connect(directory, until)?.call(&Request::Stats, until)
         }
@@ -116,7 +167,7 @@ fn ask(directory: &Arc<NodeDirectory>, owner: LockHolder) -> Result<CatalogStats
     };
     match answer? {
         Response::Stats(stats) => Ok(*stats),
-        Response::Failed(fault) => Err(fault.into()),
+        Response::Failed(fault) => Err(Error::from(fault).with("pid", owner.0)),
         _ => Err(unexpected()),
     }
 }
@@ -124,13 +175,28 @@ fn ask(directory: &Arc<NodeDirectory>, owner: LockHolder) -> Result<CatalogStats
 fn ask_as_observer(directory: &NodeDirectory, owner: LockHolder) -> Result<Response> {
     let until = Instant::now() + HANDSHAKE_TIMEOUT;
     let dialled = dial(directory, owner, until)?;
-    let (mut channel, ..) = greet(directory, dialled, Hello::observer(), owner, until)?;
-    let until = Instant::now() + ANSWER_TIMEOUT;
+    let (mut channel, ..) =
+        greet(directory, dialled, Hello::observer(), OBSERVERS_SINCE, owner, until)?;
+    let is_owner = || Ok(directory.lock.holder()? == Some(owner));
+    request_stats(&mut channel, owner, Instant::now() + ANSWER_TIMEOUT, &is_owner)
+}
+
+/// Sends the request and receives the response, while `is_owner` returns true.
+///
+/// # Errors
+/// `Retry` if the response has not arrived at `until`: the owner answered the handshake, so it is
+/// not silent.
+fn request_stats(
+    channel: &mut Channel,
+    owner: LockHolder,
+    until: Instant,
+    is_owner: &dyn Fn() -> Result<bool>,
+) -> Result<Response> {
     let mut check_wait = |_| {
-        if directory.lock.holder()? != Some(owner) {
+        if !is_owner()? {
             return Err(owner_lost(io::ErrorKind::ConnectionAborted.into()));
         }
-        if Instant::now() < until { Ok(()) } else { Err(OwnerSilent::error(owner.0)) }
+        if Instant::now() < until { Ok(()) } else { Err(late(owner)) }
     };
     channel.stage(&Request::Stats)?;
     channel.send(&mut check_wait)?;
@@ -138,11 +204,22 @@ fn ask_as_observer(directory: &NodeDirectory, owner: LockHolder) -> Result<Respo
     response(bytes.ok_or_else(|| owner_lost(io::ErrorKind::UnexpectedEof.into()))?)
 }
 
-/// Whether `error` is an answer of the owner that a client may not get.
-fn is_refusal(error: &Error) -> bool {
-    error.kind() == ErrorKind::Retry
-        && !is_owner_lost(error)
-        && !OwnerSilent::caused(error)
-        && !StoreReopening::caused(error)
-        && OtherVersion::of(error).is_none()
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ritornello_format::ErrorKind;
+    use ritornello_store::OwnerSilent;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn owner_that_computes_for_too_long_is_not_reported_as_stopped() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let mut channel = Channel::new(Arc::new(near), Duration::from_millis(10)).unwrap();
+        let until = Instant::now() + Duration::from_millis(50);
+        let error = request_stats(&mut channel, LockHolder(7), until, &|| Ok(true)).unwrap_err();
+        assert!(error.kind() == ErrorKind::Retry && !OwnerSilent::caused(&error), "{error}");
+        assert!(error.to_string().contains("in time") && error.to_string().contains("pid=7"));
+        let ended = request_stats(&mut channel, LockHolder(7), until, &|| Ok(false)).unwrap_err();
+        assert!(is_owner_lost(&ended), "{ended}");
+    }
 }

@@ -1,8 +1,8 @@
 //! The first messages on the socket of a store; [`ritornello_store::Request`] and
 //! [`ritornello_store::Response`] follow.
 //!
-//! The first message in each direction follows a [`crate::greeting`]. All messages are the same in
-//! the versions that this build speaks. Payload never passes through the socket.
+//! The first message in each direction follows a [`crate::greeting`]. All messages have the same
+//! layout in the versions that this build speaks. Payload never passes through the socket.
 
 use ritornello_format::FORMAT_VERSION;
 use ritornello_store::WireError;
@@ -12,13 +12,17 @@ use std::time::Duration;
 /// Maximum time that an owner lets a request wait for space.
 pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
+/// First version in which an empty name in a hello denotes an observer. No client has an empty
+/// name, and in version 7 an owner refuses it as the name of no locked file.
+pub(crate) const OBSERVERS_SINCE: u32 = 8;
+
 /// A client's first message, after the greeting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hello {
     /// The format version that the client writes.
     pub(crate) format: u32,
-    /// The client's name, see [`crate::presence`]; empty for an observer, which may send one
-    /// request: `Stats`. Owners of builds without observers refuse the empty name.
+    /// The client's name, see [`crate::presence`]; empty for an observer ([`OBSERVERS_SINCE`]),
+    /// which may send one request: `Stats`.
     pub(crate) name: String,
     /// The client's process id, for diagnostics.
     pub(crate) pid: u32,
@@ -34,13 +38,14 @@ impl Hello {
         Self { format: FORMAT_VERSION, name: name.to_owned(), pid: std::process::id(), first }
     }
 
-    /// The hello of an observer.
+    /// The hello of an observer, for versions from [`OBSERVERS_SINCE`] on.
     pub(crate) fn observer() -> Self {
         Self::new("", true)
     }
 
-    pub(crate) fn is_observer(&self) -> bool {
-        self.name.is_empty()
+    /// Whether this hello in `version` is of an observer.
+    pub(crate) fn is_observer(&self, version: u32) -> bool {
+        version >= OBSERVERS_SINCE && self.name.is_empty()
     }
 }
 

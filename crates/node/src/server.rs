@@ -200,7 +200,7 @@ impl Acceptor {
     }
 }
 
-/// The role of a peer.
+/// The result of an accepted hello.
 enum Admitted {
     /// A client, with its catalog and its memory for long messages.
     Client(Arc<dyn Catalog>, Grant),
@@ -221,7 +221,7 @@ fn serve_connection(
     let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
     let hello = First::read(message, OLDEST..=NEWEST, "a process that uses this store");
     let version = hello.as_ref().map_or(NEWEST, |hello| hello.version);
-    let (body, admitted) = match hello.and_then(|hello| admit(directory, guard, pid, hello.body)) {
+    let (body, admitted) = match hello.and_then(|hello| admit(directory, guard, pid, &hello)) {
         Ok(Some(admitted)) => (HelloReply::Granted(epoch), Some(admitted)),
         Ok(None) => (HelloReply::Gone, None),
         Err(error) => (HelloReply::Refused(error.into()), None),
@@ -233,7 +233,7 @@ fn serve_connection(
             channel.authenticate(grant);
             serve(catalog.as_ref(), permissions, &mut channel)
         }
-        Some(Admitted::Observer) => answer_observer(guard.authority(), &mut channel),
+        Some(Admitted::Observer) => answer_observer(guard, &mut channel),
         None => return Ok(()),
     };
     if let Err(error) = &served
@@ -247,13 +247,14 @@ fn serve_connection(
 }
 
 /// Answers the request of an observer, and ends its connection.
-fn answer_observer(authority: &dyn Authority, channel: &mut Channel) -> Result<()> {
+fn answer_observer(guard: &ConnectionGuard, channel: &mut Channel) -> Result<()> {
     let Some(message) = channel.receive(&mut deadline(HELLO_TIMEOUT))? else { return Ok(()) };
     let Request::Stats = decode(message)? else {
         return Err(Error::invalid("an observer may ask for statistics only"));
     };
-    channel.stage(&Response::Stats(Box::new(authority.stats()?)))?;
-    channel.send(&mut deadline(HELLO_TIMEOUT))
+    channel.stage(&Response::Stats(Box::new(guard.statistics()?)))?;
+    // A part of the response may have been sent, so no other message can follow on this connection.
+    channel.send(&mut deadline(HELLO_TIMEOUT)).map_err(|error| owner_lost(io::Error::other(error)))
 }
 
 /// Returns `None` if the client that the peer wants to join is no longer connected.
@@ -261,7 +262,7 @@ fn admit(
     directory: &NodeDirectory,
     guard: &ConnectionGuard,
     pid: i32,
-    hello: Hello,
+    First { version, body: hello }: &First<Hello>,
 ) -> Result<Option<Admitted>> {
     if hello.format != FORMAT_VERSION {
         return Err(Error::retry(
@@ -271,7 +272,8 @@ fn admit(
         .with("format", FORMAT_VERSION)
         .with("yours", hello.format));
     }
-    if hello.is_observer() {
+    if hello.is_observer(*version) {
+        guard.register_observer()?;
         return Ok(Some(Admitted::Observer));
     }
     // The owner grants space only to a client that holds the lock on its name: the owner learns

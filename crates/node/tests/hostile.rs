@@ -225,30 +225,45 @@ fn unlocked_name_is_refused() {
 
 #[test]
 fn observer_may_ask_for_statistics_only() {
-    const STATS: u8 = 19;
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     assert_eq!(put(node.store(), 1, 5).unwrap().pages, 5);
-    // A hello is the greeting, format 1, an empty name, pid 1, and a 1.
-    let hello = framed(&[GREETING, b"\x01\0\x01\x01"].concat());
-    for request in (0..=u8::MAX).filter(|request| *request != STATS) {
-        // Some requests have no fields; a prefix of any other request is malformed.
-        for rest in [&[][..], &[0; 40]] {
-            let message = framed(&[&[request], rest].concat());
-            let answer = answer_to(dir.path(), &[&hello[..], &message].concat());
-            let text = String::from_utf8_lossy(&answer);
-            assert!(
-                text.contains("statistics only")
-                    || text.contains("malformed")
-                    || text.contains("trailing"),
-                "{request}: {text}"
-            );
+    let samples = include_str!("recorded/messages-8.txt").lines();
+    let samples: Vec<(&str, Vec<u8>)> = samples
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, hex)| (name, bytes(hex)))
+        .collect();
+    let hello = samples.iter().find(|(name, _)| *name == "Hello::observer").unwrap();
+    let hello = framed(&hello.1);
+    let mut refused = 0;
+    for (name, request) in samples.iter().filter(|(name, _)| name.starts_with("Request::")) {
+        let answer = answer_to(dir.path(), &[&hello[..], &framed(request)].concat());
+        let text = String::from_utf8_lossy(&answer);
+        if *name == "Request::Stats" {
+            assert!(text.contains("cache"), "the durability is in the answer: {text}");
+        } else {
+            assert!(text.contains("statistics only"), "{name}: {text}");
+            refused += 1;
         }
     }
-    let answer = answer_to(dir.path(), &[&hello[..], &framed(&[STATS])].concat());
-    assert!(String::from_utf8_lossy(&answer).contains("cache"), "the durability is in the answer");
+    assert!(refused > 20, "{refused}");
     assert_eq!(probe(node.store(), 1, 5).unwrap(), 5);
     assert_eq!(node.store().stats().unwrap().catalog.clients, 0);
+}
+
+fn bytes(hex: &str) -> Vec<u8> {
+    let digits = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+    (0..hex.len()).step_by(2).map(digits).collect()
+}
+
+#[test]
+fn empty_name_is_refused_in_version_7() {
+    let dir = tempfile::tempdir().unwrap();
+    let _node = open(&options(dir.path())).unwrap();
+    // A hello is the greeting, format 1, an empty name, pid 1, and a 1 for the first connection.
+    let answer = answer_to(dir.path(), &framed(&[GREETING, b"\x01\0\x01\x01"].concat()));
+    let text = String::from_utf8_lossy(&answer);
+    assert!(text.contains("not locked"), "{text}");
 }
 
 #[test]

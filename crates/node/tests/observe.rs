@@ -7,6 +7,7 @@ use common::*;
 use ritornello_format::ErrorKind;
 use ritornello_node::{Node, Observed, Role, observe, open};
 use ritornello_store::{CatalogStats, OwnerSilent, StoredStats};
+use std::error::Error as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -98,13 +99,16 @@ fn process_that_holds_lock_and_does_not_listen_ends_the_wait() {
     let started = Instant::now();
     let error = observe(dir.path()).unwrap_err();
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-    assert!(error.kind() == ErrorKind::Retry && error.to_string().contains("listen"), "{error}");
+    let text = error.to_string();
+    assert!(error.kind() == ErrorKind::Retry && text.contains("does not listen"), "{text}");
+    assert!(text.contains(&format!("pid={}", owner.pid())), "{text}");
+    assert!(error.source().is_some(), "{text}");
     assert_eq!(owner.ask("role"), "owner");
     owner.finish();
 }
 
 #[test]
-fn observing_own_store_is_refused_and_keeps_its_lock() {
+fn observer_of_own_store_is_refused_and_keeps_the_lock() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let error = observe(dir.path()).unwrap_err();
@@ -124,8 +128,17 @@ fn observers_see_owners_come_and_go() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                let is_owned = matches!(observe(dir.path()).unwrap(), Observed::Owned(_));
-                seen[usize::from(is_owned)].fetch_add(1, Ordering::Relaxed);
+                match observe(dir.path()) {
+                    Ok(observed) => {
+                        let is_owned = matches!(observed, Observed::Owned(_));
+                        seen[usize::from(is_owned)].fetch_add(1, Ordering::Relaxed);
+                    }
+                    // On a busy machine an owner may start or stop for longer than observers wait.
+                    Err(error) => {
+                        let is_late = error.to_string().contains("does not listen");
+                        assert!(is_late || OwnerSilent::caused(&error), "{error}");
+                    }
+                }
             }
         });
         let sees = |is_owned: bool| {

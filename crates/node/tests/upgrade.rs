@@ -233,21 +233,34 @@ fn client_survives_a_takeover_by_another_version() {
     new.finish();
 }
 
-/// An owner of a build without observers refuses the empty name as a name that is not locked.
 #[test]
-fn observer_is_client_of_owner_that_knows_no_observers() {
-    const KIND_RETRY: u8 = 1;
+fn observer_is_a_client_of_an_owner_of_version_7() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());
-    // The greeting of version 8 has 12 bytes; the format number and the length of the name follow.
-    let hellos = listen_before_owner(dir.path(), |hello| {
-        let text = b"the client's name is not locked";
-        let refusal = [&hello[..12], &[REFUSED[0], KIND_RETRY, text.len() as u8], text].concat();
-        (hello[13] == 0).then_some(refusal)
+    let refused = [GREETING_7, REFUSED, b"\x0fanother version"].concat();
+    let hellos = listen_before_owner(dir.path(), move |hello| {
+        (!hello.starts_with(GREETING_7)).then(|| refused.clone())
     });
     let Observed::Owned(stats) = observe(dir.path()).unwrap() else { panic!("it has an owner") };
     assert_eq!((stats.owner_pid as i32, stats.clients), (owner.pid(), 1));
-    assert_eq!(hellos.load(Ordering::Relaxed), 2);
-    hear_owner_again(dir.path());
+    // The observer said hello once, in version 8; the client said hello in both versions.
+    assert_eq!(hellos.load(Ordering::Relaxed), 3);
+    restore_owner_socket(dir.path());
+    owner.finish();
+}
+
+#[test]
+fn refused_observer_does_not_become_a_client() {
+    const KIND_RETRY: u8 = 1;
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Helper::opened(dir.path());
+    let hellos = listen_before_owner(dir.path(), |hello| {
+        let text = b"too many commands";
+        Some([&hello[..12], &[REFUSED[0], KIND_RETRY, text.len() as u8], text].concat())
+    });
+    let error = observe(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("too many commands"), "{error}");
+    assert_eq!(hellos.load(Ordering::Relaxed), 1);
+    restore_owner_socket(dir.path());
     owner.finish();
 }

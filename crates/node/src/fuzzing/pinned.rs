@@ -13,6 +13,10 @@
 //!
 //! This command writes the file of version `greeting::NEWEST`, and never overwrites an existing
 //! file. A version that was in no release may change: remove its file, and record it again.
+//!
+//! In version 8 an empty name in a hello denotes an observer. This new meaning of an old field is
+//! safe: version 8 was in no release without observers, and in version 7 an owner still refuses the
+//! empty name.
 
 use super::generator::Generator;
 use super::written;
@@ -86,6 +90,8 @@ fn samples() -> String {
     let mut all = String::new();
     let hello = Hello { format: 1, name: "a".repeat(32), pid: 4, first: true };
     all += &sample("Hello", &First { version: NEWEST, body: hello });
+    let observer = Hello { format: 1, name: String::new(), pid: 4, first: true };
+    all += &sample("Hello::observer", &First { version: NEWEST, body: observer });
     let epoch = OwnerEpoch { store: [5; 16], owner: 300, clean: true, durable: false };
     let refusal = WireError::from(Error::retry("text"));
     for reply in [HelloReply::Granted(epoch), HelloReply::Gone, HelloReply::Refused(refusal)] {
