@@ -64,6 +64,36 @@ fn absent_directory_of_unowned_store_is_reported() {
 }
 
 #[test]
+fn damage_of_unowned_store_is_reported() {
+    let (dir, away) = (scratch(), scratch());
+    filled(dir.path());
+    let problem_with = |name: &str| {
+        let answer = ritornello(&["stat", text(dir.path()), "--json"]);
+        assert_eq!(answer.code, 1, "{name}: {}", answer.err);
+        let stat = answer.json();
+        assert!(stat["problems"][0].as_str().unwrap().contains(name), "{stat:#}");
+        let people = ritornello(&["stat", text(dir.path())]);
+        assert!(people.code == 1 && people.out.contains("problem"), "{}", people.out);
+        stat
+    };
+    let (scopes, moved) = (dir.path().join("SCOPES"), away.path().join("SCOPES"));
+    std::fs::rename(&scopes, &moved).unwrap();
+    assert!(problem_with("SCOPES is missing")["scopes"].is_null());
+    std::fs::write(&scopes, b"damaged").unwrap();
+    assert!(problem_with("SCOPES")["scopes"].is_null());
+    std::fs::rename(&moved, &scopes).unwrap();
+    assert_eq!(ritornello(&["stat", text(dir.path())]).code, 0);
+    if index().unwrap_or_default() == IndexKind::Run {
+        let index = dir.path().join("index");
+        std::fs::rename(&index, away.path().join("index")).unwrap();
+        assert!(problem_with("index")["journal_bytes"].is_null());
+        std::fs::create_dir(&index).unwrap();
+        std::fs::write(index.join("checkpoint-0"), b"damaged").unwrap();
+        assert!(problem_with("checkpoint")["checkpoint"].is_null());
+    }
+}
+
+#[test]
 fn store_of_killed_owner_is_read_and_not_changed() {
     let dir = scratch();
     filled(dir.path());

@@ -18,13 +18,21 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 If a running process owns the store, the command asks it through its socket, also while an engine
-uses the store. Otherwise the command reads the store's manifest and checkpoint, and says so (with
---json, owner_pid is null). It never owns the store and changes none of its files. It must run as
-the user that created the store.
+uses the store. Otherwise the command reads the store's manifest, scopes and newest checkpoint, and
+says so. The command never owns the store and changes none of its files. It must run as the user
+that created the store.
+
+Fields of --json with and without an owner: dir, uuid, owner_epoch, index, capacity_bytes,
+segment_bytes, segments, paths, scopes, and owner_pid, which is null without an owner. Without an
+owner there are also clean, last_owner, first_scopes, checkpoint, journal_bytes and problems; all
+other fields exist only with an owner.
+
+Exit code 1: a directory is absent, the owner reopens the store, or files of a store without an
+owner are damaged or unreadable. Exit code 2: no store, or the owner does not answer.
 
 Examples:
   ritornello stat /nvme/kv
-  ritornello stat /nvme/kv --json | jq .pages")]
+  ritornello stat /nvme/kv --json | jq '.pages // .checkpoint.pages'")]
 pub struct StatArgs {
     /// The store's directory
     pub dir: PathBuf,

@@ -3,9 +3,10 @@
 use crate::directory::Directory;
 use crate::stats::SCOPES_SHOWN;
 use ritornello_format::{Manifest, Result, ScopeRegistry};
-use ritornello_index::RunIndex;
+use ritornello_index::{RunIndex, StoredIndex};
 use ritornello_volume::segments::Segments;
 use serde::Serialize;
+use std::io;
 use std::path::Path;
 
 /// A store as its files describe it, without a recovery. The fields have the meaning of the fields
@@ -30,16 +31,19 @@ pub struct StoredStats {
     pub segments: u64,
     /// The directories of the segments.
     pub paths: Vec<StoredVolume>,
-    /// Registered scopes; `None` if the registry is damaged or cannot be read.
+    /// Registered scopes; `None` if the registry is missing, damaged or cannot be read.
     pub scopes: Option<u64>,
     /// The scopes that were registered first, at most [`SCOPES_SHOWN`].
     pub first_scopes: Vec<StoredScope>,
-    /// Contents of the index's newest checkpoint; `None` without a checkpoint, if it cannot be
-    /// read, or if the index is not `run`.
+    /// Contents of the index's newest checkpoint, if it is intact: only its first and last frames
+    /// are read. `None` without a checkpoint, if it cannot be read, or if the index is not `run`.
     pub checkpoint: Option<StoredCheckpoint>,
     /// Bytes of journal records after the checkpoint, whose changes it may not show; `None` if they
     /// cannot be read, or if the index is not `run`.
     pub journal_bytes: Option<u64>,
+    /// What is damaged, missing or unreadable, and what the next owner does about it; does not
+    /// repeat why directories are absent.
+    pub problems: Vec<String>,
 }
 
 /// A directory of segments.
@@ -77,18 +81,20 @@ pub struct StoredCheckpoint {
 
 impl Directory {
     /// Reads the state of the store from its files, without a change of any file or directory;
-    /// `None` if no store exists. Opens no index and takes no lock: if an owner changes the store during the
-    /// call, the fields may describe different moments.
+    /// `None` if no store exists. Opens no index and takes no lock: if an owner changes the store
+    /// during the call, the fields may describe different moments.
     ///
     /// # Errors
     /// Errors of [`Directory::manifest`].
     pub fn stored_stats(&self) -> Result<Option<StoredStats>> {
         let Some(manifest) = self.manifest()? else { return Ok(None) };
-        let paths = self.stored_volumes(&manifest);
-        let registry = self.registry().ok().flatten().map(|stored| stored.registry);
-        let index = (manifest.index == "run")
-            .then(|| RunIndex::stored(self.medium.as_ref(), &self.index()).ok())
-            .flatten();
+        let mut problems = Vec::new();
+        let paths = self.stored_volumes(&manifest, &mut problems);
+        let index = self.stored_index(&manifest, &mut problems);
+        // A scope is registered before its first page is put, which makes the first segment.
+        let has_pages = paths.iter().any(|path| path.segments > 0)
+            || index.and_then(|index| index.checkpoint).is_some_and(|(_, pages)| pages > 0);
+        let registry = self.stored_scopes(has_pages, &mut problems);
         Ok(Some(StoredStats {
             uuid: manifest.uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
             owner_epoch: manifest.owner_epoch,
@@ -105,28 +111,74 @@ impl Directory {
                 .and_then(|index| index.checkpoint)
                 .map(|(runs, pages)| StoredCheckpoint { runs, pages }),
             journal_bytes: index.map(|index| index.journal_bytes),
+            problems,
         }))
     }
 
-    fn stored_volumes(&self, manifest: &Manifest) -> Vec<StoredVolume> {
-        let there = (0..=u8::MAX).zip(&manifest.volumes).filter(|(_, volume)| !volume.is_retired());
-        there
+    /// The files of the index; `None` if they cannot be counted. A store whose creation or restore
+    /// has not ended may have no index.
+    fn stored_index(&self, manifest: &Manifest, problems: &mut Vec<String>) -> Option<StoredIndex> {
+        if manifest.index != "run" || manifest.owner_epoch == 0 {
+            return None;
+        }
+        match RunIndex::stored(self.medium.as_ref(), &self.index()) {
+            Ok(index) if index.lacks_checkpoint => {
+                problems.push(
+                    "no checkpoint of the index is intact: the next owner finds the pages of the \
+                     journal only"
+                        .to_owned(),
+                );
+                None
+            }
+            Ok(index) => Some(index),
+            Err(error) => {
+                problems.push(format!("the index cannot be read: {error}"));
+                None
+            }
+        }
+    }
+
+    /// The scope registry; `None` if it is damaged or cannot be read, or if it is missing and
+    /// `has_pages` is set.
+    fn stored_scopes(&self, has_pages: bool, problems: &mut Vec<String>) -> Option<ScopeRegistry> {
+        let problem = match self.registry() {
+            Ok(Some(stored)) if stored.head_bytes > 0 || !has_pages => {
+                return Some(stored.registry);
+            }
+            Ok(Some(_)) => "SCOPES is missing: the next owner drops all pages".to_owned(),
+            Ok(None) => "SCOPES is damaged: the next owner drops all pages".to_owned(),
+            Err(error) => format!("SCOPES cannot be read: {error}"),
+        };
+        problems.push(problem);
+        None
+    }
+
+    fn stored_volumes(&self, manifest: &Manifest, problems: &mut Vec<String>) -> Vec<StoredVolume> {
+        let volumes = (0..=u8::MAX).zip(&manifest.volumes);
+        volumes
+            .filter(|(_, volume)| !volume.is_retired())
             .map(|(number, volume)| {
                 let at = self.stored_volume_state(manifest, number);
+                let absent = at.absence().map(str::to_owned);
+                let files = if absent.is_some() { Ok(0) } else { self.segment_files(&at.dir()) };
+                let segments = files.unwrap_or_else(|error| {
+                    problems.push(format!("{}: cannot be listed: {error}", volume.dir));
+                    0
+                });
                 StoredVolume {
                     dir: volume.dir.clone(),
                     draining: volume.draining,
-                    segments: self.segment_files(&at.dir()),
-                    absent: at.absence().map(str::to_owned),
+                    segments,
+                    absent,
                 }
             })
             .collect()
     }
 
-    /// Number of segment files in `dir`; zero if `dir` cannot be read, or is empty.
-    fn segment_files(&self, dir: &Path) -> u64 {
-        let names = self.medium.list(dir).unwrap_or_default();
-        names.iter().filter(|name| Segments::is_segment(name)).count() as u64
+    /// Number of segment files in `dir`.
+    fn segment_files(&self, dir: &Path) -> io::Result<u64> {
+        let names = self.medium.list(dir)?;
+        Ok(names.iter().filter(|name| Segments::is_segment(name)).count() as u64)
     }
 }
 

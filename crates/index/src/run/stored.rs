@@ -11,11 +11,14 @@ use std::path::Path;
 /// The files of an index that is not open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredIndex {
-    /// Runs and pages in the newest checkpoint with an intact end; `None` without such a
-    /// checkpoint.
+    /// Runs and pages in the newest checkpoint whose header and end are intact; `None` without such
+    /// a checkpoint. The frames between header and end are not read, and may be damaged.
     pub checkpoint: Option<(u64, u64)>,
     /// Bytes of the journal records after this checkpoint, whose changes it may not show.
     pub journal_bytes: u64,
+    /// Whether there is no such checkpoint although the journal does not begin with the first
+    /// change: the next owner cannot recover all pages.
+    pub lacks_checkpoint: bool,
 }
 
 impl RunIndex {
@@ -37,13 +40,24 @@ impl RunIndex {
             }
         }
         let first = newest.map_or(0, |(header, _)| header.journal);
+        let numbers = journal::numbers(medium, dir)?;
         let mut journal_bytes = 0;
-        for number in journal::numbers(medium, dir)?.into_iter().filter(|number| *number >= first) {
+        for number in numbers.iter().copied().filter(|number| *number >= first) {
             let length = medium.open(&journal::path(dir, number), READ)?.length()?;
             journal_bytes += length.saturating_sub(JournalHeader::BYTES as u64);
         }
-        let checkpoint = newest.map(|(_, end)| (end.runs, end.pages));
-        Ok(StoredIndex { checkpoint, journal_bytes })
+        let has_checkpoint_file =
+            || (0..2).any(|slot| medium.open(&checkpoint::path(dir, slot), READ).is_ok());
+        // Journal files are numbered from 1, and are removed only when a checkpoint replaces them.
+        let lacks_changes = match numbers.first() {
+            Some(number) => *number > 1,
+            None => has_checkpoint_file(),
+        };
+        Ok(StoredIndex {
+            checkpoint: newest.map(|(_, end)| (end.runs, end.pages)),
+            journal_bytes,
+            lacks_checkpoint: newest.is_none() && lacks_changes,
+        })
     }
 }
 
@@ -103,11 +117,12 @@ mod tests {
         assert_eq!(stored(), StoredIndex::default());
         write_journal(dir, 1, 100);
         write_journal(dir, 2, 20);
-        assert_eq!(stored(), StoredIndex { checkpoint: None, journal_bytes: 120 });
+        let index = StoredIndex { journal_bytes: 120, ..StoredIndex::default() };
+        assert_eq!(stored(), index);
         write_checkpoint(dir, 1, 7, 1, 5);
-        assert_eq!(stored(), StoredIndex { checkpoint: Some((1, 5)), journal_bytes: 120 });
+        assert_eq!(stored(), StoredIndex { checkpoint: Some((1, 5)), ..index });
         let newer = write_checkpoint(dir, 0, 8, 2, 6);
-        assert_eq!(stored(), StoredIndex { checkpoint: Some((1, 6)), journal_bytes: 20 });
+        assert_eq!(stored(), StoredIndex { checkpoint: Some((1, 6)), journal_bytes: 20, ..index });
 
         // An owner has begun to replace checkpoint 8 by checkpoint 9: the end is of checkpoint 8.
         let mut bytes = std::fs::read(&newer).unwrap();
@@ -117,5 +132,21 @@ mod tests {
         assert_eq!(stored().checkpoint, Some((1, 5)));
         std::fs::write(&newer, &bytes[..CheckpointHeader::BYTES]).unwrap();
         assert_eq!(stored().checkpoint, Some((1, 5)));
+    }
+
+    #[test]
+    fn damage_of_all_checkpoints_is_distinguished_from_a_new_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let stored = || RunIndex::stored(&Host, dir).unwrap();
+        let lacks_checkpoint = StoredIndex { lacks_checkpoint: true, ..StoredIndex::default() };
+        std::fs::write(write_checkpoint(dir, 0, 8, 2, 6), b"damaged").unwrap();
+        assert_eq!(stored(), lacks_checkpoint);
+        // The journal has all changes since the index was created.
+        write_journal(dir, 1, 20);
+        write_journal(dir, 2, 10);
+        assert_eq!(stored(), StoredIndex { journal_bytes: 30, ..StoredIndex::default() });
+        std::fs::remove_file(journal::path(dir, 1)).unwrap();
+        assert_eq!(stored(), StoredIndex { journal_bytes: 10, ..lacks_checkpoint });
     }
 }

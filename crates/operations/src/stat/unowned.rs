@@ -24,7 +24,7 @@ pub(super) fn show(context: &Context, dir: &Path, stored: &StoredStats) -> Statu
         print_stdout(&describe(dir, stored));
     }
     let is_degraded = stored.paths.iter().any(|path| path.absent.is_some());
-    if is_degraded { Status::Problems } else { Status::Fine }
+    if is_degraded || !stored.problems.is_empty() { Status::Problems } else { Status::Fine }
 }
 
 fn describe(dir: &Path, stored: &StoredStats) -> String {
@@ -43,11 +43,14 @@ fn describe(dir: &Path, stored: &StoredStats) -> String {
         row("path", format!("{}: {} segments{draining}", path.dir, path.segments));
     }
     row("index", stored.index.clone());
-    row("scopes", stored.scopes.map_or_else(|| "unknown: SCOPES is damaged".to_owned(), count));
+    row("scopes", stored.scopes.map_or_else(|| "unknown".to_owned(), count));
     for path in &stored.paths {
         if let Some(why) = &path.absent {
             row("DEGRADED", format!("{}: {why}", path.dir));
         }
+    }
+    for problem in &stored.problems {
+        row("problem", problem.clone());
     }
     let mut text = out.to_string();
     if !stored.first_scopes.is_empty() {
@@ -114,6 +117,7 @@ mod tests {
             first_scopes: Vec::new(),
             checkpoint: Some(StoredCheckpoint { runs: 3, pages: 24 }),
             journal_bytes: Some(0),
+            problems: Vec::new(),
         }
     }
 
