@@ -5,6 +5,25 @@ mod common;
 
 use common::{PAGES, keys, open_filled, ritornello, scope, scratch, text};
 
+/// The files of an owned store may be damaged or on a disk that hangs.
+#[test]
+fn top_of_owned_store_reads_no_file() {
+    let (dir, away) = (scratch(), scratch());
+    let node = open_filled(dir.path());
+    let files = ["MANIFEST", "MANIFEST.copy", "SCOPES"];
+    for name in files {
+        std::fs::rename(dir.path().join(name), away.path().join(name)).unwrap();
+    }
+    for command in ["top", "stat"] {
+        let answer = ritornello(&[command, text(dir.path()), "--json"]);
+        assert_eq!((answer.code, answer.err.as_str()), (0, ""), "{command}");
+    }
+    for name in files {
+        std::fs::rename(away.path().join(name), dir.path().join(name)).unwrap();
+    }
+    node.close().unwrap();
+}
+
 #[test]
 fn top_without_terminal_prints_one_snapshot() {
     let dir = scratch();

@@ -1,7 +1,7 @@
 //! Opening stores and remotes.
 
 use crate::exit::Failure;
-use ritornello_format::Manifest;
+use ritornello_format::{Error, ErrorKind, Manifest};
 use ritornello_medium::Host;
 use ritornello_node::{Node, Observed};
 use ritornello_remote::ConfiguredBackend;
@@ -42,11 +42,27 @@ pub fn existing(dir: &Path) -> Result<Arc<Node>, Failure> {
 /// `Problems` if the disk fails; `Unusable` if no store exists, its owner does not answer, or its
 /// state cannot be read for another reason.
 pub fn observed(dir: &Path) -> Result<Observed, Failure> {
-    check_existing(dir)?;
-    ritornello_node::observe(dir).map_err(|error| Failure::unopened(&error))
+    ritornello_node::observe(dir).map_err(|error| unobserved(dir, &error))
 }
 
-fn check_existing(dir: &Path) -> Result<(), Failure> {
+/// Returns the failure of a call of [`ritornello_node::observe`] or
+/// [`ritornello_node::owner_stats`]. If `dir` holds no store, the failure says so.
+#[must_use]
+pub fn unobserved(dir: &Path, error: &Error) -> Failure {
+    // Other errors say nothing about the files, whose disk may hang.
+    if error.kind() == ErrorKind::Invalid
+        && let Err(failure) = check_existing(dir)
+    {
+        return failure;
+    }
+    Failure::unopened(error)
+}
+
+/// Checks that `dir` holds a store.
+///
+/// # Errors
+/// Errors of [`manifest`]; `Unusable` if no store exists.
+pub fn check_existing(dir: &Path) -> Result<(), Failure> {
     if manifest(dir)?.is_some() {
         return Ok(());
     }

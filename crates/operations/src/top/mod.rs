@@ -6,6 +6,7 @@ mod snapshot;
 use clap::Args;
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::open;
 use ritornello_terminal::print::{json, print_stdout, table};
 use snapshot::{Sample, Snapshot};
 use std::io::IsTerminal;
@@ -15,8 +16,8 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Refreshes each second until q, Esc or Ctrl-C. Prints once if standard output is not a terminal. The
-command never owns the store: while no process owns it, the command waits for an owner, or fails if
-it is to print once.
+command never owns the store: while no process owns it, the command waits for an owner. If it is to
+print once, it ends with exit code 2 instead; `ritornello stat` reads the files of such a store.
 
 Examples:
   ritornello top /nvme/kv
@@ -36,12 +37,16 @@ pub struct TopArgs {
 /// If there is no store, its owner does not answer, no process owns it and the figures are to be
 /// printed once, or the terminal cannot be drawn on.
 pub fn run(context: &Context, args: &TopArgs) -> Result<Status, Failure> {
-    let sample = || Sample::of(&args.dir);
+    let first = Sample::of(&args.dir).map_err(|error| open::unobserved(&args.dir, &error))?;
+    if first.is_none() {
+        open::check_existing(&args.dir)?;
+    }
     if !context.json && !args.once && std::io::stdout().is_terminal() {
-        screen::watch(&sample)?;
+        let dir = args.dir.clone();
+        screen::watch(first, move || Sample::of(&dir))?;
         return Ok(Status::Fine);
     }
-    let Some(sample) = sample()? else {
+    let Some(sample) = first else {
         let dir = args.dir.display();
         return Err(Failure::unusable(
             format!("no process owns the store in {dir}, so it has no live figures"),

@@ -7,48 +7,67 @@ use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Gauge, Row, Table};
+use ritornello_format::ErrorKind;
+use ritornello_store::OwnerSilent;
 use ritornello_terminal::exit::Failure;
 use ritornello_terminal::print::{percent, print_stderr};
 use signal_hook::consts::{SIGHUP, SIGTERM};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 const REFRESH: Duration = Duration::from_secs(1);
+/// The pause between samples while the owner answers no handshake.
+const SILENT_REFRESH: Duration = Duration::from_secs(5);
+/// Interval of checks for a new sample while the screen waits for keys.
+const SAMPLE_CHECK: Duration = Duration::from_millis(100);
 /// Width of the column of labels, in characters. The longest label has eight.
 const NAME_WIDTH: u16 = 10;
 
 /// Shown while the store has no owner.
 const UNOWNED: &str = "no process owns the store: waiting for an owner";
 
-/// Takes a sample; returns `None` if no process owns the store.
-type Sampler<'a> = &'a dyn Fn() -> Result<Option<Sample>, Failure>;
+/// A sample; `None` if no process owns the store.
+type Sampled = ritornello_format::Result<Option<Sample>>;
 
-/// Waits until a process owns the store, and draws the store until the user or a signal ends the
-/// view.
+/// Waits until a process owns the store if `first` is `None`, and draws the store until the user or
+/// a signal ends the view. `sample` takes the further samples.
 ///
 /// # Errors
-/// If a sample before the first drawing fails, or the terminal cannot be drawn on.
-pub fn watch(sample: Sampler<'_>) -> Result<(), Failure> {
-    let mut last = first(sample)?;
+/// If the wait for an owner fails, or the terminal cannot be drawn on.
+pub fn watch(
+    first: Option<Sample>,
+    sample: impl Fn() -> Sampled + Send + 'static,
+) -> Result<(), Failure> {
+    let mut last = match first {
+        Some(first) => first,
+        None => {
+            print_stderr(&format!("{UNOWNED} (Ctrl-C ends)"));
+            wait_for_owner(&sample, REFRESH)?
+        }
+    };
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ended))?;
     }
     let mut terminal = ratatui::try_init()?;
     let mut trouble = String::new();
+    let samples = sample_in_background(sample);
     let mut shown = Snapshot::between(None, &last);
     let result = loop {
         if let Err(error) = terminal.draw(|frame| draw(frame, &shown, &trouble)) {
             break Err(error.into());
         }
-        match quit_within(REFRESH) {
+        match quit_within(SAMPLE_CHECK) {
             Ok(true) => break Ok(()),
             Err(error) => break Err(error.into()),
             Ok(false) if ended.load(Ordering::Relaxed) => break Ok(()),
             Ok(false) => {}
         }
-        match sample() {
+        // The channel is empty until the next sample, which takes long if the owner is slow.
+        let Ok(sampled) = samples.try_recv() else { continue };
+        match sampled {
             Ok(Some(now)) => {
                 shown = Snapshot::between(Some(&last), &now);
                 last = now;
@@ -56,26 +75,52 @@ pub fn watch(sample: Sampler<'_>) -> Result<(), Failure> {
             }
             // Keep the last figures on the screen, because the store may be changing its owner.
             Ok(None) => trouble = UNOWNED.to_owned(),
-            Err(failure) => trouble = failure.line,
+            Err(error) => trouble = error.to_string(),
         }
     };
     ratatui::restore();
     result
 }
 
-/// Takes the first sample as soon as a process owns the store. Until then Ctrl-C ends the command.
-fn first(sample: Sampler<'_>) -> Result<Sample, Failure> {
-    if let Some(owned) = sample()? {
-        return Ok(owned);
-    }
-    print_stderr(&format!("{UNOWNED} (Ctrl-C ends)"));
+/// Takes samples until a process owns the store and answers, with `pause` before each. Ctrl-C ends
+/// the command during the wait. An owner that starts or recovers for long does not end the wait.
+fn wait_for_owner(sample: &dyn Fn() -> Sampled, pause: Duration) -> Result<Sample, Failure> {
+    let mut printed = String::new();
     loop {
         // No event tells that a process takes the lock.
-        std::thread::sleep(REFRESH);
-        if let Some(owned) = sample()? {
-            return Ok(owned);
+        std::thread::sleep(pause);
+        match sample() {
+            Ok(Some(owned)) => return Ok(owned),
+            Ok(None) => {}
+            Err(error) if error.kind() == ErrorKind::Retry => {
+                let line = error.to_string();
+                if line != printed {
+                    print_stderr(&line);
+                    printed = line;
+                }
+            }
+            Err(error) => return Err(Failure::unopened(&error)),
         }
     }
+}
+
+/// Takes samples on a thread, so that a slow owner does not delay the keys. The thread ends after
+/// the receiver is dropped, or with the process.
+fn sample_in_background(sample: impl Fn() -> Sampled + Send + 'static) -> Receiver<Sampled> {
+    let (sender, samples) = sync_channel(1);
+    std::thread::spawn(move || {
+        let mut pause = REFRESH;
+        loop {
+            std::thread::sleep(pause);
+            let sampled = sample();
+            let is_silent = sampled.as_ref().is_err_and(OwnerSilent::caused);
+            pause = if is_silent { SILENT_REFRESH } else { REFRESH };
+            if sender.send(sampled).is_err() {
+                return;
+            }
+        }
+    });
+    samples
 }
 
 /// Waits for `time`; returns true early if the user ends the view.
@@ -154,13 +199,31 @@ mod tests {
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use ritornello_store::Options;
+    use ritornello_format::Error;
+    use ritornello_store::{CatalogStats, Options};
+    use ritornello_terminal::exit::Status;
+    use std::cell::RefCell;
+    use std::path::PathBuf;
 
     #[test]
     fn wrapping_keeps_words_whole() {
         assert_eq!(wrapped("5 leases, 2 clients", 9), ["5 leases,", "2 clients"]);
         assert_eq!(wrapped("quarantined", 4), ["quarantined"]);
         assert_eq!(wrapped("", 4), [""]);
+    }
+
+    #[test]
+    fn only_lasting_errors_end_the_wait_for_an_owner() {
+        let waited = |answers: Vec<Sampled>| {
+            let answers = RefCell::new(answers.into_iter());
+            wait_for_owner(&|| answers.borrow_mut().next().unwrap(), Duration::ZERO)
+        };
+        let owned = || Ok(Some(Sample::new(PathBuf::new(), CatalogStats::default())));
+        let recovers = || Err(Error::retry("the owner recovers"));
+        assert!(waited(vec![Ok(None), recovers(), recovers(), Ok(None), owned()]).is_ok());
+        let refused = Err(Error::invalid("another user owns the store"));
+        let failure = waited(vec![recovers(), refused, owned()]).err().unwrap();
+        assert_eq!(failure.status, Status::Unusable);
     }
 
     #[test]

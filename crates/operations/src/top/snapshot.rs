@@ -1,11 +1,9 @@
 //! The figures of `top` at one moment.
 
 use crate::stat::{REOPENS, eviction};
-use ritornello_node::Observed;
+use ritornello_format::Result;
 use ritornello_store::CatalogStats;
 use ritornello_store::eviction::EvictionStats;
-use ritornello_terminal::exit::Failure;
-use ritornello_terminal::open;
 use ritornello_terminal::print::{bytes, count, percent};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -22,12 +20,10 @@ impl Sample {
     /// Asks the owner of the store in `dir`; returns `None` if no process owns it.
     ///
     /// # Errors
-    /// If there is no store, or its owner does not answer.
-    pub fn of(dir: &Path) -> Result<Option<Self>, Failure> {
-        Ok(match open::observed(dir)? {
-            Observed::Owned(stats) => Some(Self::new(std::fs::canonicalize(dir)?, *stats)),
-            Observed::Unowned(_) => None,
-        })
+    /// Errors of [`ritornello_node::owner_stats`].
+    pub fn of(dir: &Path) -> Result<Option<Self>> {
+        let Some(stats) = ritornello_node::owner_stats(dir)? else { return Ok(None) };
+        Ok(Some(Self::new(std::fs::canonicalize(dir)?, stats)))
     }
 
     /// Returns the figures in `stats`, taken now.
