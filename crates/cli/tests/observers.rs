@@ -125,7 +125,7 @@ fn stopped_owner_fails_commands_within_seconds() {
     for words in [["stat", text(dir.path())], ["top", text(dir.path())]] {
         let started = Instant::now();
         let answer = ritornello(&words);
-        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
         assert_eq!(answer.code, 2, "{}", answer.err);
         assert!(answer.err.contains("does not answer"), "{}", answer.err);
     }
@@ -139,17 +139,21 @@ fn owner_starts_while_stat_reads_store() {
     let dir = scratch();
     filled(dir.path());
     let mut served = Served::start(dir.path(), &[]);
-    let mut unowned = 0;
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
+        assert!(Instant::now() < deadline, "no owner was seen");
         let answer = ritornello(&["stat", text(dir.path()), "--json"]);
+        // On a busy machine the owner may start for longer than the command waits.
+        if answer.code == 2 {
+            assert!(answer.err.contains("does not "), "{}", answer.err);
+            continue;
+        }
         assert_eq!(answer.code, 0, "{}", answer.err);
         let owner = &answer.json()["owner_pid"];
         if *owner == served.child.id() {
             break;
         }
         assert!(owner.is_null(), "{owner}");
-        unowned += 1;
-        assert!(unowned < 1000, "no owner after {unowned} commands");
     }
     assert!(served.says().starts_with("ready"), "the commands did not keep it from owning");
     assert_eq!(served.end(Signal::TERM).0, Some(0));

@@ -39,8 +39,8 @@ pub(crate) fn with_exclusive_store<T>(
 /// ([`crate::record_lock`]).
 ///
 /// # Errors
-/// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of this process open or close
-/// it until `until`; errors of the directory; any error of `work`.
+/// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of this
+/// process open or close it until `until`; errors of the directory; any error of `work`.
 pub(crate) fn with_unopened_store<T>(
     path: &Path,
     until: Instant,

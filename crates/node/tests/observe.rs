@@ -40,12 +40,22 @@ fn names_of_clients(dir: &Path) -> usize {
     std::fs::read_dir(dir.join("clients")).unwrap().count()
 }
 
+/// Ends a thread's loop at the end of the test, also if the test fails.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn owner_answers_observer_that_is_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     assert_eq!(owner.ask("put 1 4"), "4");
-    for _ in 0..300 {
+    // More than the number of observers that an owner answers at the same time.
+    for _ in 0..40 {
         let stats = owned(dir.path());
         assert_eq!((stats.owner_pid as i32, stats.pages, stats.clients), (owner.pid(), 4, 0));
     }
@@ -83,7 +93,7 @@ fn stopped_owner_is_silent_to_observers() {
     owner.stop();
     let started = Instant::now();
     let error = observe(dir.path()).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
     assert!(OwnerSilent::caused(&error) && error.to_string().contains("pid"), "{error}");
     owner.signal(libc::SIGCONT);
     assert_eq!(owned(dir.path()).owner_pid as i32, owner.pid());
@@ -98,7 +108,7 @@ fn process_that_holds_lock_and_does_not_listen_ends_the_wait() {
     std::fs::remove_file(dir.path().join("owner.sock")).unwrap();
     let started = Instant::now();
     let error = observe(dir.path()).unwrap_err();
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     let text = error.to_string();
     assert!(error.kind() == ErrorKind::Retry && text.contains("does not listen"), "{text}");
     assert!(text.contains(&format!("pid={}", owner.pid())), "{text}");
@@ -135,12 +145,13 @@ fn observers_see_owners_come_and_go() {
                     }
                     // On a busy machine an owner may start or stop for longer than observers wait.
                     Err(error) => {
-                        let is_late = error.to_string().contains("does not listen");
+                        let is_late = error.kind() == ErrorKind::Retry;
                         assert!(is_late || OwnerSilent::caused(&error), "{error}");
                     }
                 }
             }
         });
+        let _end = SetAtEnd(&done);
         let sees = |is_owned: bool| {
             let count = || seen[usize::from(is_owned)].load(Ordering::Relaxed);
             let before = count();
@@ -152,7 +163,6 @@ fn observers_see_owners_come_and_go() {
             sees(true);
             owner.finish();
         }
-        done.store(true, Ordering::Relaxed);
     });
     let mut last = Helper::opened(dir.path());
     assert_eq!(last.ask("role"), "owner");
