@@ -3,8 +3,8 @@
 use crate::version::check_version;
 use crate::wire::{Reader, Writer};
 use crate::{
-    Error, Extent, FORMAT_VERSION, KEY_BYTES_MAX, KEY_BYTES_MIN, PAGE_BYTES_MAX, Result, ScopeId,
-    ScopeSlot, SegmentId, UNIT, checksum, units_of,
+    Error, Extent, FORMAT_VERSION, KEY_BYTES_MAX, KEY_BYTES_MIN, KeyList, PAGE_BYTES_MAX, Result,
+    ScopeId, ScopeSlot, SegmentId, UNIT, checksum, units_of,
 };
 use std::ops::Range;
 
@@ -78,7 +78,7 @@ pub struct RunHeader {
     /// Number of the run's extents when it was written.
     pub extents_total: u32,
     /// Key of every page.
-    pub keys: Vec<Vec<u8>>,
+    pub keys: KeyList,
     /// Slices per page, the same for all pages.
     pub slices_per_page: u16,
     /// The slices of all pages, in order.
@@ -145,7 +145,7 @@ impl RunHeader {
         let units = self.header_units;
         let parent = self.parent.as_deref().unwrap_or(&[]);
         let key_fits = |key: &[u8]| (KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len());
-        if !self.keys.iter().all(|key| key_fits(key))
+        if !self.keys.iter().all(key_fits)
             || !(self.parent.is_none() || key_fits(parent))
             || self.slices.len() != self.keys.len() * usize::from(self.slices_per_page)
         {
@@ -266,11 +266,12 @@ impl RunHeader {
         if pages > reader.remaining() / page_room(KEY_BYTES_MIN, slices) {
             return Err(Error::miss("a run header lists more pages than it holds"));
         }
-        header.keys.reserve_exact(pages);
+        let fields = pages * (page_room(0, slices));
+        header.keys = KeyList::with_capacity(pages, reader.remaining().saturating_sub(fields));
         header.slices.reserve_exact(pages * usize::from(slices));
         for _ in 0..pages {
             let length = reader.u8()? as usize;
-            header.keys.push(reader.raw(length)?.to_vec());
+            header.keys.push(reader.raw(length)?);
             for _ in 0..slices {
                 header.slices.push(Slice {
                     bytes: reader.u32()?,
@@ -284,7 +285,7 @@ impl RunHeader {
             && header
                 .keys
                 .iter()
-                .chain(&header.parent)
+                .chain(header.parent.as_deref())
                 .all(|key| (KEY_BYTES_MIN..=KEY_BYTES_MAX).contains(&key.len()));
         if sane { Ok(header) } else { Err(Error::miss("a run header's fields are out of range")) }
     }
@@ -306,14 +307,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn header(pages: usize, extents: usize) -> RunHeader {
-        let keys: Vec<Vec<u8>> = (0..pages).map(|n| vec![n as u8; 8 + n % 57]).collect();
+        let keys: KeyList = (0..pages).map(|n| vec![n as u8; 8 + n % 57]).collect();
         RunHeader {
             store: [3; 16],
             scope: ScopeId([4; 16]),
             slot: ScopeSlot(5),
             generation: 6,
             page_bytes: 70_000,
-            header_units: RunHeader::units(keys.iter().map(Vec::len), 1),
+            header_units: RunHeader::units(keys.iter().map(<[u8]>::len), 1),
             page_units: 18,
             parent: Some(vec![9; 32]),
             extents: (0..extents as u32)

@@ -155,7 +155,7 @@ fn header() -> RunHeader {
         parent: Some(vec![9; 32]),
         extents: extents(),
         extents_total: 2,
-        keys: vec![vec![1; 8], vec![2; 64]],
+        keys: [vec![1; 8], vec![2; 64]].iter().collect(),
         slices_per_page: 2,
         slices: (0..4).map(|n| Slice { bytes: 35_000 + n, codec: n as u8, checksum: 7 }).collect(),
     }

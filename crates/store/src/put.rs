@@ -326,7 +326,7 @@ fn header(
         parent: before.filter(|_| scope.chained).map(<[u8]>::to_vec),
         extents: run.place.extents.clone(),
         extents_total: run.place.extents.len() as u32,
-        keys: keys[pages.clone()].iter().map(|key| key.to_vec()).collect(),
+        keys: keys[pages.clone()].iter().collect(),
         slices_per_page: slices_per_page(scope, part),
         slices: part.map_or_else(Vec::new, |part| part.slices(pages)),
     }

@@ -98,7 +98,7 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
         parent: None,
         extents: run.place.extents.clone(),
         extents_total: run.place.extents.len() as u32,
-        keys: keys.to_vec(),
+        keys: keys.iter().collect(),
         slices_per_page: 1,
         slices: Vec::new(),
     };

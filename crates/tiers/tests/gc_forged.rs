@@ -21,7 +21,7 @@ fn header(scope: ScopeId, parent: Vec<u8>, key: Vec<u8>) -> Vec<u8> {
         header_units: 1,
         page_units: 1,
         parent: Some(parent),
-        keys: vec![key],
+        keys: [key].iter().collect(),
         slices_per_page: 1,
         slices: vec![Slice { bytes: 1, codec: 0, checksum: 0 }],
         ..RunHeader::default()

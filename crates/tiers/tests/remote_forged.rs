@@ -222,7 +222,9 @@ fn swapped_pages_are_rejected() {
         let mut parsed = ParsedObject::new(good.clone());
         parsed.object[two.start..three.end].copy_from_slice(&swapped);
         parsed.header.slices.swap(2, 3);
-        parsed.header.keys.swap(2, 3);
+        let mut keys: Vec<Vec<u8>> = parsed.header.keys.iter().map(<[u8]>::to_vec).collect();
+        keys.swap(2, 3);
+        parsed.header.keys = keys.iter().collect();
         let (encoded, _) = parsed.header.encode().unwrap();
         let tags = parsed.at + encoded.len();
         let mut object = parsed.assemble();

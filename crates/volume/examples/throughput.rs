@@ -8,7 +8,7 @@
 //! on one file of the same disk (`baseline`), measured in the same process.
 #![allow(clippy::unwrap_used)]
 
-use ritornello_format::{Extent, Place, RunHeader, ScopeId, SegmentId, units_of};
+use ritornello_format::{Extent, KeyList, Place, RunHeader, ScopeId, SegmentId, units_of};
 use ritornello_medium::Host;
 use ritornello_volume::baseline::{Limit, Rate};
 use ritornello_volume::*;
@@ -75,10 +75,10 @@ fn main() {
     let run_pages = RUN_PAGES.min((SEGMENT / page - 1) as usize);
     let count = (total / page) as usize / run_pages;
     for generation in 1..=count as u64 {
-        let keys: Vec<Vec<u8>> = (0..run_pages)
+        let keys: KeyList = (0..run_pages)
             .map(|n| [generation.to_le_bytes(), (n as u64).to_le_bytes()].concat())
             .collect();
-        let header_units = RunHeader::units(keys.iter().map(Vec::len), 1);
+        let header_units = RunHeader::units(keys.iter().map(<[u8]>::len), 1);
         let units = header_units + page_units * run_pages as u32;
         if u64::from(at + units) * 4096 > SEGMENT {
             (segment, at) = (segment + 1, 0);
@@ -140,10 +140,8 @@ fn main() {
     let get = |runs: &Vec<(Place, RunHeader)>| {
         Rate::of(bytes, || {
             for batch in runs.chunks((sources / run_pages).max(1)) {
-                let keys: Vec<Vec<&[u8]>> = batch
-                    .iter()
-                    .map(|(_, header)| header.keys.iter().map(Vec::as_slice).collect())
-                    .collect();
+                let keys: Vec<Vec<&[u8]>> =
+                    batch.iter().map(|(_, header)| header.keys.iter().collect()).collect();
                 let reads: Vec<RunRead> = batch
                     .iter()
                     .enumerate()

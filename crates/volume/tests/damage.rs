@@ -164,7 +164,9 @@ fn other_keys_scopes_and_page_lengths_miss() {
     let mut run = Run::new(1, 3, 8192, &[]);
     run.write(&rig.segments);
     let mut other = run.clone();
-    other.header.keys[1][5] ^= 1;
+    let mut keys: Vec<Vec<u8>> = run.header.keys.iter().map(<[u8]>::to_vec).collect();
+    keys[1][5] ^= 1;
+    other.header.keys = keys.iter().collect();
     assert_eq!(
         other.check(&rig.segments),
         [PageOutcome::Verified, PageOutcome::Missed(MissReason::Key), PageOutcome::Verified]

@@ -55,9 +55,9 @@ impl StoreCore {
     fn add_keys(&self, scope: ScopeRef, run: RunId, keys: &mut Vec<Vec<u8>>) {
         let Some(view) = self.index.run(run) else { return };
         let Ok(header) = self.segments.read_header(&view.place) else { return };
-        let known = header.keys.into_iter().zip(&view.pages).filter(|(key, page)| {
+        let known = header.keys.iter().zip(&view.pages).filter(|(key, page)| {
             **page != PageHash::NONE && PageHash::of(&scope.id, key) == **page
         });
-        keys.extend(known.map(|(key, _)| key));
+        keys.extend(known.map(|(key, _)| key.to_vec()));
     }
 }

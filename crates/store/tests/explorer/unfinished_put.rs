@@ -99,7 +99,7 @@ fn header(reserved: &Reserved, run: &ReservedRun, scope: ScopeRef, keys: &[&[u8]
         parent: before.filter(|_| scope.chained).map(<[u8]>::to_vec),
         extents: run.place.extents.clone(),
         extents_total: run.place.extents.len() as u32,
-        keys: keys[at..at + run.pages as usize].iter().map(|key| key.to_vec()).collect(),
+        keys: keys[at..at + run.pages as usize].iter().collect(),
         slices_per_page: 1,
         slices: Vec::new(),
     }

@@ -77,7 +77,7 @@ pub(super) fn pack(
         header_units: RunHeader::units(keys.iter().map(|key| key.len()), 1),
         page_units: units_of(page_bytes as u64) as u32,
         parent: parent.map(<[u8]>::to_vec),
-        keys: keys.iter().map(|key| key.to_vec()).collect(),
+        keys: keys.iter().collect(),
         slices_per_page: 1,
         slices,
         ..RunHeader::default()
@@ -164,7 +164,7 @@ impl Contents {
     pub(super) fn stored_range(&self, pages: Range<usize>) -> Range<u64> {
         let lengths =
             |pages: &[Slice]| pages.iter().map(|slice| u64::from(slice.bytes)).sum::<u64>();
-        let begin = first_page_offset(self.form, self.header.keys.iter().map(Vec::len));
+        let begin = first_page_offset(self.form, self.header.keys.iter().map(<[u8]>::len));
         let from = begin + lengths(&self.header.slices[..pages.start]);
         from..from + lengths(&self.header.slices[pages])
     }
@@ -173,7 +173,7 @@ impl Contents {
     pub(super) fn check(&self, scope: &ScopeId, keys: &[&[u8]], page_bytes: u64) -> Verified<()> {
         let same = self.header.scope == *scope
             && self.header.page_bytes == page_bytes
-            && self.header.keys.iter().map(Vec::as_slice).eq(keys.iter().copied());
+            && self.header.keys.iter().eq(keys.iter().copied());
         if same {
             Ok(())
         } else {

@@ -33,13 +33,21 @@ impl IoVec {
     }
     /// Appends the iovec to `list`, or extends the last iovec if the two are adjacent.
     pub(crate) fn push_to(self, list: &mut Vec<Self>) {
-        match list.last_mut() {
-            _ if self.len() == 0 => {}
+        if !self.extends(list.last_mut()) {
+            list.push(self);
+        }
+    }
+    /// Extends `last` by the iovec if the two are adjacent. Returns whether `last` now covers the
+    /// iovec; an empty iovec is always covered.
+    pub(crate) fn extends(&self, last: Option<&mut Self>) -> bool {
+        match last {
+            _ if self.len() == 0 => true,
             // Compare addresses only, because the kernel does not see provenance.
             Some(last) if last.ptr() as usize + last.len() == self.ptr() as usize => {
                 last.0.iov_len += self.len();
+                true
             }
-            _ => list.push(self),
+            _ => false,
         }
     }
 }

@@ -111,7 +111,7 @@ pub(super) fn slices_of<'h>(
     page: usize,
 ) -> Result<&'h [Slice], MissReason> {
     let in_run = read.first as usize + page;
-    if header.keys.get(in_run).is_none_or(|named| named != read.keys[page]) {
+    if header.keys.get(in_run) != Some(read.keys[page]) {
         return Err(MissReason::Key);
     }
     let slices = header.slices_of(in_run);

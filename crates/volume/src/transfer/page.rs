@@ -7,6 +7,7 @@ use crate::memory_block::Block;
 use crate::page_memory::{PageSource, PageTarget};
 use crate::segments::Segments;
 use ritornello_format::UNIT;
+use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
 /// Which bytes of a page's memory the kernel can read or write without a copy by this process.
@@ -32,11 +33,12 @@ impl Direct {
     }
 }
 
-/// The fragments of one page of a source or a target.
+/// The fragments of one page of a source or a target. Most pages are one fragment, which needs no
+/// heap memory: a call has thousands of pages.
 pub(super) struct PageMemory {
-    iovecs: Vec<IoVec>,
+    iovecs: SmallVec<[IoVec; 1]>,
     /// Offset of each iovec in the page.
-    starts: Vec<usize>,
+    starts: SmallVec<[usize; 1]>,
     bytes: usize,
     /// Leading bytes of the page that move in place. Zero if the page goes through staging; else
     /// all whole units, and a last unit that is not full only if padding follows it in memory.
@@ -73,12 +75,17 @@ impl PageMemory {
 
     /// `bytes` of staging memory at the address `ptr`, which is a multiple of 4 KiB.
     pub(super) fn of_staging(ptr: *mut u8, bytes: usize) -> Self {
-        Self { iovecs: vec![IoVec::new(ptr, bytes)], starts: vec![0], bytes, in_place: bytes }
+        Self {
+            iovecs: smallvec![IoVec::new(ptr, bytes)],
+            starts: smallvec![0],
+            bytes,
+            in_place: bytes,
+        }
     }
 
     /// A page without memory, for reads that miss before they begin.
     pub(super) fn empty() -> Self {
-        Self { iovecs: Vec::new(), starts: Vec::new(), bytes: 0, in_place: 0 }
+        Self { iovecs: SmallVec::new(), starts: SmallVec::new(), bytes: 0, in_place: 0 }
     }
 
     fn new(
@@ -87,10 +94,14 @@ impl PageMemory {
         direct: Direct,
         padded: bool,
     ) -> Option<Self> {
-        let mut iovecs = Vec::new();
-        fragments.for_each(|iovec| iovec.push_to(&mut iovecs));
+        let mut iovecs = SmallVec::<[IoVec; 1]>::new();
+        for iovec in fragments {
+            if !iovec.extends(iovecs.last_mut()) {
+                iovecs.push(iovec);
+            }
+        }
         let mut total = 0usize;
-        let mut starts = Vec::with_capacity(iovecs.len());
+        let mut starts = SmallVec::with_capacity(iovecs.len());
         for iovec in &iovecs {
             starts.push(total);
             total = total.checked_add(iovec.len())?;

@@ -83,8 +83,7 @@ impl Segments {
                 .with("generation", place.generation)
                 .with("pages", header.keys.len()));
         }
-        let keys: Vec<&[u8]> =
-            header.keys[..count as usize].iter().map(|key| key.as_slice()).collect();
+        let keys: Vec<&[u8]> = header.keys.iter().take(count as usize).collect();
         let padded = place.page_units as usize * UNIT as usize;
         let at_once = (WINDOW / padded).clamp(1, keys.len().max(1));
         let mut pages = Vec::with_capacity(keys.len());

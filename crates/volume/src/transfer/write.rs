@@ -46,14 +46,15 @@ pub(super) struct NewRun<'a> {
     pub(super) write: &'a RunWrite<'a>,
     pub(super) layout: RunLayout,
     pub(super) pages: Vec<NewPage>,
+    /// The slices of all pages, in order, the same number for each page. Their checksums are zero
+    /// until they are computed.
+    slices: Vec<Slice>,
 }
 
 pub(super) struct NewPage {
     pub(super) memory: PageMemory,
     /// Length on disk, without padding.
     pub(super) bytes: usize,
-    /// The slices. The slices' checksums are zero until they are computed.
-    pub(super) slices: Vec<Slice>,
 }
 
 impl<'a> NewRun<'a> {
@@ -74,13 +75,18 @@ impl<'a> NewRun<'a> {
                     .with("pages", count)
                     .with("page_bytes", page_bytes)
             })?;
+        let per_page = usize::from(header.slices_per_page.max(1));
+        let mut slices = header.slices.clone();
+        if slices.is_empty() {
+            slices.reserve_exact(header.keys.len() * per_page);
+            for _ in 0..header.keys.len() {
+                slices.extend(raw(header.slices_per_page, page_bytes));
+            }
+        }
         let mut pages = Vec::with_capacity(header.keys.len());
         for page in 0..header.keys.len() {
-            let mut slices = header.slices_of(page).to_vec();
-            if header.slices.is_empty() {
-                slices = raw(header.slices_per_page, page_bytes).collect();
-            }
-            let bytes = total(&slices);
+            let slices = slices.get(page * per_page..(page + 1) * per_page).unwrap_or(&[]);
+            let bytes = total(slices);
             let memory = PageMemory::of_source(source, first + page, bytes as usize, direct)
                 .filter(|_| bytes <= layout.page && slices.iter().all(|slice| slice.bytes > 0))
                 .ok_or_else(|| {
@@ -88,16 +94,33 @@ impl<'a> NewRun<'a> {
                         .with("page", first + page)
                         .with("page_bytes", page_bytes)
                 })?;
-            pages.push(NewPage { memory, bytes: bytes as usize, slices });
+            pages.push(NewPage { memory, bytes: bytes as usize });
         }
-        Ok(Self { write, layout, pages })
+        Ok(Self { write, layout, pages, slices })
+    }
+
+    /// Number of slices of each page.
+    fn slices_per_page(&self) -> usize {
+        usize::from(self.write.header.slices_per_page.max(1))
+    }
+
+    /// The slices of page `page`.
+    pub(super) fn slices_of(&self, page: usize) -> &[Slice] {
+        let count = self.slices_per_page();
+        &self.slices[page * count..][..count]
+    }
+
+    /// The memory and the slices of page `page`.
+    pub(super) fn page_mut(&mut self, page: usize) -> (&NewPage, &mut [Slice]) {
+        let count = self.slices_per_page();
+        (&self.pages[page], &mut self.slices[page * count..][..count])
     }
 
     /// Begins the checksums of the slices of page `page`. The caller adds the bytes of the page in
     /// order.
     pub(super) fn sums_of(&self, page: usize) -> SliceSums<'a> {
         let RunWrite { place, header, .. } = self.write;
-        let first = self.pages[page].slices.first().map_or(0, |slice| slice.bytes);
+        let first = self.slices_of(page).first().map_or(0, |slice| slice.bytes);
         SliceSums::new(&header.keys[page], place.generation, 0, first)
     }
 
@@ -111,7 +134,7 @@ impl<'a> NewRun<'a> {
             extents: place.extents.clone(),
             extents_total: place.extents.len() as u32,
             slices_per_page: header.slices_per_page.max(1),
-            slices: self.pages.iter().flat_map(|page| page.slices.iter().copied()).collect(),
+            slices: self.slices.clone(),
             ..RunHeader::clone(header)
         }
         .encode()

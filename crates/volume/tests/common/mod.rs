@@ -2,7 +2,9 @@
 #![allow(dead_code)] // Each test file uses a part of this module.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use ritornello_format::{Extent, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of};
+use ritornello_format::{
+    Extent, KeyList, Place, RunHeader, ScopeId, ScopeSlot, SegmentId, UNIT, units_of,
+};
 use ritornello_medium::{Host, Medium, Throttled};
 use ritornello_volume::*;
 use std::path::PathBuf;
@@ -125,8 +127,8 @@ impl Run {
         extents: &[u32],
         start: u32,
     ) -> Self {
-        let keys: Vec<Vec<u8>> = (0..count).map(|n| bytes(generation + 1000, n, 32)).collect();
-        let header_units = RunHeader::units(keys.iter().map(Vec::len), 1);
+        let keys: KeyList = (0..count).map(|n| bytes(generation + 1000, n, 32)).collect();
+        let header_units = RunHeader::units(keys.iter().map(<[u8]>::len), 1);
         let page_units = units_of(page_bytes as u64) as u32;
         let mut left = header_units + page_units * count as u32;
         let mut next = [start, start];
@@ -182,7 +184,7 @@ impl Run {
     }
 
     pub fn keys(&self) -> Vec<&[u8]> {
-        self.header.keys.iter().map(|key| key.as_slice()).collect()
+        self.header.keys.iter().collect()
     }
 
     pub fn read_into(

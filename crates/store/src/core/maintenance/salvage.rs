@@ -146,7 +146,7 @@ impl StoreCore {
             }
             _ => report.leave("overwritten", all - good as u64),
         }
-        let hashes = header.keys[..good].iter().map(|key| PageHash::of(&scope.id, key));
+        let hashes = header.keys.iter().take(good).map(|key| PageHash::of(&scope.id, key));
         let mut pages: Vec<PageHash> = hashes.collect();
         let stored = self.index.exists(scope.slot, &pages);
         let claims = |page: &PageHash| chosen.claimed.get(&(scope.slot, *page)).copied();

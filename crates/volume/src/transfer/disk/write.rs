@@ -8,7 +8,7 @@ use crate::segments::{OpInFlight, Segments};
 use crate::transfer::check::SliceSums;
 use crate::transfer::chunk::Chunk;
 use crate::transfer::page::Direct;
-use crate::transfer::write::{self, FailedWrite, NewPage, NewRun, stopped};
+use crate::transfer::write::{self, FailedWrite, NewRun, stopped};
 use crate::transfer::{Control, MissReason, RunWrite};
 use ritornello_format::{Error, Result};
 use std::collections::VecDeque;
@@ -250,7 +250,7 @@ impl<'a> RunState<'a> {
     /// to its checksums in order.
     fn gather(&mut self, buffers: &OpBuffers) {
         for bounce in &buffers.bounces {
-            let page = &mut self.new.pages[bounce.piece];
+            let page = &self.new.pages[bounce.piece];
             // SAFETY: the operation is not submitted yet, and a source's memory is readable.
             let copy = unsafe {
                 let copy = buffers.bytes_mut(bounce);
@@ -264,8 +264,8 @@ impl<'a> RunState<'a> {
             let (from, to) = (bounce.range.start, bounce.range.end.min(page.bytes));
             let sums = self.gather_sums.take();
             let mut sums = sums.unwrap_or_else(|| self.new.sums_of(bounce.piece));
-            let page = &mut self.new.pages[bounce.piece];
-            sums.fill(&copy[..to - from], &mut page.slices);
+            let (page, slices) = self.new.page_mut(bounce.piece);
+            sums.fill(&copy[..to - from], slices);
             if to < page.bytes {
                 self.gather_sums = Some(sums);
             } else {
@@ -320,11 +320,11 @@ impl Work for DiskWrite<'_> {
         let Some((at, page, from, sums)) = next else { return false };
         let Ok(run) = &mut self.runs[at] else { return true };
         let mut sums = sums.unwrap_or_else(|| run.new.sums_of(page));
-        let NewPage { memory, bytes, slices } = &mut run.new.pages[page];
-        let to = (from + STEP).min(*bytes);
+        let (new, slices) = run.new.page_mut(page);
+        let to = (from + STEP).min(new.bytes);
         // SAFETY: a source's memory is readable (`PageSource`).
-        unsafe { memory.for_each(from..to, |bytes| sums.fill(bytes, slices)) };
-        if to < *bytes {
+        unsafe { new.memory.for_each(from..to, |bytes| sums.fill(bytes, slices)) };
+        if to < new.bytes {
             self.summing = Some(PageSums { run: at, page, at: to, sums });
         } else {
             run.unsummed -= 1;

@@ -34,8 +34,8 @@ fn write_run(segments: &Segments, write: &RunWrite<'_>, control: &Control) -> Re
         Some(reason) => Err(stopped(reason)),
         None => copy(&run, &mapped, page),
     });
-    for (page, slices) in run.pages.iter_mut().zip(slices) {
-        page.slices = slices?;
+    for (page, slices) in slices.into_iter().enumerate() {
+        run.page_mut(page).1.copy_from_slice(&slices?);
     }
     let (header, checksum) = run.encode_header()?;
     let mut from = header.as_slice();
@@ -59,8 +59,8 @@ fn copy(run: &NewRun<'_>, mapped: &MappedRun, page: usize) -> Result<Vec<Slice>>
     let mut sums = run.sums_of(page);
     let length = run.layout.page as usize;
     let start = run.layout.pages(0..page as u64).end;
+    let mut slices = run.slices_of(page).to_vec();
     let page = &run.pages[page];
-    let mut slices = page.slices.clone();
     let mut at = 0;
     while at < length {
         let piece = PIECE.min(length - at);
