@@ -9,7 +9,7 @@ pub const VERSION: u8 = 1;
 /// Length of a frame's head: version, number format, two zero bytes, length of the slice (4 bytes).
 pub const HEAD_BYTES: usize = 8;
 
-/// The error for a damaged frame.
+/// The error for a damaged frame. `what` says what is wrong with the frame.
 pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
@@ -66,16 +66,18 @@ impl<'a> FrameReader<'a> {
         let dtype = match head[1] {
             0 => Dtype::Bf16,
             1 => Dtype::Fp16,
-            _ => return Err(damaged("number format")),
+            _ => return Err(damaged("the head has an unknown number format")),
         };
         if head[0] != VERSION {
             return Err(Error::miss(
-                "an encoded slice has an unknown version: upgrade, or recompute",
+                "an encoded slice has an unknown version: upgrade Ritornello, or compute the page again",
             )
             .with("version", head[0]));
         }
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
-            return Err(damaged("length of the slice"));
+            return Err(damaged(
+                "the head has another slice length, or reserved bytes are not zero",
+            ));
         }
         Ok((reader, dtype))
     }
@@ -83,7 +85,7 @@ impl<'a> FrameReader<'a> {
     /// The next `count` bytes.
     pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) =
-            self.0.split_at_checked(count).ok_or_else(|| damaged("a frame that ends too early"))?;
+            self.0.split_at_checked(count).ok_or_else(|| damaged("the frame ends too early"))?;
         self.0 = rest;
         Ok(taken)
     }
@@ -93,21 +95,19 @@ impl<'a> FrameReader<'a> {
         Ok(self.take(1)?[0])
     }
 
+    /// The next two bytes as a little-endian number.
     pub fn u16(&mut self) -> Result<usize> {
         Ok(u32_of(self.take(2)?))
     }
 
+    /// The next four bytes as a little-endian number.
     pub fn u32(&mut self) -> Result<usize> {
         Ok(u32_of(self.take(4)?))
     }
 
     /// Checks that the whole frame was read.
     pub fn close(self) -> Result<()> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(damaged("a frame that is longer than its fields"))
-        }
+        if self.0.is_empty() { Ok(()) } else { Err(damaged("the frame is longer than its fields")) }
     }
 }
 

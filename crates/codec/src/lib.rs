@@ -2,12 +2,12 @@
 //!
 //! Encodes the numbers of a slice in fewer bytes. [`Codec::encode`] turns a slice into a frame,
 //! [`decode`] turns a frame back into a slice. A frame contains all that decoding needs except the
-//! number of the codec, which the run header holds. The format of
+//! number of the codec and the length of the frame, which the run header holds. The format of
 //! frames is specified in `docs/codecs.md`.
 //!
 //! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than
-//! the slice: if a codec would not make it shorter, the slice is stored raw, and the header must
-//! record [`Codec::Raw`]. For any frame, [`decode`] never panics, and accesses no memory of the
+//! the slice: if a codec would not make it shorter, the slice is stored raw, and the run header
+//! must record [`Codec::Raw`]. For any frame, [`decode`] never panics, and accesses no memory of the
 //! caller except the frame and the output. Buffers of `decode` take at most ten times the length of
 //! the slice, in addition to one Zstandard context per thread. Damage that `decode` detects is a
 //! `Miss`; the slice's checksum detects other damage. All kernels write the same frames.
@@ -122,7 +122,10 @@ impl Codec {
                 .with("slice", input.len())
         })?;
         if u32::try_from(input.len()).is_err() {
-            return Err(Error::invalid("a slice is shorter than 4 GiB").with("slice", input.len()));
+            return Err(Error::invalid(
+                "a slice must be shorter than 4 GiB: use more slices per page",
+            )
+            .with("slice", input.len()));
         }
         let shorter = match self {
             Self::Raw => None,
@@ -139,8 +142,8 @@ impl Codec {
     }
 }
 
-/// Whether this build decodes the codec and version of a frame. If a frame is supported and does
-/// not decode, it is damaged. If it is not supported, a newer build may have written it.
+/// Whether this build knows the codec and the version of a frame. A supported frame that does not
+/// decode is damaged; a frame that is not supported may have been written by a newer build.
 #[must_use]
 pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
     match Codec::from_number(codec) {
@@ -170,12 +173,14 @@ pub fn decode_with(kernel: Kernel, codec: u8, encoded: &[u8], out: &mut [u8]) ->
             out.copy_from_slice(encoded);
             Ok(())
         }
-        Some(Codec::Raw) => Err(frame::damaged("a raw slice has a different length")),
+        Some(Codec::Raw) => Err(frame::damaged("the raw slice is not as long as the output")),
         Some(Codec::Split) => split::decode(kernel, encoded, out),
         Some(Codec::Zstd) => planes::decode(encoded, out),
         Some(Codec::Int8) => quant::decode(kernel, Bits::Eight, encoded, out),
         Some(Codec::Int4) => quant::decode(kernel, Bits::Four, encoded, out),
-        None => Err(Error::miss("an encoded slice has an unknown codec: upgrade, or recompute")
-            .with("codec", codec)),
+        None => Err(Error::miss(
+            "an encoded slice has an unknown codec: upgrade Ritornello, or compute the page again",
+        )
+        .with("codec", codec)),
     }
 }

@@ -80,7 +80,7 @@ fn compress(
 pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, _) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
-        return Err(damaged("planes of a slice of odd length"));
+        return Err(damaged("the slice has an odd length, which has no planes"));
     }
     DECOMPRESSOR.with_borrow_mut(|decompressor| {
         let decompressor = match decompressor {
@@ -116,8 +116,8 @@ fn decompress(
         }
         COMPRESSED => decompressor
             .decompress_to_buffer(bytes, plane)
-            .map_err(|error| damaged("a compressed plane").because(error))?,
-        _ => return Err(damaged("kind of a plane")),
+            .map_err(|error| damaged("a plane does not decompress").because(error))?,
+        _ => return Err(damaged("a plane has an unknown kind or a wrong length")),
     };
     if written == plane.len() { Ok(()) } else { Err(damaged("a plane is too short")) }
 }

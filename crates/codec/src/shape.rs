@@ -10,7 +10,8 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Parses the name in a scope; `None` for formats that no codec supports.
+    /// Parses the name of a number format, as scopes have it; `None` for formats that no codec
+    /// supports.
     #[must_use]
     pub fn parse(word: &str) -> Option<Self> {
         match word.strip_prefix("torch.").unwrap_or(word) {

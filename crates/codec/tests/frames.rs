@@ -1,9 +1,9 @@
 //! Frames that earlier builds wrote, as stores may still hold them, decode to the same bytes as
 //! when they were recorded.
 //!
-//! An encoder may choose other frames for the same numbers, so only decoding is compared. Frames of
-//! a new codec, version or kind of block are recorded in a new file; a recorded file is never
-//! overwritten:
+//! A later encoder may write other frames for the same numbers, so only decoding is compared.
+//! Frames of a new codec, version or kind of block are recorded in a new file; a recorded file is
+//! never overwritten:
 //!
 //! ```text
 //! RITORNELLO_WRITE_GOLDEN=1 cargo test -p ritornello-codec --test frames

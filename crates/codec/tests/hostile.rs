@@ -39,7 +39,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
     first.is_some()
 }
 
-/// A slice that all of [`ENCODED`] make shorter, with a few numbers that need an escape.
+/// A slice that all codecs in [`ENCODED`] make shorter, with a few numbers that need an escape.
 fn slice(dtype: Dtype, tokens: u32, seed: u64) -> (SliceShape, Vec<u8>) {
     let kind = SliceKind::KeysValues { tokens, channels: 64, layers: 1 };
     let mut input = numbers(dtype, tokens as usize * 128, &mut Random(seed));

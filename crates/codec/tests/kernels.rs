@@ -49,8 +49,9 @@ fn kernels_agree_on_codebook_frames() {
     }
 }
 
-/// Encodes seven neighbouring exponents: the smallest, the largest, and some of medium size. Groups
-/// have no escapes, one, two, or escapes only.
+/// Encodes numbers with seven neighbouring exponents: in three inputs the smallest seven exponents,
+/// seven of medium size, and the largest seven. A group has no escape, one, two, or 64 (each
+/// number of the group).
 #[test]
 fn kernels_agree_on_window_frames() {
     for (length, exponent) in [(192, 0), (1029, 120), (2300, 249)] {

@@ -73,7 +73,7 @@ fn special_numbers_roundtrip() {
 }
 
 #[test]
-fn model_like_numbers_shrink_by_a_quarter() {
+fn normally_distributed_numbers_are_encoded_shorter() {
     let mut random = Random(8);
     let input = numbers(Dtype::Bf16, 300_000, &mut random);
     let (used, split) = round_trip(Codec::Split, Dtype::Bf16, &input);
@@ -101,8 +101,8 @@ fn windows_follow_changing_magnitudes() {
     assert!(length * 100 <= input.len() * 76, "{length} of {}", input.len());
 }
 
-/// Encodes three slices of one block each: one with zeros at its end, one with two very different
-/// magnitudes, and one with a single exponent.
+/// Encodes three slices of one block each: a slice whose second half is zero, a slice with two very
+/// different magnitudes, and a slice with a single exponent.
 #[test]
 fn codebooks_adapt_to_the_block() {
     let mut random = Random(9);

@@ -119,7 +119,7 @@ fn layers_are_encoded_one_after_another() {
 }
 
 #[test]
-fn slice_with_infinite_numbers_stays_raw() {
+fn slice_with_an_infinity_or_a_nan_stays_raw() {
     let mut random = Random(4);
     let kind = SliceKind::KeysValues { tokens: 32, channels: 64, layers: 1 };
     for (dtype, odd) in [

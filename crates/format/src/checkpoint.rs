@@ -69,7 +69,7 @@ pub struct CheckpointEnd {
     pub reuse: u32,
     /// Number of runs in the checkpoint.
     pub runs: u64,
-    /// Number of pages in the checkpoint. Removed pages do not count.
+    /// Number of pages in the checkpoint, without pages that were removed alone.
     pub pages: u64,
 }
 
@@ -112,7 +112,7 @@ impl Iterator for Runs<'_> {
 }
 
 impl<'a> CheckpointFrame<'a> {
-    /// Length of the frame that ends a checkpoint.
+    /// Length in bytes of the frame that ends a checkpoint.
     pub const END_BYTES: usize = FRAME_OVERHEAD + 28;
 
     /// Appends a frame of encoded images.

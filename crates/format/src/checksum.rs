@@ -11,7 +11,7 @@ pub fn checksum(bytes: &[u8]) -> u64 {
 /// The checksum of one slice of a page, updated fragment by fragment.
 ///
 /// The checksum is seeded with the page's key, the generation of its run and the slice's number, so
-/// that intact bytes in the wrong place do not pass.
+/// that the intact bytes of another page, run or slice do not pass.
 #[derive(Debug)]
 pub struct SliceChecksum(Digest);
 

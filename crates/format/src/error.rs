@@ -13,10 +13,11 @@ pub enum ErrorKind {
     Retry,
     /// The requested bytes are not available. Compute them.
     Miss,
-    /// The handle cannot continue. The message names the steps that must precede a reopening, if
-    /// any are known.
+    /// The object that returned the error (a store, an index) cannot continue. The message names
+    /// the steps that must precede its reopening, if any are known.
     Fatal,
-    /// The handle was closed, or belongs to another process (after a fork).
+    /// The object that was called was closed, or was opened by the process from which this process
+    /// was forked.
     Closed,
 }
 

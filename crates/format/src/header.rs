@@ -18,8 +18,8 @@ pub const RUN_HEADER_UNITS_MAX: u32 = 4;
 /// they fit its last unit. Only salvage reads the list.
 const EXTENT_ROOM: usize = 32;
 /// Bytes of the fields of fixed length: magic, version, length, features, store, scope, slot,
-/// slices per page, units of header and page, generation, page bytes, extents in all, extents
-/// listed, pages, parent length.
+/// slices per page, header units, page units, generation, page bytes, number of extents, number of
+/// listed extents, number of pages, length of the parent key.
 const FIXED_BYTES: usize = 8 + 4 + 4 + 4 + 16 + 16 + 4 + 2 + 2 + 4 + 8 + 8 + 4 + 4 + 4 + 1;
 const EXTENT_BYTES: usize = 12;
 const SLICE_BYTES: usize = 4 + 1 + 8;
@@ -63,7 +63,7 @@ pub struct RunHeader {
     pub slot: ScopeSlot,
     /// See [`crate::Place::generation`].
     pub generation: u64,
-    /// Length of a page in the inference engine, in bytes.
+    /// Length of a page before it is encoded and padded, in bytes.
     pub page_bytes: u64,
     /// See [`crate::Place::header_units`].
     pub header_units: u32,
@@ -72,8 +72,9 @@ pub struct RunHeader {
     /// Key of the page before the run's first page, if known; `None` in a scope that is not
     /// chained.
     pub parent: Option<Vec<u8>>,
-    /// The run's extents when it was written; a truncated run has fewer. If not all
-    /// [`RunHeader::extents_total`] fit, the list holds the leading extents.
+    /// The run's extents when the run was written. Truncating the run frees extents and does not
+    /// change this list. If not all [`RunHeader::extents_total`] extents fit, the list holds the
+    /// leading extents.
     pub extents: Vec<Extent>,
     /// Number of the run's extents when it was written.
     pub extents_total: u32,
@@ -106,8 +107,8 @@ impl RunHeader {
         u32::try_from(units_of(bytes as u64)).unwrap_or(u32::MAX)
     }
 
-    /// Number of leading pages that fit one run. Zero only if there are no pages, or if one page
-    /// has more slices than a header can describe.
+    /// Number of leading pages that the header of one run can describe. Zero only if there are no
+    /// pages, or if one page has more slices than a header can describe.
     #[must_use]
     pub fn pages_that_fit(
         key_lengths: impl IntoIterator<Item = usize>,
@@ -135,8 +136,8 @@ impl RunHeader {
     /// eight, which hold the CRC. The checksum does not cover these eight bytes, because the CRC of
     /// bytes that end with their own CRC is a constant.
     ///
-    /// Writes the length of `extents` in place of `extents_total`, and lists only the leading
-    /// extents that fit `header_units`.
+    /// Writes the length of `extents` as the number of extents, ignores `extents_total`, and lists
+    /// only the leading extents that fit `header_units`.
     ///
     /// # Errors
     /// `Invalid` if the header does not fit `header_units`, if a key is too short or too long, or
@@ -203,7 +204,7 @@ impl RunHeader {
     /// checksum. Interprets only magic, version and length before it has verified the checksum.
     ///
     /// # Errors
-    /// `Miss` for any other bytes.
+    /// `Miss` if `bytes` do not begin with an intact run header of this version.
     pub fn decode(bytes: &[u8]) -> Result<(Self, u64)> {
         let mut reader = Reader::new(bytes);
         if reader.array()? != RUN_MAGIC {
@@ -291,12 +292,13 @@ impl RunHeader {
     }
 }
 
-/// Bytes of a header without pages, with the longest parent and room for `EXTENT_ROOM` extents.
+/// Bytes of a header without pages, with the longest parent key and room for [`EXTENT_ROOM`]
+/// extents.
 const fn least_bytes() -> usize {
     FIXED_BYTES + KEY_BYTES_MAX + EXTENT_ROOM * EXTENT_BYTES + CHECKSUM_BYTES
 }
 
-/// Bytes that a page adds to the header.
+/// Bytes that a page with a key of `key` bytes and `slices` slices adds to the header.
 const fn page_room(key: usize, slices: u16) -> usize {
     1 + key + slices as usize * SLICE_BYTES
 }

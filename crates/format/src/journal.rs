@@ -58,7 +58,7 @@ pub struct Frame<'a> {
     pub kind: u8,
     /// The body.
     pub body: &'a [u8],
-    /// Length of the whole frame.
+    /// Length of the whole frame in bytes.
     pub bytes: usize,
 }
 
@@ -67,7 +67,7 @@ pub struct Frame<'a> {
 pub enum Parsed<'a> {
     /// An intact frame.
     Frame(Frame<'a>),
-    /// The beginning of a frame that has at least this length in bytes.
+    /// The bytes end before the frame does. The whole frame has at least this many bytes.
     Short(usize),
     /// Bytes that are not a frame.
     Damaged,
@@ -126,7 +126,7 @@ pub(crate) fn read_header<const N: usize>(
     let (found, version, features) = (reader.array::<8>()?, reader.u32()?, reader.u32()?);
     if &found != magic {
         return Err(Error::miss(format!(
-            "a file in the place of a {what} has a different magic number"
+            "a file where a {what} is expected has a different magic number"
         )));
     }
     check_version(what, version, features)?;
@@ -174,9 +174,9 @@ impl JournalHeader {
 ///
 /// | bytes | field |
 /// |---|---|
-/// | 8 | run: number in the low 32 bits, reuse count in the high 32 |
+/// | 8 | run: number of its record in memory in the low 32 bits, reuse count in the high 32 |
 /// | 4 | scope slot |
-/// | 1 | flags: bit 0 the scope is chained, bit 1 the parent is known; others zero |
+/// | 1 | flags: bit 0 the scope is chained, bit 1 the parent is known; the other bits are zero |
 /// | 8 | parent run (zero if unknown) |
 /// | 2 | page of the parent run that this run follows (zero if unknown) |
 /// | 8 | recency |
@@ -190,17 +190,18 @@ impl JournalHeader {
 /// | 16 p | page hashes; all zero where a page was removed alone |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunImage<'a> {
-    /// The run's number (low 32 bits) and reuse count (high 32 bits).
+    /// The number of the run's record in memory (low 32 bits), and its reuse count (high 32 bits),
+    /// which increases each time when a removed run's record is used for a new run.
     pub run: u64,
     /// The scope of the run's pages.
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// Run and page that this run follows, if known.
+    /// The parent run, and the number of its page that precedes this run, if known.
     pub parent: Option<(u64, u16)>,
     /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
-    /// The run's location.
+    /// The run's place.
     pub place: Cow<'a, Place>,
     /// Hashes of the run's pages: at least one, at most 65,535.
     pub pages: Cow<'a, [PageHash]>,
@@ -341,7 +342,7 @@ pub enum JournalRecord<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retentions {
     /// The store's clock when the record was written. After a restart the clock continues from the
-    /// latest stored clock.
+    /// latest stored value.
     pub clock: u64,
     /// Runs, and the ends of their retentions.
     pub runs: Vec<(u64, u64)>,

@@ -67,7 +67,7 @@ impl PageHash {
 pub trait PageHashes {
     /// Number of pages.
     fn len(&self) -> usize;
-    /// Hash of page `at`; `at < len()`.
+    /// Hash of page number `at`, which must be less than `len()`.
     fn at(&self, at: usize) -> PageHash;
     /// Whether the sequence is empty.
     fn is_empty(&self) -> bool {

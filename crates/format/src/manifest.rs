@@ -6,7 +6,7 @@ use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
 const MAGIC: &[u8; 8] = b"RTRNMANI";
-/// Bits of the flags of a volume.
+/// Bits of the flags in a volume's entry.
 const DRAINING: u8 = 1;
 const MARKED: u8 = 2;
 const UNSEARCHED: u8 = 4;
@@ -43,7 +43,7 @@ impl VolumeRecord {
         self.dir.is_empty()
     }
 
-    /// Whether runs are placed in the volume.
+    /// Whether new runs may be placed in the volume.
     #[must_use]
     pub fn is_active(&self) -> bool {
         !self.is_retired() && !self.draining

@@ -55,7 +55,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// First byte in the segment file.
+    /// Position of the extent's first byte in the segment file.
     #[must_use]
     pub const fn offset(&self) -> u64 {
         self.start as u64 * UNIT

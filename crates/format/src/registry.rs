@@ -2,8 +2,9 @@
 //!
 //! The file begins with the head: the registry at the time when the file was written, encoded as a
 //! whole-file record (module `whole_file`). Most later registrations and drops append a record, so
-//! that their cost does not depend on the number of scopes. A change of settings, and a change that
-//! would leave too many obsolete bytes, replaces the file.
+//! that their cost does not depend on the number of scopes. A change of settings replaces the file,
+//! and so does a change after which the obsolete bytes would exceed the bytes of live scopes by
+//! more than 64 KiB.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};
@@ -76,7 +77,7 @@ pub struct StoredRegistry {
     pub registry: ScopeRegistry,
     /// Length of the head, in bytes.
     pub head_bytes: usize,
-    /// Length of the records after the head, in bytes.
+    /// Number of bytes after the head, damaged records included.
     pub appended_bytes: usize,
     /// Whether all bytes belong to intact records. If false, the last append was torn or records
     /// are damaged, and `registry.next` may be lower than before the damage.
@@ -84,9 +85,9 @@ pub struct StoredRegistry {
 }
 
 impl ScopeRegistry {
-    /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; count, then
-    /// slot and scope of each; count, then slot and settings of each. Scopes and settings are
-    /// blobs.
+    /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; number of
+    /// scopes, then slot and description of each; number of settings, then slot and settings of
+    /// each. Descriptions and settings are blobs.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

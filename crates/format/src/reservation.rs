@@ -14,7 +14,8 @@ pub enum ReservationRecord {
     Reserved {
         /// The reservation's number.
         id: u64,
-        /// The client's name: also the name of the lock file that the client holds while it runs.
+        /// The client's name, which is also the name of the file that the client keeps locked while
+        /// it runs.
         client: String,
         /// The extents to which the client may write.
         extents: Vec<Extent>,

@@ -144,7 +144,7 @@ pub enum ResidencyRecord<'a> {
         /// The pages.
         pages: Cow<'a, [PageHash]>,
     },
-    /// Kind 2: a worker no longer holds pages on these tiers. Body: scope `u32`, worker `u32`,
+    /// Kind 2: a worker no longer holds pages on some tiers. Body: scope `u32`, worker `u32`, these
     /// tiers `u8`, then 16 bytes per page.
     Removed {
         /// The pages' scope.

@@ -308,7 +308,8 @@ impl Scope {
     }
 
     /// The bytes of the identity: all fields up to `extra`, the canonical layout, whether the page
-    /// length is resolved (1), the resolved or else the given length, and whether keys are chained.
+    /// length is resolved (1 or 0), the resolved or else the given length, and whether keys are
+    /// chained.
     fn identity(&self) -> Vec<u8> {
         let mut writer = Writer::new();
         self.encode_content(&mut writer);

@@ -1,4 +1,4 @@
-//! Sizes in human-readable form.
+//! Parses sizes that a user writes, such as `200GiB`.
 
 use crate::{Error, Result};
 

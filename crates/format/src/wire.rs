@@ -47,7 +47,7 @@ impl Writer {
     pub fn as_slice(&self) -> &[u8] {
         &self.0
     }
-    /// The bytes written.
+    /// Converts the writer to the bytes written.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.0

@@ -51,8 +51,9 @@ fn bytes(hex: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Compares `all` with the recorded bytes of the same names. Appends the names that are not
-/// recorded if `RITORNELLO_WRITE_GOLDEN` is set.
+/// Compares each record in `all` with the recorded bytes of the same name. If
+/// `RITORNELLO_WRITE_GOLDEN` is set, appends a line for each name that has no recorded bytes;
+/// otherwise such a name fails the test.
 fn compare(all: &[(&str, Vec<u8>)]) {
     let recorded = recorded();
     let mut missing = String::new();
@@ -72,7 +73,8 @@ fn compare(all: &[(&str, Vec<u8>)]) {
     }
     assert!(
         std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some(),
-        "no bytes are recorded for these names:\n{missing}"
+        "no bytes are recorded for these records; run once with RITORNELLO_WRITE_GOLDEN=1 to record \
+         them:\n{missing}"
     );
     let mut text = std::fs::read_to_string(path()).unwrap_or_default();
     text.push_str(&missing);

@@ -29,8 +29,8 @@ pub fn belady(trace: &Trace, sizes: &Sizes, progress: &mut dyn FnMut(u64)) -> Re
     let page_bytes = units_of(sizes.block_bytes) * UNIT;
     // For each block, the request that uses the block next; `None` if the block is not stored.
     let mut due: Vec<Option<u32>> = vec![None; trace.footprint()];
-    // Blocks, the farthest next use first, then the deepest block. Entries whose next use is past
-    // are stale.
+    // Next use, depth in its prompt, and id of each stored block, the farthest next use first, then
+    // the deepest block. An entry is stale if `due` has no next use, or another, for its block.
     let mut farthest: BinaryHeap<(u32, u32, u32)> = BinaryHeap::new();
     let mut held = 0u64;
     let mut counts = ReplayCounts::default();

@@ -41,19 +41,21 @@ const STEP_MIN: f32 = 1e-37;
 /// The number 2^23. Adding a number to it rounds the number to an integer, which the low bits of
 /// the sum hold.
 const TO_INTEGER: f32 = 8_388_608.0;
-/// Numbers compared in parallel to find the smallest and largest of a group of values.
+/// Numbers compared in parallel to find the smallest and the largest number of a group of values.
 const LANES: usize = 32;
 
 /// Buffers for one row of a matrix.
 pub struct Row {
-    /// Smallest and largest number of each channel of keys, as [`ordered`] maps them.
+    /// The smallest number of each channel of keys, as the integer to which [`ordered`] maps it.
     least: Vec<i16>,
+    /// The largest number of each channel of keys, mapped likewise.
     most: Vec<i16>,
     /// Smallest number of each group. A row of keys has one group per channel, a row of values one
     /// per `group` channels.
     base: Vec<f32>,
     /// The step of each group while decoding; the inverse of the step while encoding.
     step: Vec<f32>,
+    /// The code of each number of the row, one per byte.
     codes: Vec<u8>,
 }
 

@@ -46,7 +46,7 @@ pub fn encode(
 ) -> Result<Option<usize>> {
     let layout = QuantLayout::new(bits, shape)?;
     if layout.slice_bytes() != Some(input.len() as u64) {
-        return Err(Error::invalid("the length of a slice differs from its shape")
+        return Err(Error::invalid("a slice is not as long as its shape says: correct the shape")
             .with("slice", input.len())
             .with("shape", format!("{:?}", shape.kind)));
     }
@@ -58,7 +58,7 @@ pub fn decode(kernel: Kernel, bits: Bits, frame: &[u8], out: &mut [u8]) -> Resul
     let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
     let layout = QuantLayout::read(bits, dtype, &mut reader)?;
     if layout.slice_bytes() != Some(out.len() as u64) {
-        return Err(damaged("shape of the slice"));
+        return Err(damaged("the slice is not as long as its shape says"));
     }
     layout.decode(kernel, &mut reader, out)?;
     reader.close()
@@ -116,7 +116,7 @@ impl QuantLayout {
             || layout.key_group == 0
             || layout.value_group == 0
         {
-            return Err(damaged("fields of a quantised slice"));
+            return Err(damaged("the layout of a quantised slice is out of range"));
         }
         Ok(layout)
     }
@@ -132,7 +132,7 @@ impl QuantLayout {
         Some(())
     }
 
-    /// Length of the slice; `None` if it is zero or overflows.
+    /// Length of the slice in bytes; `None` if it is zero or overflows.
     fn slice_bytes(&self) -> Option<u64> {
         let matrices = u64::from(self.keys) + u64::from(self.values);
         [self.tokens, self.channels, self.layers]

@@ -52,8 +52,9 @@ impl Number for Fp16 {
         f32::from_bits(magnitude.to_bits() | u32::from(bits & 0x8000) << 16)
     }
 
-    /// A denormal result is rounded twice, first to a denormal `f32`: a number that is closer to
-    /// the middle of two denormals than `f32` resolves counts as the middle.
+    /// A denormal result is rounded twice, first to a denormal `f32`. If the first rounding yields
+    /// the middle between two denormal float16s, the second rounds to even, even if the number was
+    /// slightly closer to the other denormal.
     #[inline(always)]
     fn narrow(number: f32) -> u16 {
         let number = number.clamp(-Self::LARGEST, Self::LARGEST);

@@ -28,14 +28,14 @@ pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
 
 #[target_feature(enable = "avx2")]
 fn load<const N: usize>(bytes: &[u8; N], at: usize) -> __m256i {
-    assert!(at + 32 <= N, "inside the array");
+    assert!(at + 32 <= N, "32 bytes from {at} exceed an array of {N} bytes");
     // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at).cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store<const N: usize>(bytes: &mut [u8; N], at: usize, value: __m256i) {
-    assert!(at + 32 <= N, "inside the array");
+    assert!(at + 32 <= N, "32 bytes from {at} exceed an array of {N} bytes");
     // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().add(at).cast(), value) };
 }
@@ -223,7 +223,7 @@ pub fn unpack(packed: __m256i) -> __m256i {
     _mm256_blend_epi32::<0b1100_0000>(pairs, last)
 }
 
-/// The mask of the escapes among the code pairs.
+/// The mask of the escapes of a group, one bit per number, from the group's code pairs.
 #[target_feature(enable = "avx2")]
 fn escapes_of(pairs: __m256i) -> u64 {
     let [front, back] = [7, 56].map(|code| {

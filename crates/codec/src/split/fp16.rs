@@ -69,7 +69,7 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
             groups: &mut [Numbers],
         ) -> Option<()>
     )
-    .ok_or_else(|| damaged("number of escapes"))
+    .ok_or_else(|| damaged("the number of escapes does not match the codes"))
 }
 
 /// Returns the first exponent of the window that covers the largest number of a sample's exponents;

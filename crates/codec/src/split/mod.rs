@@ -1,9 +1,9 @@
 //! The codec `split` stores the exponents of numbers in short codes: neighbouring numbers have few
 //! different exponents, while their mantissas are noise. A block of bfloat16 is coded (4-bit codes
 //! for 15 frequent exponents) or windowed (each part of the block has 3-bit codes for seven
-//! neighbouring exponents). A block of float16 has one window. Each number keeps its other bits
-//! unchanged. Exponents without a code follow the codes in a list. A block that would not become
-//! shorter is stored raw.
+//! neighbouring exponents). A block of float16 has one window. The sign and the mantissa of each
+//! number are stored unchanged. Exponents without a code follow the codes in a list. A block that
+//! would not become shorter is stored raw.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -67,7 +67,7 @@ pub fn encode(kernel: Kernel, dtype: Dtype, input: &[u8], out: &mut [u8]) -> Opt
 pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, dtype) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
-        return Err(damaged("a split slice of odd length"));
+        return Err(damaged("the slice has an odd length, which `split` does not encode"));
     }
     for block in out.chunks_mut(2 * BLOCK) {
         match (reader.u8()?, dtype) {
@@ -75,7 +75,7 @@ pub fn decode(kernel: Kernel, frame: &[u8], out: &mut [u8]) -> Result<()> {
             (CODED, Dtype::Bf16) => decode_block(kernel, &mut reader, block)?,
             (WINDOWED, Dtype::Bf16) => window::decode(kernel, &mut reader, block)?,
             (CODED, Dtype::Fp16) => fp16::decode(kernel, &mut reader, block)?,
-            _ => return Err(damaged("kind of a block")),
+            _ => return Err(damaged("a block has an unknown kind")),
         }
     }
     reader.close()
@@ -131,5 +131,5 @@ fn decode_block(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) 
         Instructions::Neon => unsafe { neon::decode(&exponents, plane, nibbles, escapes, block) },
         _ => scalar::decode(&exponents, plane, nibbles, escapes, block),
     }
-    .ok_or_else(|| damaged("number of escapes"))
+    .ok_or_else(|| damaged("the number of escapes does not match the codes"))
 }

@@ -47,8 +47,8 @@ pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) 
     let count = missing.count_ones() as usize;
     let mut at = 0;
     if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // The entries beyond the last escape are not counted; the bytes that are written next
-        // overwrite them.
+        // The entries beyond the last escape are not counted: the bytes that are written next
+        // overwrite these entries, or they are beyond the end of the block.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);
@@ -160,7 +160,7 @@ fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
     code
 }
 
-/// The mask of the escapes among the codes of a group.
+/// The mask of the escapes among the codes of a group, one bit per number.
 #[inline(always)]
 fn escapes_of(code: &[u8; GROUP]) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;

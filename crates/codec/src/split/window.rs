@@ -95,9 +95,13 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
             },
             _ => decode_strip(first, planes, codes, escapes, groups),
         }
-        .ok_or_else(|| damaged("number of escapes"))?;
+        .ok_or_else(|| damaged("there are fewer escapes than codes of escapes"))?;
     }
-    if escapes.is_empty() { Ok(()) } else { Err(damaged("number of escapes")) }
+    if escapes.is_empty() {
+        Ok(())
+    } else {
+        Err(damaged("there are more escapes than codes of escapes"))
+    }
 }
 
 /// Whether at most one in [`ESCAPES`] exponents of the strip's middle group is outside the window

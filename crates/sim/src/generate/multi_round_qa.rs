@@ -15,8 +15,8 @@ use std::collections::BinaryHeap;
 /// the previous question, and leaves after `rounds` questions. A session thus lasts `(rounds - 1) *
 /// users / qps` seconds, and a new user joins every `(rounds - 1) / qps` seconds, so that there are
 /// about `users` concurrent users. The trace starts with users in the middle of their sessions:
-/// they have fewer rounds left, but no earlier questions and answers in their prompts. Each answer
-/// is complete before its user's next question.
+/// these users have fewer rounds left, but the prompts lack the questions and answers from before
+/// the trace. Each answer is complete before its user's next question.
 ///
 /// The benchmark has equal pauses. This generator multiplies each pause by a number drawn uniformly
 /// from `1 - jitter` to `1 + jitter`; without jitter it generates the benchmark's requests. A
@@ -101,7 +101,7 @@ impl MultiRoundQa {
             .and_then(|tokens| tokens.checked_add(self.history_tokens));
         let blocks = longest.map(|tokens| tokens / self.block_tokens);
         let fits = blocks.is_some_and(|blocks| (1..1 << 20).contains(&blocks));
-        check(fits, "history_tokens", "a prompt has at least 1 block and fewer than 1,048,576")?;
+        check(fits, "history_tokens", "a prompt must have 1 to 1,048,575 blocks")?;
         let mut random = Random::new(self.seed);
         let mut builder = TraceBuilder::new(format!("multi-round-qa-{}", self.history_tokens));
         let pause = f64::from(self.users) / self.qps;

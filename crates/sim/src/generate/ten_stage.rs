@@ -27,7 +27,7 @@ pub struct TenStage {
     pub stage_tokens: u64,
     /// Tokens per prompt.
     pub prompt_tokens: u64,
-    /// How strongly the oldest prompts are preferred: from 0 to below 1.
+    /// How strongly the oldest prompts are preferred: from 0 (not at all) to below 1.
     pub skew: f64,
     /// Tokens per block.
     pub block_tokens: u64,
@@ -57,7 +57,7 @@ impl TenStage {
         check(self.block_tokens > 0, "block_tokens", "a block has at least one token")?;
         let blocks = self.prompt_tokens / self.block_tokens;
         let fits = (1..1 << 20).contains(&blocks);
-        check(fits, "prompt_tokens", "a prompt has at least 1 block and fewer than 1,048,576")?;
+        check(fits, "prompt_tokens", "a prompt must have 1 to 1,048,575 blocks")?;
         check((0.0..1.0).contains(&self.skew), "skew", "skew is at least 0 and below 1")?;
         check(
             self.warm_up_tokens >= self.prompt_tokens,

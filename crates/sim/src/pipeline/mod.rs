@@ -18,7 +18,8 @@ use serde::Serialize;
 /// Maximum of [`Prefill::half_rate_tokens`]. Up to this value a larger hit rate always means less
 /// computing, for every shape of this module. [`Prefill::crossover`] relies on this.
 pub const HALF_RATE_TOKENS_MAX: f64 = 8192.0;
-/// Steps of the search for a crossover: the interval shrinks below the precision of `f64`.
+/// Steps of the bisection for a crossover: the interval of hit rates shrinks below the precision of
+/// `f64`.
 const CROSSOVER_STEPS: usize = 60;
 
 /// The properties of a model that determine the time to compute and the bytes to load.

@@ -1,4 +1,4 @@
-//! Figures published for a system whose device issues the reads, compared with the model's.
+//! Published figures of a system whose device issues the reads, beside the figures of the model.
 //!
 //! The system is Tutti (arXiv 2605.03375): Llama-3-8B, two drives, GDS as the path with copies that
 //! the CPU issues.
@@ -11,10 +11,10 @@ const K: f64 = 1024.0;
 const DRIVES: f64 = 29e9;
 /// Rate of plain files on an SSD, fitted to the published time, in bytes per second.
 const FILES: f64 = 3.4e9;
-/// Assumed hit rates of the published mean: each halves the misses.
+/// Assumed hit rates of the published mean. Each hit rate has half the misses of the one before.
 pub(super) const ASSUMED_HIT_RATES: [f64; 6] = [0.5, 0.75, 0.875, 0.9375, 0.968_75, 0.984_375];
 
-/// A published figure, and the model's.
+/// A published figure, and the figure of the model.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PublishedRow {
     /// Name of the figure.
@@ -33,7 +33,8 @@ pub struct PublishedRow {
     pub why: &'static str,
 }
 
-/// Returns the published figures and the model's, with published and fitted parameters.
+/// Returns the published figures and the figures of the model, whose parameters are published,
+/// fitted or assumed.
 #[must_use]
 pub fn published() -> Vec<PublishedRow> {
     let (prefill, prices) = (Prefill::PUBLISHED, Prices::PUBLISHED);
@@ -85,7 +86,7 @@ pub fn published() -> Vec<PublishedRow> {
             3.43,
             long(&issued, 112.0),
             true,
-            "R is fitted to this row, without n0",
+            "R is fitted to this row with n0 = 0",
         ),
         row(
             "TTFT, SSD, prefix of 112k of 128k tokens",
@@ -126,7 +127,7 @@ pub fn published() -> Vec<PublishedRow> {
             15.0,
             pieces * 16.0 / (K * K),
             true,
-            "16 bytes per piece of 64 KiB; 60 GiB are assumed for both rows",
+            "16 bytes per piece of 64 KiB; 60 GiB are assumed for both rows of memory",
         ),
         row(
             "cost against GDS",
@@ -142,8 +143,8 @@ pub fn published() -> Vec<PublishedRow> {
             -66.2,
             100.0 * (price * long(&issued, 112.0) / long(&files, 112.0) - 1.0),
             false,
-            "needs 2.17 times the throughput, which the paper shows only in a diagram; the model \
-             has no load, and uses the two TTFTs above",
+            "the published cost needs 2.17 times the throughput, which the paper shows only in a \
+             diagram; the model has no concurrent requests, and compares the two TTFTs of 112k above",
         ),
     ]
 }
