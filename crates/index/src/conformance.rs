@@ -29,7 +29,7 @@ pub struct Content {
     pub parent: Option<(u64, u32)>,
     /// Pages of the run.
     pub pages: Vec<PageHash>,
-    /// Location of the run.
+    /// Place of the run.
     pub place: Place,
     /// Units that the run occupies.
     pub units: BTreeSet<(SegmentId, u32)>,

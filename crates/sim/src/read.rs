@@ -32,8 +32,8 @@ struct Line {
 
 /// Reads a trace: JSON lines with `timestamp` (milliseconds, not negative), `input_length`,
 /// `output_length` (tokens) and `hash_ids` (one number for each block of the prompt, in order).
-/// Requests keep the order of the lines, regardless of their times; empty lines count as lines and
-/// are ignored. `progress` receives the number of bytes read.
+/// Requests keep the order of the lines, regardless of their times. Empty lines are ignored, but
+/// line numbers count them. `progress` receives the number of bytes of the file read so far.
 ///
 /// # Errors
 /// `Invalid` if a line is malformed and `bad_lines` is [`BadLines::Fatal`] (with the line's number,

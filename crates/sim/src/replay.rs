@@ -13,7 +13,7 @@ const KEY_BYTES: usize = 32;
 /// Sizes of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sizes {
-    /// Capacity in blocks, without run headers.
+    /// Capacity in blocks. Run headers take no capacity.
     pub capacity_blocks: u64,
     /// Bytes per block.
     pub block_bytes: u64,
@@ -35,7 +35,7 @@ impl Sizes {
                 .with("block_bytes", self.block_bytes));
         }
         if !(0.0..1.0).contains(&self.warm_up) {
-            return Err(Error::invalid("the warm-up is a share of the requests, below 1")
+            return Err(Error::invalid("the warm-up is a share of the requests, from 0 to below 1")
                 .with("given", self.warm_up));
         }
         Ok(())
@@ -167,8 +167,8 @@ pub fn replay(
     Ok(counts)
 }
 
-/// Evicts until `blocks` blocks are evicted, or the policy has no victims. Returns the number of
-/// evicted blocks.
+/// Evicts until at least `blocks` blocks are evicted, or the policy has no victims. Returns the
+/// number of evicted blocks.
 fn evict(
     policy: &mut dyn Eviction,
     index: &mut SimIndex<'_>,

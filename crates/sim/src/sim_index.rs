@@ -22,6 +22,7 @@ pub(crate) struct SimIndex<'t> {
     children: Vec<u32>,
     /// Runs by number; numbers are not reused.
     runs: Vec<Run>,
+    /// Number of calls of [`SimIndex::walk`].
     round: u64,
 }
 
@@ -48,8 +49,9 @@ impl<'t> SimIndex<'t> {
         }
     }
 
-    /// Finds the leading blocks that are stored, and fills `path` with their runs. Until the next
-    /// call exactly these runs are protected from eviction. Returns the number of blocks.
+    /// Finds the leading blocks of `blocks` that are stored, and fills `path` with their runs.
+    /// Until the next call exactly these runs are protected from eviction. Returns the number of
+    /// these leading blocks.
     pub(crate) fn walk(&mut self, blocks: &[u32], path: &mut Vec<Used>) -> usize {
         self.round += 1;
         path.clear();
@@ -81,7 +83,7 @@ impl<'t> SimIndex<'t> {
         pages: u32,
         predecessor: Option<u32>,
     ) -> (RunId, Option<(RunId, u32)>) {
-        // The cast is safe, because memory does not hold four billion runs.
+        // The cast loses no bits: the machine's memory does not hold 2^32 runs.
         let run = self.runs.len() as u32;
         self.runs.push(Run { first, pages, has_parent: predecessor.is_some(), protected_in: 0 });
         for (page, block) in (0..).zip(&self.trace.blocks()[first..first + pages as usize]) {

@@ -156,8 +156,8 @@ impl TraceBuilder {
                 Entry::Occupied(known) => *known.get(),
                 Entry::Vacant(new) => {
                     let chain = keys.get(before as usize).copied().unwrap_or(0);
-                    // A trace has far fewer than 2^32 blocks: so many entries of `known` alone would take
-                    // more than 100 GB.
+                    // The cast loses no bits: 2^32 entries of `known` alone would take more than
+                    // 100 GB of memory.
                     let block = keys.len() as u32;
                     keys.push(mix64(chain ^ mix64(id.wrapping_add(1))));
                     *new.insert(block)

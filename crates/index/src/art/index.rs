@@ -65,6 +65,7 @@ impl PrefixIndex for ArtIndex {
             batch.put(&key, &record::encode_numbers(&key, &[page.into()]));
         }
         self.put_sum(&mut batch, 1, i64::from(pages));
+        // The run exists as soon as its record does, so the record is in the last batch.
         batch.put(&key::run(run), &value);
         self.apply_or_undo(&batch, &done)?;
         self.gauges.runs.fetch_add(1, Ordering::Relaxed);

@@ -166,7 +166,8 @@ impl ArtIndex {
             tracing::warn!(
                 dir = %self.dir.display(),
                 run = run.0,
-                "a run in the index is damaged: its pages are misses until the next open drops it"
+                "a run in the index is damaged: its pages are misses until the next open of the \
+                 index drops the run"
             );
         }
     }

@@ -6,10 +6,13 @@ use super::{ArtIndex, Retained};
 use crate::{RunId, RunView};
 use ritornello_format::{PageHash, PageHashes, Result, ScopeSlot};
 
-/// Consecutive pages of a run: the run, the first page in it, the number of pages.
+/// Consecutive pages of a run: the run, the number of the first of these pages in the run, and how
+/// many they are.
 pub(super) type PageRange = (RunId, u16, usize);
 
 impl ArtIndex {
+    /// The run's record, with the latest recency, which may not be in the tree yet. `None` if the
+    /// run does not exist, or if its record is damaged.
     pub(super) fn record(&self, run: RunId) -> Result<Option<Record>> {
         let Some(value) = self.tree.get(&key::run(run))? else { return Ok(None) };
         let mut record = Record::decode(run, &value);
@@ -55,8 +58,8 @@ impl ArtIndex {
     }
 
     /// Returns the run and page number that the tree names for a hash, and the run's record. Does
-    /// not compare the hash in the run. Returns `None` if the tree names no position, or names a
-    /// run that does not exist.
+    /// not check that the run has this hash at this page. Returns `None` if the tree names no
+    /// position, or names a run or page that does not exist.
     fn hint(&self, scope: ScopeSlot, hash: PageHash) -> Result<Option<(RunId, u16, Record)>> {
         if hash == PageHash::NONE {
             return Ok(None);
@@ -191,8 +194,8 @@ impl ArtIndex {
         }))
     }
 
-    /// Returns up to `BATCH` runs: the lowest numbers above `from`, ascending. Empty if there are
-    /// none.
+    /// Returns the runs with the lowest numbers above `from`, ascending, at most 1,024. Empty if no
+    /// run has a number above `from`.
     pub(super) fn runs_from(&self, from: u64) -> Result<Vec<RunId>> {
         const BATCH: usize = 1024;
         let start = key::run(RunId(from));

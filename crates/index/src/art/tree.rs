@@ -66,8 +66,8 @@ impl Batch {
 
 pub(super) struct Holt {
     tree: Tree,
-    /// For tests: the number of operations of the next batch that succeed before the batch fails,
-    /// because Holt may fail in the middle of a batch.
+    /// For tests: makes the next batch fail after this number of its operations, as Holt may fail
+    /// in the middle of a batch.
     #[cfg(test)]
     pub(super) fail_after: parking_lot::Mutex<Option<usize>>,
 }
@@ -181,8 +181,8 @@ pub(super) fn error(cause: holt::Error) -> Error {
     use holt::Error as E;
     let error = match &cause {
         E::Alloc(_) | E::Free(_) | E::NotYetImplemented(_) => Error::retry(
-            "Holt found no room for the keys in its frames and nothing was changed: remove pages, \
-             or use the index `run` or `lsm`, which do not have this limit",
+            "Holt found no room for the keys in its frames: remove pages, or use the index `run` or \
+             `lsm`, which do not have this limit",
         ),
         E::KeyTooLong { .. } | E::ValueTooLong { .. } | E::WalRecordTooLarge { .. } => {
             Error::invalid("Holt takes keys and values of up to 64 KiB: insert shorter runs")
@@ -192,7 +192,7 @@ pub(super) fn error(cause: holt::Error) -> Error {
         ),
         _ => Error::fatal(
             "Holt's files are damaged: close the index and open it again, which drops damaged files; \
-             or remove its directory",
+             or remove the index's directory",
         ),
     };
     error.because(cause)

@@ -120,7 +120,7 @@ impl ArtIndex {
                 }
                 // Every run but the first is reached once, from its single parent. If the first run
                 // is reached again, it is its own descendant, which the keys of real prompts never
-                // cause: it is then removed with all its children.
+                // cause: the run is then removed whole, with all its children.
                 if child == run && removals[0].1 > 0 {
                     removals[0].1 = 0;
                     for (child, page) in self.children(run)? {

@@ -59,7 +59,7 @@ pub(super) fn failed_data_sync_withholds_records(persistent: &PersistentIndex) {
     assert_eq!(
         persistent.generations(),
         [1, 2],
-        "runs must be durable in the order of their insertion"
+        "the sync must make both runs durable, also the run from before the failed data sync"
     );
 }
 
