@@ -99,9 +99,10 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Copies the runs that still wait, first without a parent. They wait because their parent was
-    /// dropped, or because they are attached to each other in a ring, which an intact index does
-    /// not have. Then links each of them to its parent, or removes it if its parent was dropped.
+    /// Copies the runs that still wait, first without a parent. These runs wait because their
+    /// parent was dropped, or because they are attached to each other in a ring, which an intact
+    /// index does not have. Then links each run to its parent, or removes the run if its parent was
+    /// dropped.
     fn copy_waiting(&mut self) -> Result<()> {
         while let Some(&parent) = self.waiting.keys().next() {
             let children = self.waiting.remove(&parent).unwrap_or_default();
@@ -130,7 +131,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Counts a run, and the runs that wait for it, as dropped. Children of the run that are
+    /// Counts a run, and all runs that wait for the run, as dropped. Children of the run that are
     /// visited later are dropped by [`Self::copy_waiting`].
     fn drop_behind(&mut self, run: RunId) {
         let mut gone = vec![run];
@@ -143,7 +144,8 @@ impl Copier<'_> {
     /// Inserts a run. Returns whether `to` accepted it.
     fn insert(&mut self, run: RunId, view: &RunView, parent: Option<PageHash>) -> Result<bool> {
         let mut pages = view.pages.clone();
-        // A removed page has no hash. Insert the run with substitute pages, and remove these again.
+        // A removed page has no hash. Insert the run with a substitute hash for each removed page,
+        // and remove the substitutes after that.
         let mut stand_ins = Vec::new();
         for (at, page) in pages.iter_mut().enumerate().filter(|(_, page)| **page == PageHash::NONE)
         {
@@ -152,6 +154,7 @@ impl Copier<'_> {
             page.0[12..].fill(0xa5);
             stand_ins.push(*page);
         }
+        // A consistent run of a chained scope has no holes: removing a page cuts the run.
         if view.chained && !stand_ins.is_empty() {
             return Ok(false);
         }
@@ -166,7 +169,11 @@ impl Copier<'_> {
         let name = match inserted {
             Ok(name) => name,
             Err(error) if error.kind() == ErrorKind::Invalid => {
-                tracing::warn!(%error, ?run, "an inconsistent run is not copied");
+                tracing::warn!(
+                    %error,
+                    ?run,
+                    "a run of the index is inconsistent and is not copied: its pages become misses"
+                );
                 return Ok(false);
             }
             Err(error) => return Err(error),

@@ -68,7 +68,7 @@ pub struct NewRun<'a> {
     pub parent: Option<PageHash>,
     /// The run's 1 to 65,535 pages. The index has none of them in this scope yet.
     pub pages: &'a [PageHash],
-    /// Location of the run. `place.extents` may be empty (a metadata-only index).
+    /// Place of the run. `place.extents` may be empty (in measurements without page data).
     pub place: &'a Place,
     /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
@@ -113,7 +113,7 @@ pub struct RunView {
     pub parent: Option<(RunId, u32)>,
     /// Hashes of the run's pages; [`PageHash::NONE`] where a page was removed alone.
     pub pages: Vec<PageHash>,
-    /// Location of the run.
+    /// Place of the run.
     pub place: Place,
     /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
@@ -163,15 +163,15 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// `child` is attached already.
     fn link(&self, scope: ScopeSlot, parent: PageHash, child: PageHash);
 
-    /// Cuts run `run` after `keep` pages. In chained scopes this also removes all descendants of
-    /// the removed pages; for each run that loses pages there is one `Removed`. If no live page is
-    /// left before the cut, the whole run is removed. Returns nothing if the run does not exist, or
-    /// if the cut is at or after the run's end.
+    /// Cuts run `run` after `keep` pages. In chained scopes all descendants of the removed pages
+    /// are removed too. If no live page is left before the cut, the whole run is removed. Returns
+    /// one `Removed` for each run that loses pages; none if the run does not exist, or if the cut
+    /// is at or after the run's end.
     fn truncate(&self, run: RunId, keep: u32) -> Vec<Removed>;
 
-    /// Removes single pages. In chained scopes this cuts the run at each page. In other scopes a
-    /// removed page leaves a hole, and its extents are returned; when the last remaining page of a
-    /// run is removed, the extents of the header are returned too.
+    /// Removes single pages. In chained scopes each page's run is cut before the page. In other
+    /// scopes a removed page leaves a hole, and the page's extents are returned; when the last
+    /// remaining page of a run is removed, the extents of the header are returned too.
     fn remove(&self, scope: ScopeSlot, pages: &dyn PageHashes) -> Vec<Removed>;
 
     /// Removes every run of a scope.
@@ -205,7 +205,7 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The run of one page, and the page's number in it.
     fn locate(&self, scope: ScopeSlot, page: PageHash) -> Option<(RunId, u32)>;
 
-    /// The location of a run.
+    /// The place of a run.
     fn place(&self, run: RunId) -> Option<Place>;
 
     /// The hash of page `at` of a run; `None` if the run or the page does not exist.
@@ -229,7 +229,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     /// The latest `clock` of all calls of [`PrefixIndex::retain`].
     fn clock(&self) -> u64;
 
-    /// Visits all runs, in no order, without delaying writers for longer than one run at a time.
+    /// Visits all runs, in an unspecified order. Delays writers for no longer than the reading of
+    /// one run takes.
     fn for_each(&self, visit: &mut dyn FnMut(RunId, RunView));
 
     /// Makes all changes before the call durable. A run that is inserted after `sync_data` was

@@ -35,8 +35,10 @@ impl Sizes {
                 .with("block_bytes", self.block_bytes));
         }
         if !(0.0..1.0).contains(&self.warm_up) {
-            return Err(Error::invalid("the warm-up is a share of the requests, from 0 to below 1")
-                .with("given", self.warm_up));
+            return Err(Error::invalid(
+                "the warm-up is a share of the requests, from 0 to below 1",
+            )
+            .with("given", self.warm_up));
         }
         Ok(())
     }

@@ -259,7 +259,7 @@ fn concurrent_readers_see_pages_that_are_not_removed(index: &dyn Residency) {
                     while !stop.load(Ordering::Relaxed) || reads == 0 {
                         let prefixes = prefixes(index, &chain);
                         let a = prefixes.iter().find(|(worker, ..)| *worker == A);
-                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "the page was not removed");
+                        assert_eq!(a, Some(&(A, 300, [300, 0, 0, 0])), "A keeps all its pages");
                         let b = prefixes.iter().find(|(worker, ..)| *worker == B);
                         assert!(b.is_none_or(|(_, pages, on)| on.iter().sum::<u32>() == *pages));
                         reads += 1;

@@ -85,9 +85,9 @@ pub(super) fn malformed_runs_are_refused_without_change(make: Make<'_>) {
         place,
         recency: 0,
     };
-    assert!(bench.index.insert(&new(&wrong)).is_err(), "an inconsistent place");
+    assert!(bench.index.insert(&new(&wrong)).is_err(), "an inconsistent place is refused");
     assert_eq!(contents(bench.index.as_ref()), before);
-    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents");
+    assert!(bench.index.insert(&new(&short)).is_ok(), "a place without extents is accepted");
 }
 
 pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
@@ -341,8 +341,9 @@ pub(super) fn run_moves_and_keeps_its_name(make: Make<'_>) {
     let run = bench.insert(false, None, &keys);
     bench.index.remove(A, &[keys[1]]);
     let old = bench.index.run(run).map(|view| units(&view.live_extents())).unwrap_or_default();
-    assert!(bench.index.relocate(run, &place(70, 4)).is_none(), "a place that is too small");
-    assert!(bench.index.relocate(RunId(u64::MAX), &place(70, 5)).is_none(), "an unknown run");
+    let (small, unknown) = (place(70, 4), RunId(u64::MAX));
+    assert!(bench.index.relocate(run, &small).is_none(), "a place that is too small is refused");
+    assert!(bench.index.relocate(unknown, &place(70, 5)).is_none(), "an unknown run is not moved");
     let moved = bench.index.relocate(run, &place(70, 5));
     let moved: Vec<Removed> = moved.into_iter().collect();
     assert_eq!(sum(&moved), (old, 0, BTreeSet::new()));

@@ -171,9 +171,9 @@ mod tests {
         }
     }
 
-    /// Replays the rules that [`super::shape`] gives RocksDB, with flushes of one unit each.
-    /// Returns the rewrites per unit and the mean number of runs over the growth of the tree, first
-    /// as replayed, then as the model predicts them.
+    /// Replays the rules that the module `shape` gives RocksDB, with flushes of one unit each.
+    /// Returns the rewrites per unit and the mean number of runs while the tree grows, first as
+    /// replayed, then as predicted by the model.
     fn replay(setting: Setting, flushes: u32) -> [(f64, f64); 2] {
         let width = setting.runs as usize + 1;
         let widest = if setting.runs == 1 { usize::MAX } else { width };

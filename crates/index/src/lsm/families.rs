@@ -163,7 +163,11 @@ impl Families {
             "the index is damaged: it is no longer written, and the next open repairs it"
         );
         if let Err(error) = std::fs::write(&self.names.marker, b"") {
-            tracing::error!(%error, "the damage could not be recorded for the next open");
+            tracing::error!(
+                %error,
+                "the file that marks the index as damaged could not be written: the next open may miss \
+                 the damage"
+            );
         }
     }
 
@@ -193,6 +197,7 @@ impl Families {
         }
     }
 
+    /// The run of a page, and the page's number in the run. The controller counts the lookup.
     pub(super) fn find(&self, scope: ScopeSlot, hash: PageHash) -> Option<(RunId, u16)> {
         let Self { controller, meter, .. } = self;
         let key = keys::page(scope, hash);

@@ -52,7 +52,9 @@ struct Written {
     /// Number of the oldest log that RocksDB needed when [`Meter::flushes`] was last called. Each
     /// flush covers all families, and increases the number.
     log: Option<u64>,
+    /// Bytes that flushes wrote.
     bytes: u64,
+    /// Entries that were written to the index before the last flush.
     entries: u64,
     flushes: u64,
     /// Rewrites that the model predicted for the flushed entries.
@@ -107,9 +109,8 @@ impl Slope {
         blend(&mut self.product, number * time);
     }
 
-    /// The slope; `None` without samples. If the number hardly varied, returns the mean time
-    /// divided by the mean number, which is also the maximum of the slope; its minimum is an eighth
-    /// of that.
+    /// The slope, limited to the mean time per unit and an eighth of this mean. If the number
+    /// hardly varied, the mean time per unit. `None` without samples.
     fn get(&self) -> Option<f64> {
         if self.samples == 0 {
             return None;

@@ -111,7 +111,8 @@ pub struct LsmIndex {
     writer: Mutex<write::Writer>,
     /// Runs used since their recency was last written, and their new recency.
     touched: Mutex<HashMap<RunId, u64>>,
-    /// Syncs hold this lock, so that concurrent syncs share one.
+    /// Held by the sync in progress. A call that waited for this lock returns without a sync if the
+    /// sync in progress covered its changes.
     syncing: Mutex<()>,
     /// [`Gauges::appended`] at the last compaction of the whole database. A compaction holds this
     /// lock.
@@ -206,7 +207,10 @@ impl Drop for LsmIndex {
         self.write_touches();
         if let Err(error) = if synced { self.flush() } else { Ok(()) } {
             // Do not seal the manifest: its end may be missing on the disk.
-            tracing::error!(%error, "the index could not be flushed when it was closed");
+            tracing::error!(
+                %error,
+                "the index could not be flushed when it was closed: the next open replays its log"
+            );
             return;
         }
         self.db.seal();

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`LsmOptions::mode`] | while open | see `shape` |
 //! | [`LsmOptions::budget`] | while open | not an option of RocksDB: inserts are refused |
-//! | [`LsmOptions::memtable_bytes`] | at open, as it bounds all families together | `db_write_buffer_size` |
+//! | [`LsmOptions::memtable_bytes`] | at open, because it limits all families together | `db_write_buffer_size` |
 //! | [`LsmOptions::bloom_bits`] | at open, for files written later | `filter_policy` |
 //! | [`LsmOptions::block_cache_bytes`] | at open | `block_cache` |
 //! | [`LsmOptions::probe`], [`LsmOptions::verify`] | at open | not options of RocksDB |

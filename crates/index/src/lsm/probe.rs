@@ -54,15 +54,15 @@ pub(super) fn walk_back(
     }
 }
 
-/// Finds a page that is present while the next page is missing. If all pages before it are present,
-/// it is the last page of the longest prefix.
+/// Finds a page that is present while the next page is missing. If all pages before the found page
+/// are present too, the found page is the last page of the longest prefix.
 fn last_found(db: &Families, scope: ScopeSlot, keys: &dyn PageHashes) -> Option<Found> {
     let find = |at: usize| {
         db.find(scope, keys.at(at)).map(|(run, page)| Found { pages: at + 1, run, page })
     };
     let (mut known, mut missing) = (0, keys.len());
     let mut found = None;
-    // Looks up the first page first: most probes of a cold cache find that it is missing.
+    // Looks up the first page first: most probes of a cold cache find that this page is missing.
     let mut next = 0;
     while known < missing {
         match find(next) {

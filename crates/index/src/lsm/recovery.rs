@@ -110,6 +110,7 @@ pub(crate) fn refuse_in_forked_child(dir: &Path) -> Result<()> {
 enum OpenFailure {
     /// The open was refused: the files are unchanged, and are not known to be damaged.
     Refused(Error),
+    /// The database is damaged: a repair may recover runs.
     Damage(Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -383,7 +384,7 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
             _ => break,
         }
     }
-    // The runs in `later` were linked to runs that were inserted after them.
+    // Link the runs in `later`, whose parents were inserted after them.
     for (name, parent, page) in later {
         let first = new.page(name, 0);
         let parent = names.get(&parent).and_then(|parent| new.page(*parent, page.into()));
@@ -401,13 +402,17 @@ fn copy(old: &Families, new: &LsmIndex) -> Result<(u64, u64)> {
 }
 
 enum Saved {
+    /// The run was inserted under this name.
     As(RunId),
     /// The run was inserted without its parent, which is inserted later: the run's name in the new
     /// database, the parent's name in the old database, and the page of the parent.
     Later(RunId, RunId, u16),
+    /// The run is inconsistent, or its parent was not inserted: the run was not inserted.
     Not,
 }
 
+/// Inserts the run `run` of `old`, whose record is `value`, into `new`. `names` maps the names of
+/// the runs inserted before from `old` to `new`.
 fn save_run(
     old: &Families,
     new: &LsmIndex,
@@ -434,7 +439,8 @@ fn save_run(
             None => return Ok(Saved::Not),
         },
     };
-    // A removed page has no hash. Insert the run with substitute pages, and remove these again.
+    // A removed page has no hash. Insert the run with a substitute hash for each removed page, and
+    // remove the substitutes after that.
     let mut filled = hashes.clone();
     let mut stand_ins = Vec::new();
     for (page, hash) in (0..=u16::MAX).zip(&mut filled).filter(|(_, hash)| **hash == PageHash::NONE)

@@ -24,7 +24,8 @@ pub(super) fn write(database: &Path, seal: &Path) {
         tracing::warn!(
             %error,
             path = %seal.display(),
-            "the length of RocksDB's manifest could not be recorded"
+            "the length of RocksDB's manifest could not be recorded: the next open cannot notice \
+             that the manifest lost its end"
         );
     }
 }

@@ -98,7 +98,7 @@ impl Tuner {
     }
 }
 
-/// With `first`, gives all families their options, because RocksDB does not accept some of them at
+/// With `first`, gives all families their options, because RocksDB does not accept some options at
 /// open. Later, gives the changed options to the family of page hashes only. Run names ascend, so
 /// most keys of the other families arrive in order: their tables hardly overlap, and RocksDB moves
 /// such tables without merging them, whatever the options. Each change of a family's options makes
@@ -116,7 +116,8 @@ fn apply_to_family(db: &Families, family: Family, shape: &TreeShape) -> Result<(
     let names = shape.options();
     let names = names.each_ref().map(|(name, value)| (*name, value.as_str()));
     db.db.set_options_cf(db.handle(family)?, &names).map_err(|error| {
-        Error::fatal("RocksDB refused the options for the shape of the LSM-tree").because(error)
+        Error::fatal("RocksDB refused the options for the shape of the LSM-tree: report this")
+            .because(error)
     })
 }
 

@@ -136,6 +136,7 @@ impl LsmIndex {
         let mut removals: HashMap<RunId, (u16, Record)> = HashMap::new();
         let mut open: Vec<(RunId, u16)> = cuts.into_iter().collect();
         while let Some((run, keep)) = open.pop() {
+            // The children of pages `end` and later are in `open` or `removals` already.
             let end = match removals.get_mut(&run) {
                 Some((known, _)) if *known <= keep => continue,
                 Some((known, _)) => std::mem::replace(known, keep),

@@ -245,7 +245,8 @@ impl LsmResidency {
             Err(error) => {
                 tracing::warn!(
                     %error,
-                    "an entry of the residency index cannot be read: its page has no holders"
+                    "an entry of the residency index cannot be read: its page counts as a page \
+                     without holders"
                 );
                 None
             }

@@ -20,6 +20,7 @@ use ritornello_format::{PageHash, PageHashes, ScopeSlot};
 use std::collections::HashMap;
 use std::ops::Range;
 
+/// Maximum pages of a run, holes included.
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
 const COMPACT_FROM: usize = 16;

@@ -197,6 +197,7 @@ impl RunResidency {
         self.write_out()?;
         let mut journal = self.journal.lock();
         journal.copied = journal.length;
+        // The copy is durable, so it replaces the older files.
         let older = std::mem::take(&mut journal.older);
         self.measure(&journal);
         for (number, _) in older {
