@@ -187,7 +187,7 @@ fn records_become_durable_after_their_data() {
             let newest = contents(&*open(&disk)).into_keys().next_back().unwrap_or(0);
             assert!(
                 newest <= synced_data.get(),
-                "run {newest} is durable, data only up to {}",
+                "run {newest} is durable, but data only up to run {}",
                 synced_data.get()
             );
         }

@@ -67,8 +67,8 @@ fn full_disk_does_not_poison_the_index() {
     insert(&index, 2, None, &pages(2, 3)).unwrap();
     index.sync().unwrap();
     let after = open(Arc::new(disk.crash(5)), RunOptions::default());
-    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run whose first write failed");
-    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "the run inserted after the failed write");
+    assert_eq!(after.probe(SCOPE, &pages(1, 3)), 3, "the run whose first write failed is durable");
+    assert_eq!(after.probe(SCOPE, &pages(2, 3)), 3, "a run inserted after the failure is durable");
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
             let index = open(disk.clone(), false);
             assert_eq!(contents(&index), all, "the page cache has all runs");
             for round in 0..3 {
-                let what = format!("{failure:?} failed with {seed}, round {round}");
+                let what = format!("sync of {failure:?} failed, seed {seed}, round {round}");
                 put(&index, 20 + round * 2..22 + round * 2);
                 index.sync().unwrap();
                 check_everything_survives(&disk, &index, &what);
@@ -113,8 +113,9 @@ fn synced_runs_survive_a_predecessors_failed_sync() {
     }
 }
 
-/// Opens the index on `disk`, which was not closed cleanly. For each change that this opening makes
-/// to the disk, loses power after the change, opens the index again and calls `check` on it.
+/// Opens the index on `disk`, whose last owner did not close it cleanly. For each change that this
+/// opening makes to the disk, loses power after the change, opens the index again and calls `check`
+/// on the index.
 fn check_power_losses(disk: &SimDisk, depth: u32, check: &dyn Fn(&RunIndex)) {
     let recorder = Recorder::over(disk.clone());
     drop(open(recorder.medium(), false));
@@ -151,7 +152,7 @@ fn power_loss_while_rewriting_keeps_durable_runs() {
                 let now = contents(index);
                 let has =
                     |then: &Contents| then.iter().all(|(run, then)| now.get(run) == Some(then));
-                assert!(has(&durable), "{failure:?} failed with {seed}");
+                assert!(has(&durable), "sync of {failure:?} failed, seed {seed}");
                 assert!(now.iter().all(|(run, now)| all.get(run) == Some(now)));
             });
         }

@@ -2,8 +2,8 @@
 //! sets.
 //!
 //! A cleared worker is removed from every set immediately, without changing pages. A set that
-//! thereby becomes empty, or equal to another set, is *stale*: its pages name it until a sweep, or
-//! a change of the pages, replaces it.
+//! thereby becomes empty, or equal to another set, is *stale*: its pages keep its name until
+//! [`super::runs::Runs::reclaim`], or a change of the pages, gives them the name of another set.
 
 use super::{Holder, Tiers, Worker};
 use std::collections::HashMap;
@@ -32,6 +32,7 @@ pub(super) struct Sets {
 struct Set {
     /// Holders, ordered by worker.
     holders: Arc<[Holder]>,
+    /// Number of pages that name the set.
     pages: u64,
     stale: bool,
 }

@@ -105,6 +105,7 @@ impl PrefixIndex for RunIndex {
         for at in 0..pages.len() {
             let hash = pages.at(at);
             let Some((run, page, whole)) = self.removal(scope, hash) else { continue };
+            // Append the holes before a cut, so that the journal has the changes in their order.
             if punched.len() == ENTRIES || (whole && !punched.is_empty()) {
                 self.append(&mut pending, &JournalRecord::Punch(std::mem::take(&mut punched)));
             }

@@ -68,7 +68,7 @@ pub struct RunIndex {
     recovered: Recovered,
 }
 
-/// Figures that can be read without a lock.
+/// Sizes and counts that can be read without a lock.
 #[derive(Debug)]
 struct Gauges {
     poisoned: AtomicBool,
@@ -76,13 +76,16 @@ struct Gauges {
     budget: AtomicU64,
     /// Bytes of journal records that wait to be written.
     pending: AtomicU64,
+    /// Bytes of all journal files.
     journals: AtomicU64,
     /// Bytes of the current journal file.
     journal: AtomicU64,
     journal_files: AtomicU64,
     /// Bytes of the two checkpoint files.
     checkpoints: [AtomicU64; 2],
+    /// Bytes written to all files since the open.
     written: AtomicU64,
+    /// Number of checkpoints written since the open.
     made: AtomicU64,
 }
 

@@ -105,8 +105,8 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
     let last = numbers.last().copied();
     // Without any file, or with one journal file without records, no change was ever durable.
     let is_empty = undamaged && numbers.len() < 2 && newest == 0 && headers == [None; 2];
-    // If the replay ended before the last file, an open was interrupted while it rewrote the index:
-    // its new, empty journal file follows a file with a torn frame.
+    // If the replay ended before the last file, an earlier open was interrupted while it rewrote
+    // the index: the empty journal file of that open follows a file with a torn frame.
     let is_last = last.is_none_or(|last| last == replayed.ended_in);
     let is_intact = options.clean && undamaged && is_last && !renumbered;
     let must_rewrite = !is_intact && !is_empty;
@@ -234,8 +234,9 @@ fn newest_journal(headers: &[Option<CheckpointHeader>; 2]) -> u64 {
     headers.iter().flatten().map(|header| header.journal).max().unwrap_or(0)
 }
 
-/// The state of the two checkpoint files. `used` is the checkpoint that was loaded. The other file
-/// may be overwritten, and needs no journal file before number `first`, the first that exists.
+/// The state of the two checkpoint files. `used` is the checkpoint that was loaded. The other
+/// checkpoint may be overwritten, and needs no journal file before number `first`, the lowest
+/// number of an existing journal file.
 fn checkpoints_of(
     headers: &[Option<CheckpointHeader>; 2],
     used: Option<usize>,

@@ -147,6 +147,7 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     let mut dropped = Vec::new();
     let (mut tables, twins) = Tables::build(runs);
     drop_all(&mut tables, &invalid, &mut dropped);
+    // A page may have one run only. If both runs with an equal page still exist, drop the later.
     for (later, earlier) in twins {
         if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
             drop_all(&mut tables, &[later], &mut dropped);

@@ -184,6 +184,7 @@ impl Runs {
 
     /// Frees the record of a removed run whose slots are removed already.
     pub(crate) fn release(&mut self, run: Number) {
+        // Retire the record: a further run of this record would get the same name.
         if self.cold(run).reuse == u32::MAX {
             return;
         }
@@ -419,8 +420,9 @@ impl Runs {
         true
     }
 
-    /// Assigns new names to all runs if reuse counts are large. Returns whether names changed; if
-    /// names changed, older files must not be read again.
+    /// Assigns new names to all runs if the largest reuse count is at least [`RENUMBER_AT`].
+    /// Returns whether names changed; older files, which have the old names, must then not be read
+    /// again.
     pub(crate) fn renumber(&mut self) -> bool {
         if self.reuse < RENUMBER_AT {
             return false;

@@ -199,8 +199,9 @@ impl Slots {
         self.bytes = self.bytes + shard.slots.len() * 8 - before * 8;
     }
 
-    /// Estimates the bytes that slots for these pages would add by growing full shards: 9 bytes for
-    /// each new position. A full shard counts once for each of the pages in it.
+    /// Estimates the bytes that slots for `pages` would add by growing full shards: 9 bytes for
+    /// each new home position, which is a slot of 8 bytes and a share of the further positions. A
+    /// full shard counts once for each page of `pages` that belongs to it.
     pub(crate) fn growth(&self, pages: &[PageHash]) -> usize {
         let full = |hash: &&PageHash| self.shards[Self::shard(**hash)].is_full();
         let shards = pages.iter().filter(full).map(|hash| &self.shards[Self::shard(*hash)]);

@@ -218,7 +218,7 @@ impl Tables {
         let (scope, hashes) = (runs.hot(run).scope, runs.all_pages(run));
         for page in pages {
             let hash = hashes[page];
-            // Include pages of this run, which is not published yet.
+            // `Hot::pages` hides the pages of `run`, which is not published yet: use all its hashes.
             let same = |(other, at): (Number, u16)| {
                 runs.hot(other).scope == scope
                     && if other == run { hashes } else { runs.hot(other).pages() }

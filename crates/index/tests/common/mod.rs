@@ -287,8 +287,8 @@ impl Pair {
     }
 
     fn restore(&self, run: &Content, parent: Option<PageHash>) {
-        // A removed page has no key. Insert the run with substitute keys, and remove these pages
-        // again.
+        // A removed page has no hash. Insert the run with a substitute hash for each removed page,
+        // and remove the substitutes after that.
         let filled: Vec<PageHash> = run
             .pages
             .iter()
