@@ -23,7 +23,7 @@ fn attempt(codec: u8, frame: &[u8], bytes: usize) -> bool {
         let guards = out[..GUARD].iter().chain(&out[GUARD + bytes..]);
         assert!(
             guards.copied().all(|byte| byte == 0xc3),
-            "{} writes outside of the output",
+            "kernel {} writes outside of the output",
             kernel.word()
         );
         match result {

@@ -124,7 +124,7 @@ fn noise_and_odd_lengths_are_stored_raw() {
     for codec in LOSSLESS {
         for length in [0, 1, 2, 3, 63, 200_000, 200_001] {
             let (used, _) = round_trip(codec, Dtype::Bf16, &noise[..length]);
-            assert_eq!(used, Codec::Raw, "{codec:?} of {length} bytes of noise");
+            assert_eq!(used, Codec::Raw, "{codec:?} must store {length} bytes of noise raw");
         }
     }
 }

@@ -190,8 +190,8 @@ impl JournalHeader {
 /// | 16 p | page hashes; all zero where a page was removed alone |
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunImage<'a> {
-    /// The number of the run's record in memory (low 32 bits), and its reuse count (high 32 bits),
-    /// which increases each time when a removed run's record is used for a new run.
+    /// The number of the run's record in memory (low 32 bits), and the record's reuse count (high
+    /// 32 bits), which increases each time the record is used for a new run.
     pub run: u64,
     /// The scope of the run's pages.
     pub scope: ScopeSlot,

@@ -17,7 +17,7 @@ pub struct VolumeRecord {
     /// The volume's directory: relative to the store's directory, or absolute. Empty if the volume
     /// is retired; the number of a retired volume is not used again.
     pub dir: String,
-    /// No new run is placed in the volume, and it is retired once its segments are removed.
+    /// No new run is placed in the volume, and the volume is retired once its segments are removed.
     pub draining: bool,
     /// The lowest number that new segments may get. Segments with lower numbers may have been
     /// removed, and processes may still have them open.

@@ -86,7 +86,7 @@ impl From<Tier> for Tiers {
     }
 }
 
-/// A worker that holds a page, and the tiers that hold it: at least one.
+/// A worker that holds a page, and the tiers on which the worker holds the page, at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder {
     /// The worker.

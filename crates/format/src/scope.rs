@@ -80,8 +80,8 @@ pub struct Scope {
     /// caller and makes a distinct scope. `opaque` and names that begin with `opaque/` need no
     /// shape.
     pub layout: String,
-    /// Bytes per page. `None` if they follow from a known layout; giving the derived number makes
-    /// the same scope.
+    /// Bytes per page. `None` if the length of a page follows from a known layout; giving the
+    /// derived number makes the same scope.
     pub page_bytes: Option<u64>,
     /// Whether a key is a hash that depends on all keys before it in its sequence, so that the
     /// sequences before two equal keys are equal too.

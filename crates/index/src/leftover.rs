@@ -20,7 +20,7 @@ impl Backend {
     }
 
     /// Removes all files of `run` or `lsm` in `dir`, durably, even if the backend is not compiled
-    /// in. Returns whether there were any. For `memory` and `art` removes nothing.
+    /// in. Returns whether any file existed. For `memory` and `art` removes nothing.
     ///
     /// # Errors
     /// File-system errors. A repeated call removes the remaining files.

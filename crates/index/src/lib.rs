@@ -64,7 +64,7 @@ pub struct NewRun<'a> {
     pub scope: ScopeSlot,
     /// Whether the scope's keys are chained.
     pub chained: bool,
-    /// The page before the first page, if the caller knows it and it is in the index.
+    /// The page before the first page, if the caller knows this page and the index has it.
     pub parent: Option<PageHash>,
     /// The run's 1 to 65,535 pages. The index has none of them in this scope yet.
     pub pages: &'a [PageHash],
@@ -141,8 +141,8 @@ pub struct IndexStats {
     pub written_bytes: u64,
     /// Checkpoints written since the index was opened; in `lsm`, compactions of the whole database.
     pub checkpoints: u64,
-    /// Bytes of changes in memory that are not synced. The owner of the index must sync before they
-    /// reach a limit, above which the backend `run` refuses inserts (`Retry`).
+    /// Bytes of changes in memory that are not synced. The owner of the index must sync before
+    /// these bytes reach a limit, above which the backend `run` refuses inserts (`Retry`).
     pub pending_bytes: u64,
     /// Files now on disk.
     pub files: u64,

@@ -4,8 +4,8 @@ use crate::RunView;
 use ritornello_format::{Extent, PageHash, Place};
 
 impl RunView {
-    /// The extents of the run's header and live pages. The owner of the space marks them as in use
-    /// when it opens a store.
+    /// The extents of the run's header and live pages. An opening of a store marks these extents as
+    /// in use.
     #[must_use]
     pub fn live_extents(&self) -> Vec<Extent> {
         held(&self.place, &self.pages, 0)

@@ -144,7 +144,7 @@ fn only_puts_are_refused_at_the_ceiling() {
         long += full.fill(100);
     }
     let pages = full.index.stats().pages;
-    assert!(pages > 20 * single as u64 / 16, "{pages} pages, {long} long runs");
+    assert!(pages > 20 * single as u64 / 16, "only {pages} pages, and {long} puts of long runs");
     assert_eq!(full.index.probe(SCOPE, &[present]), 0, "the oldest run was removed first");
     // An index whose contents exceed its ceiling still opens, and refuses puts.
     full.index.sync().unwrap();

@@ -60,7 +60,7 @@ proptest! {
             prop_assert_eq!(index.clock(), pair.run.clock());
             let back = MemoryIndex::new();
             plain(&*index, &back);
-            prop_assert_eq!(&contents(&back), &expected, "back from {}", backend);
+            prop_assert_eq!(&contents(&back), &expected, "copied back from {}", backend);
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::sim_index::SimIndex;
 use ritornello_format::{Error, Result, RunHeader, UNIT, units_of};
 use ritornello_store::eviction::{Demand, Eviction, Resident};
 
-/// Maximum payload of a run, as in the store.
+/// Maximum payload of a run, as in a store on one volume.
 const RUN_BYTES_MAX: u64 = 64 << 20;
 /// Length of a key in a run's header: a SHA-256, as in vLLM.
 const KEY_BYTES: usize = 32;
@@ -89,9 +89,9 @@ impl ReplayCounts {
 ///
 /// A request reads its leading stored blocks and puts its missing blocks. The policy receives `hit`
 /// for the blocks read, `demanded` for all blocks, `victims` until there is space, `shrink` or
-/// `remove` for each victim, and `admit` for each new run. Runs are formed as in the store. The
-/// runs that hold the request's leading stored blocks are not evicted during the request. A run
-/// that finds no space is refused, and so are all later runs of the request.
+/// `remove` for each victim, and `admit` for each new run. Runs are formed as in a store on one
+/// volume. The runs that hold the request's leading stored blocks are not evicted during the
+/// request. A run that finds no space is refused, and so are all later runs of the request.
 ///
 /// # Errors
 /// `Invalid` if `sizes` cannot be simulated; `Fatal` if the policy violates its contract.

@@ -38,8 +38,8 @@ pub const SCALE_BYTES: usize = 4;
 /// Smallest usable step; smaller steps are stored as zero. The inverse of a step below about 3e-39
 /// would be infinite.
 const STEP_MIN: f32 = 1e-37;
-/// The number 2^23. Adding a number to it rounds the number to an integer, which the low bits of
-/// the sum hold.
+/// The number 2^23. The sum of 2^23 and a smaller number is rounded to an integer, so the low bits
+/// of the sum hold the smaller number, rounded.
 const TO_INTEGER: f32 = 8_388_608.0;
 /// Numbers compared in parallel to find the smallest and the largest number of a group of values.
 const LANES: usize = 32;
@@ -48,7 +48,7 @@ const LANES: usize = 32;
 pub struct Row {
     /// The smallest number of each channel of keys, as the integer to which [`ordered`] maps it.
     least: Vec<i16>,
-    /// The largest number of each channel of keys, mapped likewise.
+    /// The largest number of each channel of keys, as the integer to which [`ordered`] maps it.
     most: Vec<i16>,
     /// Smallest number of each group. A row of keys has one group per channel, a row of values one
     /// per `group` channels.

@@ -28,14 +28,14 @@ pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
 
 #[target_feature(enable = "avx2")]
 fn load<const N: usize>(bytes: &[u8; N], at: usize) -> __m256i {
-    assert!(at + 32 <= N, "32 bytes from {at} exceed an array of {N} bytes");
+    assert!(at + 32 <= N, "the 32 bytes must be inside the array");
     // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_loadu_si256(bytes.as_ptr().add(at).cast()) }
 }
 
 #[target_feature(enable = "avx2")]
 fn store<const N: usize>(bytes: &mut [u8; N], at: usize, value: __m256i) {
-    assert!(at + 32 <= N, "32 bytes from {at} exceed an array of {N} bytes");
+    assert!(at + 32 <= N, "the 32 bytes must be inside the array");
     // SAFETY: the array has at least 32 bytes starting at `at`.
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().add(at).cast(), value) };
 }

@@ -73,7 +73,7 @@ pub fn decode(kernel: Kernel, reader: &mut FrameReader<'_>, block: &mut [u8]) ->
 }
 
 /// Returns the first exponent of the window that covers the largest number of a sample's exponents;
-/// `None` if it covers at most three quarters of them.
+/// `None` if no window covers more than three quarters of the sample.
 fn choose(groups: &[Numbers]) -> Option<u8> {
     let mut counts = [0u32; 32];
     for group in groups.iter().step_by(groups.len().div_ceil(SAMPLE).max(1)) {

@@ -5,7 +5,7 @@ use super::GROUP;
 use super::codebook::{Codebook, ESCAPE, exponent};
 
 /// Encodes each number into one byte of `plane` and half a byte of `nibbles`. Returns the number of
-/// exponents written to `escapes`; `None` if they did not fit.
+/// exponents written to `escapes`; `None` if `escapes` is too short.
 pub fn encode(
     book: &Codebook,
     input: &[u8],

@@ -16,7 +16,7 @@ const BRANCHLESS_ESCAPES: usize = 4;
 pub type Numbers = [u8; 2 * GROUP];
 
 /// Encodes the groups of a strip. `first` is the first exponent of the strip's window. Returns how
-/// many exponents were written to `escapes`; `None` if they did not fit.
+/// many exponents were written to `escapes`; `None` if `escapes` is too short.
 #[inline(always)]
 pub fn encode_strip(
     first: u8,
@@ -97,9 +97,9 @@ pub fn patch_escapes<'e>(
     let mut listed = listed;
     if let Some(few) = escapes.first_chunk::<BRANCHLESS_ESCAPES>() {
         listed = listed.get(BRANCHLESS_ESCAPES..).unwrap_or_default();
-        // The loop has no branch, so every iteration writes a number. If no escape is left, it
-        // writes the number of the last escape again, or the group's first number if the group has
-        // no escape.
+        // The loop has no branch, so every iteration writes a number. If no escape is left, the
+        // iteration writes the number of the last escape again, or the group's first number if the
+        // group has no escape.
         let (mut at, mut right) = (0, u16::from_le_bytes([numbers[0], numbers[1]]));
         for &exponent in few {
             let next = missing.trailing_zeros() as usize % GROUP;

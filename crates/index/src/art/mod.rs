@@ -1,8 +1,8 @@
 //! The `art` backend: Holt, a persistent adaptive radix tree. The entries of a run's pages have
 //! adjacent keys.
 //!
-//! **Off by default.** The cargo feature `art` compiles it, and `ritornello bench index --backends
-//! art` opens it, for comparison. A store cannot have it as its index.
+//! **Off by default.** The cargo feature `art` compiles this backend, and `ritornello bench index
+//! --backends art` opens it, for comparison. A store cannot use this backend.
 //!
 //! | module | contents |
 //! |---|---|
@@ -36,14 +36,15 @@
 //!   and with [`ArtOptions::verify`] their page hashes and links too. To notice lost records, the
 //!   open compares the numbers of runs and pages that the records add up to with the stored
 //!   numbers.
-//! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if it still refuses,
-//!   all files are dropped. The losses are logged and reported by [`ArtIndex::recovered`].
+//! * *No recovery from damage.* If Holt refuses its files, its log is dropped; if Holt then still
+//!   refuses, all files are dropped. The losses are logged and reported by
+//!   [`ArtIndex::recovered`].
 //! * *A kill loses changes that were not synced.* Up to 64 KiB of the log are in the memory of the
 //!   process. Synced changes are safe.
 //! * *A failed sync is not repaired.* Holt reads its log and its list of frames from the page
 //!   cache, which may hold bytes that the disk lacks, and appends to the same files. Holt never
-//!   writes lost entries of its list of frames again. After a failed sync the index is intact until
-//!   the next power loss: remove it, or [copy](crate::copy()) it to another index.
+//!   writes lost entries of its list of frames again. After a failed sync the index is intact only
+//!   until the next power loss: remove the index, or [copy](crate::copy()) it to another index.
 //!   [`crate::OpenOptions::clean`] has no effect.
 //! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts the bytes of each key
 //!   and value once, although Holt writes them to its log and to its frames.
@@ -97,7 +98,7 @@ pub struct ArtIndex {
     tree: Holt,
     dir: PathBuf,
     options: ArtOptions,
-    /// The run numbers that are assigned next. The lock on them serialises writers.
+    /// The run numbers that are assigned next. This lock serialises writers.
     numbers: Mutex<Numbers>,
     /// Recency of runs that is not written to the tree yet.
     touched: Mutex<HashMap<RunId, u64>>,

@@ -261,7 +261,7 @@ fn crash_remains_of_a_long_run_are_removed() {
     drop(index);
     let index = open(dir.path());
     assert_eq!(index.recovered().leftover_keys, 8);
-    assert_eq!(index.recovered().dropped_runs, 1, "the child {behind:?} of the lost run");
+    assert_eq!(index.recovered().dropped_runs, 1, "the child {behind:?} is dropped");
     assert_eq!(contents(&index).len(), 1);
     assert_eq!(index.tree.scan(b"h").count(), 5);
     assert!(!index.tree.any(super::key::CHILDREN).unwrap());

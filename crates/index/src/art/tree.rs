@@ -36,7 +36,7 @@ fn unpad(mut value: Vec<u8>) -> Vec<u8> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Batch(Vec<Change>);
 
-/// A key, and its new value; `None` deletes it.
+/// A key, and its new value; `None` deletes the key.
 type Change = (Box<[u8]>, Option<Box<[u8]>>);
 
 impl Batch {

@@ -6,8 +6,8 @@
 //!
 //! Counting an operation takes one or two relaxed atomic additions. Decisions are made in
 //! [`Controller::decide`], which only [`crate::PrefixIndex::maintain_after`] calls. A new target is
-//! not applied immediately: [`Controller::step`] returns settings on the way to it, at most one per
-//! flush, so that a transition causes no additional rewrites.
+//! not applied immediately: [`Controller::step`] returns settings on the way to the target, at most
+//! one per flush, so that a transition causes no additional rewrites.
 
 use crate::tuning::{Mix, Prices, Reason, Setting, TreeSize, TuningDecision};
 use parking_lot::Mutex;

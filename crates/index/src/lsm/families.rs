@@ -131,8 +131,8 @@ impl Families {
         self.poisoned.load(Ordering::Acquire)
     }
 
-    /// Poisons the index after a failed read or write: it refuses writes, and reads continue where
-    /// possible.
+    /// Poisons the index after a failed read or write: the index then refuses writes, and reads
+    /// continue where possible.
     pub(super) fn poison(&self, error: &rocksdb::Error) {
         // A file-system error does not prove damage of the files' contents.
         let refused = error.kind() == rocksdb::ErrorKind::IOError

@@ -305,8 +305,8 @@ impl PrefixIndex for LsmIndex {
         let budget = self.gauges.budget.load(Ordering::Relaxed);
         let appended = self.gauges.appended.load(Ordering::Acquire);
         let over = self.gauges.files(&self.db).0.bytes > budget;
-        // If only the worst case exceeds the budget, a compaction of the same entries would not
-        // reduce it again.
+        // If only the worst case exceeds the budget, and nothing was appended since the last
+        // compaction, another compaction would not reduce the worst case.
         if !over && (self.gauges.worst_bytes(&self.db) <= budget || appended == *last) {
             return Ok(());
         }

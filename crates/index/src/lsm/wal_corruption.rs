@@ -42,8 +42,8 @@ pub(crate) fn truncate_logs(logs: &[(PathBuf, u64)]) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the manifest that `CURRENT` names has a record of a recycled log. `false` if it cannot
-/// be read: RocksDB reports that itself.
+/// Whether the manifest that `CURRENT` names has a record of a recycled log. `false` if the
+/// manifest cannot be read: RocksDB reports such a failure itself.
 pub(crate) fn is_in_manifest(database: &Path) -> bool {
     fs::read_to_string(database.join("CURRENT"))
         .and_then(|name| find_in_file(&database.join(name.trim_end())))

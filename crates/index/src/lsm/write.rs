@@ -58,8 +58,8 @@ impl<'a> Change<'a> {
 }
 
 impl LsmIndex {
-    /// Writes a change. If RocksDB refuses it, the index is unchanged, and is poisoned: it refuses
-    /// all later writes.
+    /// Writes a change. If RocksDB refuses the change, the index is unchanged, and is poisoned: the
+    /// index refuses all later writes.
     pub(super) fn commit(&self, writer: &mut Writer, mut change: Change<'_>) -> Result<()> {
         self.db.check()?;
         change.batch.put(COUNTS, change.counts.encode());

@@ -2,7 +2,7 @@
 //!
 //! A router receives events from many workers about pages that they stored, removed and cleared.
 //! For each request the router needs, for each worker, the number of leading pages that the worker
-//! holds. [`Residency`] answers this; three backends implement it:
+//! holds. [`Residency`] returns these numbers; three backends implement the trait:
 //!
 //! | | holds | keeps after a restart |
 //! |---|---|---|

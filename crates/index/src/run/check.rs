@@ -22,8 +22,8 @@ pub(crate) fn check(new: &NewRun<'_>) -> Result<()> {
     check_place(new.place, new.pages.len())
 }
 
-/// Checks that a place holds `pages` pages, or is empty as in a metadata-only index, and that it
-/// fits a journal record.
+/// Checks that a place holds `pages` pages, or has no extents (in measurements without page data),
+/// and that the run's image fits a journal record.
 pub(crate) fn check_place(place: &Place, pages: usize) -> Result<()> {
     if !place.extents.is_empty() {
         place.check(pages as u32, u32::MAX).map_err(|error| {
@@ -74,8 +74,8 @@ impl RunIndex {
         .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
-    /// Checks a run against the tables. Returns the run and page of its parent; [`NO_RUN`] if it
-    /// names no parent.
+    /// Checks a run against the tables. Returns the parent's run and page; [`NO_RUN`] if `new` names
+    /// no parent.
     ///
     /// # Errors
     /// `Invalid` if a page exists already, or if the parent does not exist.

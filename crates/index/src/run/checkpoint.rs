@@ -82,8 +82,8 @@ impl RunIndex {
         let (journal, limit) =
             (self.gauges.journal.load(Ordering::Relaxed), journal_bytes_max(budget));
         let journals = self.gauges.journals.load(Ordering::Relaxed);
-        // After a reduction of the budget, files may exceed it until shorter checkpoints replace
-        // them.
+        // After a reduction of the budget, the files may exceed the budget until shorter
+        // checkpoints replace them.
         let files = self.gauges.checkpoints.iter().map(|bytes| bytes.load(Ordering::Relaxed));
         journal >= limit
             || (journals >= limit && self.worst_case(0) >= budget / 4 * 3)

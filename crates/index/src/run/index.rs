@@ -31,8 +31,8 @@ impl PrefixIndex for RunIndex {
         self.check_memory(new.pages, new.place.extents.len())?;
         let (parent, parent_page) = self.check_against_tables(new)?;
         let attach = new.chained && parent != NO_RUN;
-        // The run passed all checks. No other writer can invalidate them while this call holds the
-        // writers' lock.
+        // The run passed all checks. No other writer can invalidate the checks while this call
+        // holds the writers' lock.
         let mut tables = self.tables.write();
         let run = tables.runs.allocate().ok_or_else(|| {
             Error::retry("the index holds the maximum number of runs: remove pages")

@@ -63,7 +63,8 @@ pub(super) enum Extents {
     #[default]
     None,
     One(Extent),
-    /// Boxed twice, so that the pointer is thin and the enum takes 16 bytes, as it does for `One`.
+    /// Boxed twice, so that the pointer is thin and the enum takes no more than the 16 bytes that
+    /// `One` needs.
     Many(Box<ManyExtents>),
 }
 
@@ -150,8 +151,8 @@ pub(crate) struct Cold {
     pub(super) extents: Extents,
     pub(super) header_units: u32,
     pub(super) page_units: u32,
-    /// Reuse count, which grows whenever the record gets a new run. Together with the record's
-    /// number it is the run's name.
+    /// Reuse count, which grows whenever the record gets a new run. The record's number and this
+    /// count are the run's name.
     pub(super) reuse: u32,
     pub(crate) parent: Number,
     pub(crate) child: Number,

@@ -14,10 +14,11 @@ pub struct StoredIndex {
     /// Runs and pages in the newest checkpoint whose header and end are intact; `None` without such
     /// a checkpoint. The frames between header and end are not read, and may be damaged.
     pub checkpoint: Option<(u64, u64)>,
-    /// Bytes of the journal records after this checkpoint, whose changes it may not show.
+    /// Bytes of the journal records after this checkpoint, whose changes the checkpoint may not
+    /// show; without such a checkpoint, of all journal records.
     pub journal_bytes: u64,
-    /// Whether there is no such checkpoint although the journal does not begin with the first
-    /// change: the next owner cannot recover all pages.
+    /// Whether `checkpoint` is `None` although the journal does not begin with the first change:
+    /// the next owner cannot recover all pages.
     pub lacks_checkpoint: bool,
 }
 

@@ -1,6 +1,6 @@
 //! The memory-resident tables, slots and runs, and the lookup of key sequences in them.
 //!
-//! [`super::RunIndex`] guards them with one read-write lock. A probe holds the lock once, for
+//! [`super::RunIndex`] guards the tables with one read-write lock. A probe holds the lock once, for
 //! reading: for less than a microsecond for some hundred pages. A writer changes slots in *batches*
 //! of at most [`LOCK_BATCH`] pages, and retentions in batches of at most 1,024. The writer holds
 //! the lock for writing during one batch at a time, and a reader may see the state between two
@@ -73,8 +73,8 @@ impl Tables {
         })
     }
 
-    /// Matches the keys starting at `at` with one run. Returns the run, the first page in it, and
-    /// the number of pages that match.
+    /// Matches the keys starting at `at` with one run. Returns the run, the number of its first page
+    /// that matches, and how many pages match.
     ///
     /// In a chained scope a hash commits to all pages before it. If run and keys have equal hashes
     /// at the last position that both have, all earlier pages are therefore equal. If these hashes

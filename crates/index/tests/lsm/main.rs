@@ -242,7 +242,7 @@ fn tree_shape_changes_stepwise_while_open() {
         flush(&index, &mut next, 1);
         most = most.max(index.tuning().unwrap().sorted_runs);
     }
-    assert!(most > 4, "{most} runs at most");
+    assert!(most > 4, "at most {most} sorted runs");
     let before = contents(&index);
     drop(index);
     assert_eq!(contents(&open(dir.path())), before);
@@ -266,8 +266,8 @@ fn decisions_follow_operations_and_are_reported() {
     let read = index.tuning().unwrap();
     let last = *read.decisions.last().unwrap();
     // The tuner makes a new decision after two consecutive windows of 4,096 operations whose mix
-    // has shifted. The first of them may have begun while the test still wrote, so the mix may
-    // contain writes.
+    // has shifted. The first of these windows may have begun while the test still wrote, so the mix
+    // may contain writes.
     assert!(last.mix.writes < 0.3 && last.mix.hits > 0.3 && last.mix.empty > 0.1, "{last:?}");
     assert!(read.target.runs <= written.target.runs, "{read:?}");
 }

@@ -59,7 +59,7 @@ pub struct Transfer {
 pub struct Rates {
     /// From host memory to the device.
     pub link: f64,
-    /// From the disk, in requests that keep it busy.
+    /// From the disk, with enough requests in flight to keep the disk busy.
     pub disk: f64,
     /// From the disk to the device, if the CPU issues each copy.
     pub copies: f64,
@@ -119,9 +119,9 @@ impl Medium {
 pub struct Prices {
     /// The device.
     pub gpu: f64,
-    /// Host memory, all of it.
+    /// All host memory of the machine.
     pub dram: f64,
-    /// Disks, all of them.
+    /// All disks of the machine.
     pub ssd: f64,
 }
 
@@ -209,7 +209,7 @@ impl Prefill {
         self.run(transfer, tokens - new, new)
     }
 
-    /// Returns the mean bubble over `hit_rates`, in seconds; 0 if there are none.
+    /// Returns the mean bubble over `hit_rates`, in seconds; 0 if `hit_rates` is empty.
     #[must_use]
     pub fn mean_bubble(&self, transfer: &Transfer, tokens: f64, hit_rates: &[f64]) -> f64 {
         let sum: f64 = hit_rates.iter().map(|hit| self.at(transfer, tokens, *hit).bubble).sum();

@@ -19,15 +19,15 @@ pub(super) const ASSUMED_HIT_RATES: [f64; 6] = [0.5, 0.75, 0.875, 0.9375, 0.968_
 pub struct PublishedRow {
     /// Name of the figure.
     pub figure: &'static str,
-    /// Unit of both numbers.
+    /// Unit of `published` and `model`.
     pub unit: &'static str,
-    /// As published.
+    /// The published figure.
     pub published: f64,
-    /// As the model computes it.
+    /// The figure that the model computes.
     pub model: f64,
-    /// Whether the model reproduces the figure. If so, they differ by less than 5 %. A figure that
-    /// also depends on quantities outside the model is not reproduced, even if the numbers are
-    /// close.
+    /// Whether the model reproduces the figure. If so, `published` and `model` differ by less than
+    /// 5 %. A figure that also depends on quantities outside the model is not reproduced, even if
+    /// `published` and `model` are close.
     pub reproduced: bool,
     /// Fitted or assumed parameters, or the reason why the figure is not reproduced.
     pub why: &'static str,

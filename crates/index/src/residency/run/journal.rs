@@ -47,7 +47,7 @@ impl Pending {
         self.next += 1;
     }
 
-    /// Takes all records. Returns them and the sequence number of the first.
+    /// Takes all records. Returns the records, and the sequence number of the first record.
     fn take(&mut self) -> (Vec<u8>, u64) {
         let first = std::mem::replace(&mut self.first, self.next);
         (std::mem::take(&mut self.buffer).into_vec(), first)

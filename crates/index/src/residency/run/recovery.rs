@@ -136,7 +136,7 @@ pub(super) fn open(
             file.set_len(restored.length)?;
         }
         // The previous process may have died before its sync, so the recovered bytes may be in the
-        // page cache only. After this sync the index may treat them as durable.
+        // page cache only. After this sync the index may treat the bytes as durable.
         file.sync_data()?;
         older.clear();
         (file, last, restored.length)
