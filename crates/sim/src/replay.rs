@@ -63,7 +63,7 @@ pub struct ReplayCounts {
     /// Bytes written for the admitted blocks: pages, padding, and run headers, which Belady's bound
     /// does not have.
     pub bytes_written: u64,
-    /// Bytes of the blocks written.
+    /// Bytes of the blocks written, without padding and run headers.
     pub bytes_admitted: u64,
 }
 

@@ -73,7 +73,7 @@ pub struct Row {
     pub write_amplification: f64,
     /// Duration of the replay in seconds.
     pub seconds: f64,
-    /// Block references per second.
+    /// Block references replayed per second.
     pub references_per_second: f64,
 }
 

@@ -207,7 +207,7 @@ impl Controller {
         self.state.lock().applied
     }
 
-    /// The target setting.
+    /// The setting that [`Controller::step`] approaches.
     #[must_use]
     pub fn target(&self) -> Setting {
         self.state.lock().target

@@ -49,7 +49,7 @@ impl<'a> Change<'a> {
         self.put(family, &keys::run(run), value)
     }
 
-    /// Deletes an entry, which exists with this value.
+    /// Deletes an entry, which exists with the value `value`.
     fn delete(&mut self, family: Family, key: &[u8], value: &[u8]) -> Result<()> {
         self.batch.delete_cf(self.db.handle(family)?, key);
         self.counts.sum.subtract(family, key, value);

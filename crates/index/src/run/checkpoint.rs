@@ -54,7 +54,7 @@ pub(super) fn path_of_new(dir: &Path) -> PathBuf {
 pub(super) struct CheckpointFile {
     /// Id of the checkpoint; zero if the file holds no valid checkpoint.
     pub(super) id: u64,
-    /// Number of the journal file that follows the checkpoint.
+    /// Number of the first journal file that recovery replays after loading the checkpoint.
     pub(super) journal: u64,
 }
 

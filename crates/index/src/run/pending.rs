@@ -77,7 +77,7 @@ impl Pending {
         self.sealed.push_front((last, records));
     }
 
-    /// Bytes of all records.
+    /// Bytes of all records that are not written yet, sealed or not.
     pub(super) fn bytes(&self) -> u64 {
         let sealed: usize = self.sealed.iter().map(|(_, batch)| batch.len()).sum();
         (sealed + self.buffer.as_slice().len()) as u64

@@ -15,7 +15,7 @@ use ritornello_format::{Extent, PageHash, Place, ScopeSlot};
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     last: PageHash,
-    /// All hashes, if there are several.
+    /// All hashes of the run; `None` if the run has one page.
     many: Option<Box<Hashes>>,
 }
 

@@ -100,7 +100,7 @@ impl Runs {
         &mut self.cold[run as usize >> CHUNK_BITS][run as usize % CHUNK]
     }
 
-    /// One past the largest number of the chunks, freed chunks included.
+    /// One past the largest number of a record in any chunk, freed chunks included.
     pub(crate) fn end(&self) -> Number {
         (self.hot.len() * CHUNK) as Number
     }

@@ -59,7 +59,7 @@ impl Tables {
         self.slots.bytes() + self.runs.bytes() + self.runs.live as usize * TOUCHED_BYTES
     }
 
-    /// Bytes that a run would add.
+    /// Estimates the bytes of memory that a run with these pages and `extents` extents would add.
     pub(crate) fn growth(&self, pages: &[PageHash], extents: usize) -> usize {
         self.slots.growth(pages) + self.runs.growth(pages.len(), extents) + TOUCHED_BYTES
     }

@@ -26,7 +26,7 @@ struct Restored {
     runs: Runs,
     /// Sequence number of the last record.
     last: u64,
-    /// End of the intact part of the last file.
+    /// Length of the intact part of the last file read.
     length: u64,
     /// Length of the last file when its initial copy was complete; zero if the copy is incomplete.
     copied: u64,
