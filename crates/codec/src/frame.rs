@@ -70,7 +70,8 @@ impl<'a> FrameReader<'a> {
         };
         if head[0] != VERSION {
             return Err(Error::miss(
-                "an encoded slice has an unknown version: upgrade Ritornello, or compute the page again",
+                "an encoded slice has an unknown version: upgrade Ritornello, or compute the page \
+                 again",
             )
             .with("version", head[0]));
         }

@@ -7,10 +7,11 @@
 //!
 //! **Promises.** `split` and `zstd` restore every bit of any slice. A frame is never longer than
 //! the slice: if a codec would not make it shorter, the slice is stored raw, and the run header
-//! must record [`Codec::Raw`]. For any frame, [`decode`] never panics, and accesses no memory of the
-//! caller except the frame and the output. Buffers of `decode` take at most ten times the length of
-//! the slice, in addition to one Zstandard context per thread. Damage that `decode` detects is a
-//! `Miss`; the slice's checksum detects other damage. All kernels write the same frames.
+//! must record [`Codec::Raw`]. For any frame, [`decode`] never panics, and accesses no memory of
+//! the caller except the frame and the output. Buffers of `decode` take at most ten times the
+//! length of the slice, in addition to one Zstandard context per thread. Damage that `decode`
+//! detects is a `Miss`; the slice's checksum detects other damage. All kernels write the same
+//! frames.
 //!
 //! **Must not know** pages, the location of frames, or the reason why a codec was chosen.
 

@@ -73,8 +73,8 @@ fn compare(all: &[(&str, Vec<u8>)]) {
     }
     assert!(
         std::env::var_os("RITORNELLO_WRITE_GOLDEN").is_some(),
-        "no bytes are recorded for these records; run once with RITORNELLO_WRITE_GOLDEN=1 to record \
-         them:\n{missing}"
+        "no bytes are recorded for these records; run once with RITORNELLO_WRITE_GOLDEN=1 to \
+         record them:\n{missing}"
     );
     let mut text = std::fs::read_to_string(path()).unwrap_or_default();
     text.push_str(&missing);

@@ -181,8 +181,8 @@ pub(super) fn error(cause: holt::Error) -> Error {
     use holt::Error as E;
     let error = match &cause {
         E::Alloc(_) | E::Free(_) | E::NotYetImplemented(_) => Error::retry(
-            "Holt found no room for the keys in its frames: remove pages, or use the index `run` or \
-             `lsm`, which do not have this limit",
+            "Holt found no room for the keys in its frames: remove pages, or use the index `run` \
+             or `lsm`, which do not have this limit",
         ),
         E::KeyTooLong { .. } | E::ValueTooLong { .. } | E::WalRecordTooLarge { .. } => {
             Error::invalid("Holt takes keys and values of up to 64 KiB: insert shorter runs")

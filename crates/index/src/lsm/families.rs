@@ -165,8 +165,8 @@ impl Families {
         if let Err(error) = std::fs::write(&self.names.marker, b"") {
             tracing::error!(
                 %error,
-                "the file that marks the index as damaged could not be written: the next open may miss \
-                 the damage"
+                "the file that marks the index as damaged could not be written: the next open may \
+                 miss the damage"
             );
         }
     }

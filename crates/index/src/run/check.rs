@@ -74,8 +74,8 @@ impl RunIndex {
         .with("memory_bytes_max", self.options.memory_bytes_max))
     }
 
-    /// Checks a run against the tables. Returns the parent's run and page; [`NO_RUN`] if `new` names
-    /// no parent.
+    /// Checks a run against the tables. Returns the parent's run and page; [`NO_RUN`] if `new`
+    /// names no parent.
     ///
     /// # Errors
     /// `Invalid` if a page exists already, or if the parent does not exist.

@@ -73,8 +73,8 @@ impl Tables {
         })
     }
 
-    /// Matches the keys starting at `at` with one run. Returns the run, the number of its first page
-    /// that matches, and how many pages match.
+    /// Matches the keys starting at `at` with one run. Returns the run, the number of its first
+    /// page that matches, and how many pages match.
     ///
     /// In a chained scope a hash commits to all pages before it. If run and keys have equal hashes
     /// at the last position that both have, all earlier pages are therefore equal. If these hashes
@@ -218,7 +218,7 @@ impl Tables {
         let (scope, hashes) = (runs.hot(run).scope, runs.all_pages(run));
         for page in pages {
             let hash = hashes[page];
-            // `Hot::pages` hides the pages of `run`, which is not published yet: use all its hashes.
+            // Use all hashes of `run`: `Hot::pages` is empty until the run is published.
             let same = |(other, at): (Number, u16)| {
                 runs.hot(other).scope == scope
                     && if other == run { hashes } else { runs.hot(other).pages() }

@@ -144,7 +144,8 @@ pub fn published() -> Vec<PublishedRow> {
             100.0 * (price * long(&issued, 112.0) / long(&files, 112.0) - 1.0),
             false,
             "the published cost needs 2.17 times the throughput, which the paper shows only in a \
-             diagram; the model has no concurrent requests, and compares the two TTFTs of 112k above",
+             diagram; the model has no concurrent requests, and compares the two TTFTs of 112k \
+             above",
         ),
     ]
 }
