@@ -1,4 +1,4 @@
-//! Compiles the kernels for the processor, if the feature `emulated` is enabled.
+//! Compiles the kernels for the CPU, if the feature `emulated` is enabled.
 
 fn main() {
     println!("cargo::rerun-if-changed=kernels");

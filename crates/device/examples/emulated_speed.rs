@@ -60,7 +60,7 @@ fn main() -> ritornello_format::Result<()> {
     Ok(())
 }
 
-/// The shortest time of several runs, in seconds.
+/// The shortest time of [`RUNS`] calls of `run`, in seconds.
 fn best(mut run: impl FnMut()) -> f64 {
     let times = (0..RUNS).map(|_| {
         let began = Instant::now();

@@ -37,7 +37,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def compiled(nvrtc: ctypes.CDLL, source: bytes) -> str:
-    """Compiles `source` to PTX. If the compiler prints messages, exits with them."""
+    """Compiles `source` to PTX. If the compiler prints messages, shows them and exits."""
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc.nvrtcVersion(*(ctypes.byref(part) for part in version))
     found = tuple(part.value for part in version)

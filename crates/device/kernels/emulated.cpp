@@ -1,5 +1,5 @@
-// Compiles `kv.cu` for the processor, for the emulated device and tests. One call of a kernel runs
-// one warp, in a loop over its lanes.
+// Compiles `kv.cu` for the CPU, for the emulated device and tests. One call of a kernel runs one
+// warp, in a loop over its lanes.
 
 #include <cstring>
 

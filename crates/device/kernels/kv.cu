@@ -58,9 +58,9 @@ __device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes,
   }
 }
 
-// Moves the `count` spans at `spans` of `pages` pages; these spans have `units` units in a page.
-// Each entry of `moves` names the block and the slot of one page. `arena` is the address of the
-// arena of the slots.
+// Moves the `count` spans of the table `spans` of `pages` pages. These spans together have `units`
+// units in each page. Each entry of `moves` names the block and the slot of one page. `arena` is
+// the address of the arena of the slots.
 template <typename Word, bool TO_POOL>
 __device__ __forceinline__ void move_pages(const Span *spans, u32 count, u32 units,
                                            const Move *moves, u32 pages, char *arena) {

@@ -7,7 +7,8 @@ use ritornello_format::{Error, ErrorKind, Result};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Maximum events that exist: each move in flight has one.
+/// Maximum events that exist: each move in flight has an event, and each mark of a stream that is
+/// in use.
 const EVENTS_MAX: usize = 4096;
 /// Interval at which a thread asks the driver whether an event is complete: the driver offers no
 /// wait with a deadline.
@@ -77,11 +78,13 @@ impl Core {
         self.broken.get().is_some()
     }
 
-    /// Returns `Fatal` if the device is broken, or this is a forked child of the process that
-    /// opened the device.
+    /// Returns `Fatal` if the device is broken, or the calling process is a forked child of the
+    /// process that opened the device.
     pub(crate) fn check(&self) -> Result<()> {
         if ritornello_volume::process_id() != self.process {
-            return Err(Error::fatal("a forked process cannot use the device of its parent"));
+            return Err(Error::fatal(
+                "a forked process cannot use the device of its parent: start workers by spawn",
+            ));
         }
         match self.broken.get() {
             None => Ok(()),
@@ -102,7 +105,11 @@ impl Core {
                 events.made += 1;
                 raw
             }
-            None => return Err(Error::retry("too many moves of the device are in flight")),
+            None => {
+                return Err(Error::retry(
+                    "too many moves are in flight on the device: try again later",
+                ));
+            }
         };
         Ok(Event { core: Arc::clone(self), raw })
     }
@@ -121,7 +128,8 @@ impl Drop for Core {
     }
 }
 
-/// An event. Dropping it lets another move use it.
+/// An event that one move or one mark uses. When the value is dropped, the driver's event can be
+/// used again.
 #[derive(Debug)]
 pub struct Event {
     core: Arc<Core>,

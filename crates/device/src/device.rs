@@ -17,11 +17,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time for measuring the ways of a pool in one direction.
+/// Time after which no further number of pieces is measured in one direction of a pool.
 const PROBE_TIME: Duration = Duration::from_millis(30);
-/// Numbers of pieces with which the ways are measured.
+/// Numbers of pieces of the moves that are measured.
 const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
-/// Maximum device memory for measuring.
+/// Maximum bytes of device memory that a measurement allocates.
 const PROBE_BYTES: usize = 64 << 20;
 /// Maximum moves of one measurement. With several moves, the mover's polling interval adds less to
 /// the mean time of one.
@@ -34,7 +34,8 @@ const MOVE_TIME: Duration = Duration::from_secs(30);
 pub enum WayChoice {
     /// Choose the faster way by a measurement, which takes about 60 ms.
     Measure,
-    /// Choose by the length of pieces.
+    /// Choose the copy engines for pieces of 32 KiB and more on average, and a kernel for shorter
+    /// pieces.
     ByLength,
     /// Always use this way, for tests and benchmarks.
     Always(Way),
@@ -90,7 +91,8 @@ impl Device {
     /// Checks that the device can be used.
     ///
     /// # Errors
-    /// `Fatal` if the device is broken, or this is a forked child of the process that opened it.
+    /// `Fatal` if the device is broken, or the calling process is a forked child of the process
+    /// that opened the device.
     pub fn check(&self) -> Result<()> {
         self.core.check()
     }
@@ -145,8 +147,9 @@ impl Device {
     /// A table of moves between page `n` of `slots` and block `blocks[n]` of `pool`, for each `n`.
     ///
     /// # Errors
-    /// `Invalid` if slots and pool differ in device or page length, a block does not exist, two pages would
-    /// fill one block, or the table is empty or too long; `Fatal` if the device cannot be used.
+    /// `Invalid` if slots and pool differ in device or page length, a block does not exist, two
+    /// pages would fill one block, or the table is empty or too long; `Fatal` if the device cannot
+    /// be used.
     pub fn table(
         &self,
         pool: &Arc<Pool>,
@@ -167,8 +170,8 @@ impl Device {
     ///
     /// # Safety
     /// From the completion of `after` until the move is complete, no other code or work writes to
-    /// the bytes that it reads, or accesses the bytes that it writes. After a failed move this
-    /// holds until the process exits.
+    /// the bytes that the move reads, or accesses the bytes that the move writes. After a failed
+    /// move this holds until the process exits.
     pub unsafe fn submit(
         &self,
         table: &Arc<Table>,
@@ -254,7 +257,8 @@ impl Device {
             let pool =
                 unsafe { self.pool(&[span], pieces as u32, WayChoice::Always(way), Arc::new(())) }?;
             let table = self.table(&pool, &slots, &blocks, direction)?;
-            // The first move includes the upload of the table, and the loading of the kernel.
+            // The first move is not measured, because it includes the upload of the table and the
+            // loading of the kernel.
             self.measure_move(&table, 1)?;
             let times = (PROBE_PIECES[2] / pieces).min(MOVES_MAX) as u32;
             *time = self.measure_move(&table, times)? / times;
@@ -288,7 +292,8 @@ impl Device {
     }
 }
 
-/// Memory on the device, freed unless the device is broken.
+/// Device memory of a measurement. A drop frees the memory, unless the device is broken and may
+/// still access it.
 struct Scratch {
     core: Arc<Core>,
     address: u64,

@@ -8,8 +8,8 @@ use crate::layout::Kernel;
 use ritornello_format::Result;
 use std::fmt;
 
-/// A stream: a queue of work that the device runs in order. The handle is the driver's own, so an
-/// engine's stream can be named.
+/// A stream: a queue of work that the device runs in order. The number is the driver's own handle,
+/// so that it can denote a stream of the engine too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawStream(pub u64);
 
@@ -35,9 +35,9 @@ pub struct Launch {
     pub grid: u32,
     /// Address of the first [`SpanEntry`](crate::layout::SpanEntry) to move.
     pub spans: u64,
-    /// Number of spans.
+    /// Number of spans to move.
     pub count: u32,
-    /// Number of work units of the spans.
+    /// Number of work units of these spans in one page.
     pub units: u32,
     /// Address of the first [`MoveEntry`](crate::layout::MoveEntry).
     pub moves: u64,
@@ -89,7 +89,8 @@ impl Copies {
 
 /// A device and its driver.
 ///
-/// No call waits for work of the device. All calls may come from any thread.
+/// Calls that queue work, and queries of events, do not wait for work of the device. All calls may
+/// come from any thread.
 pub trait Driver: Send + Sync + fmt::Debug {
     /// The names of the device and of its driver, for logs and reports.
     fn describe(&self) -> String;
@@ -204,6 +205,6 @@ pub trait Driver: Send + Sync + fmt::Debug {
     ///
     /// # Safety
     /// Until the launch is complete, the conditions of [`Driver::copy`] hold for the tables and all
-    /// bytes that it moves, and the tables stay as they are.
+    /// bytes that the launch moves, and nothing writes to the tables.
     unsafe fn launch(&self, stream: RawStream, launch: &Launch) -> Result<()>;
 }

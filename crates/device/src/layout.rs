@@ -50,7 +50,7 @@ pub struct MoveEntry {
     pub slot: u32,
 }
 
-/// A table entry that consists of its bytes only.
+/// A table entry without padding, which is uploaded byte by byte.
 pub(crate) trait Entry: Copy {}
 impl Entry for SpanEntry {}
 impl Entry for MoveEntry {}
@@ -316,7 +316,7 @@ fn check_span(span: &Span, blocks: u32) -> Result<()> {
 /// another.
 ///
 /// Spans of one stride may alternate in memory (K and V of one tensor, or all layers of a block).
-/// Spans of different strides must be apart as a whole.
+/// Of two spans with different strides, one must end before the other begins.
 fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by_key(|span| span.base);

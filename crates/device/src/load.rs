@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Windows of one load that are read at the same time. This number and the length of windows were
-/// the fastest of twelve combinations on an H200 with 16 processors: 45 to 51 GB/s from a store in
+/// Windows of one load that are read at the same time. This number and [`WINDOW_BYTES`] were the
+/// fastest of twelve combinations on an H200 with 16 CPU cores: 45 to 51 GB/s from a store in
 /// memory, where 4 lanes with windows of 32 MiB had read 20 to 27 GB/s.
 const LANES: usize = 8;
 /// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
@@ -41,8 +41,8 @@ pub struct Moved {
     pub reason: &'static str,
 }
 
-/// Reads pages of a load into slots. The arguments are the range of pages, and slots that have one
-/// page for each page of the range.
+/// Reads pages of a load into slots. The arguments are the range of pages, slots that have one page
+/// for each page of the range, and the control of the load.
 pub type Read<'a> = dyn Fn(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + Sync + 'a;
 
 /// A load in progress, which its lanes share.
@@ -128,7 +128,9 @@ impl Device {
                 match ticket.wait(Instant::now() + MOVES_TIME) {
                     Ok(true) => break,
                     Ok(false) => {
-                        tracing::warn!("the copies of a load are not complete: the load waits")
+                        tracing::warn!(
+                            "the device has not completed the copies of a load: the load waits"
+                        )
                     }
                     Err(error) => {
                         ends.note(pages.start, "device", Some(error));

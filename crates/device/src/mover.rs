@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum moves in one direction that wait for the thread.
 const QUEUE_MAX: usize = 4096;
-/// Maximum time that closing waits for moves in flight. The memory of moves that have not ended
-/// then is never freed.
+/// Maximum time that closing a device waits for moves in flight. The memory of moves that have not
+/// ended then is never freed.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
 /// Called on the mover's thread when a move has ended. A callback must not block.
@@ -197,7 +197,7 @@ impl Mover {
         }
         let place = place_of(table.direction());
         if state.submitted[place].len() >= QUEUE_MAX {
-            return Err(Error::retry("too many moves wait for the device"));
+            return Err(Error::retry("too many moves wait for the device: try again later"));
         }
         let (table, of_caller) = (Arc::clone(table), ticket.clone());
         state.submitted[place].push_back(Move { table, part, after, ticket, done });

@@ -60,15 +60,17 @@ impl Pool {
         let source = arena.pinned_copy(bytes)?;
         let event = self.core.event()?;
         let stream = self.core.stream(Direction::Scatter);
-        // SAFETY: the table was allocated with this length, and no work knows it. Table and source
-        // are kept until the copy is complete; after an error neither is ever freed.
+        // SAFETY: the table was allocated with this length, and no other work accesses it. Table
+        // and source are kept until the copy is complete; after an error neither is ever freed.
         let queued = unsafe { arena.upload(&source, bytes.len(), self.spans, stream) };
         // SAFETY: the stream lives as long as the core.
         let recorded = queued.and_then(|()| unsafe { event.record(stream) });
         let outcome = match recorded.and_then(|()| event.wait(Instant::now() + SETUP_TIME)) {
             Ok(true) => return Ok(()),
-            Ok(false) => self.core.note(Err(Error::fatal("the device does not copy a table")
-                .with("seconds", SETUP_TIME.as_secs()))),
+            Ok(false) => self
+                .core
+                .note(Err(Error::fatal("the device did not copy the table of a pool in time")
+                    .with("seconds", SETUP_TIME.as_secs()))),
             Err(error) => Err(error),
         };
         std::mem::forget(source);

@@ -24,7 +24,8 @@ const SHARE: usize = 2;
 /// Minimum number of windows that fit the saves' share of the pinned memory.
 const WINDOWS: usize = 4;
 
-/// Stores pages of a save. The arguments are the range of pages, and slots with these pages.
+/// Stores pages of a save. The arguments are the range of pages, slots with these pages, and the
+/// control of the call.
 pub type Write<'a> = dyn FnMut(Range<usize>, Arc<Slots>, &Control) -> Result<Moved> + 'a;
 
 /// A window whose gather was submitted.

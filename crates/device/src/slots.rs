@@ -53,13 +53,13 @@ impl Arena {
         Ok(buffer)
     }
 
-    /// Offset of a buffer of this arena.
+    /// Offset in this arena of `buffer`, one of its buffers, in bytes.
     pub(crate) fn offset_of(&self, buffer: &StagingBuffer) -> u64 {
         buffer.bytes().as_ptr() as u64 - self.base.as_ptr() as u64
     }
 
-    /// Queues a copy of the first `bytes` of `source`, which is from this arena, to `to` on the
-    /// device.
+    /// Queues a copy of the first `bytes` bytes of `source`, a buffer of this arena, to the device
+    /// address `to`.
     ///
     /// # Safety
     /// `to` has room for `bytes` bytes, which no other work accesses. The caller keeps both until
@@ -139,13 +139,13 @@ impl Slots {
         is_stopped: &dyn Fn() -> bool,
     ) -> Option<Self> {
         let stride = Self::stride(page_bytes);
-        // One span for all pages: calls that each hold a part of their pages could wait for each
-        // other.
+        // Take one buffer for all pages: if each page were taken alone, two calls that each hold a
+        // part of their pages could wait for each other.
         let bytes = stride.checked_mul(pages)?;
         let mut buffer = arena.staging.take(bytes, deadline, is_stopped)?;
         let memory = buffer.bytes_mut();
-        // On disk, the bytes between the end of a page and the end of its last unit are zero. No
-        // code writes to these bytes later.
+        // A put writes the bytes between the end of a page and the end of its last unit to disk, as
+        // zeroes. No code writes to these bytes later.
         memory.chunks_mut(stride).take(pages).for_each(|page| page[page_bytes..].fill(0));
         let first = NonNull::from(memory).cast::<u8>();
         let arena = Arc::clone(arena);

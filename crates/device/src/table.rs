@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-/// Bytes for tables, on the device and in pinned memory: enough for a thousand windows of loads,
-/// because moves may wait for a step of the engine. A move whose table finds no memory is made
-/// without a kernel.
+/// Bytes for tables, on the device and in pinned memory: enough for a thousand windows of loads. A
+/// table keeps its memory while its move waits, which may take a step of the engine. If no memory
+/// is free for a table, its moves use the copy engines.
 const TABLE_BYTES: usize = 8 << 20;
 /// Maximum time for which a driver that refuses to mark the end of a move is asked again, and the
 /// pause between two such calls.
@@ -151,11 +151,12 @@ impl Table {
         self.kernel.is_some()
     }
 
-    /// Queues the move of `part` of all pages, after the work that `after` marks. The returned
-    /// event marks the end of what was queued: of the move, or, beside an error, of a part of it.
+    /// Queues the move of `part` of all pages, after the work that `after` marks. Returns an event
+    /// that marks the end of the queued work, and an error if only a part of the move was queued.
     ///
     /// # Errors
-    /// Errors of the driver. Nothing was queued, or the driver could not mark what was.
+    /// Errors of the driver: nothing was queued, or the driver could not mark the end of the queued
+    /// work.
     ///
     /// # Safety
     /// Until the event is complete, no other code or work writes to the bytes that the move reads,
@@ -179,8 +180,9 @@ impl Table {
             // SAFETY: promised by the caller.
             None => unsafe { self.queue_copies(part) },
         };
-        // A driver that refuses a call may still run what was queued before it, over blocks that
-        // the engine computes again after an error. So this thread tries for a while to mark it.
+        // If the driver refused a call above, it may still run the work that was queued before this
+        // call. After an error the engine recomputes the blocks, to which this work still writes.
+        // This thread therefore tries for a second to mark its end, which the mover then awaits.
         let deadline = Instant::now() + MARK_TIME;
         loop {
             // SAFETY: the stream lives as long as the core.

@@ -22,7 +22,7 @@ pub enum Way {
     Copies,
 }
 
-/// The times of one move both ways.
+/// The times of one move, by a kernel and by the copy engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     /// Direction of the move.
@@ -53,15 +53,15 @@ impl Ways {
     }
 
     /// Uses `way` for all moves, in both directions, for tests and benchmarks. A device without
-    /// kernels copies nevertheless.
+    /// kernels uses the copy engines nevertheless.
     #[must_use]
     pub fn force(mut self, way: Way) -> Self {
         self.forced = Some(way);
         self
     }
 
-    /// Adds a measurement. Moves of its direction and of about its number of pieces use the faster
-    /// way.
+    /// Adds a measurement. A later move uses the way that was faster in the measurement of its
+    /// direction with the nearest number of pieces.
     pub fn add(&mut self, measured: Measured) {
         let at = self.measured.partition_point(|other| other.pieces < measured.pieces);
         self.measured.insert(at, measured);

@@ -6,6 +6,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
     pages: usize,
+    /// Pages of each window, except the last, which may be shorter.
     each: usize,
 }
 

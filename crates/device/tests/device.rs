@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const STAGING: usize = 8 << 20;
 const KERNEL: WayChoice = WayChoice::Always(Way::Kernel { grid: 4 });
 const COPIES: WayChoice = WayChoice::Always(Way::Copies);
-/// Time for which a test waits for work that a fence must delay.
+/// Time that a test gives work to run too early, if a fence fails to delay it.
 const DELAY: Duration = Duration::from_millis(50);
 
 fn soon() -> Instant {
@@ -93,8 +93,9 @@ impl Rig {
         wait.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 
-    /// Lets the work of an engine's stream run while moves are held. Without a fence it completes; a
-    /// fence makes it wait for the moves.
+    /// Lets the work of an engine's stream run while moves are held. With a fence the work must
+    /// wait for the moves, so this call only gives it [`DELAY`] to run too early. Without a fence
+    /// this call waits until the work is complete.
     fn let_engine_run(&self, stream: RawStream, is_fenced: bool) {
         if is_fenced {
             std::thread::sleep(DELAY);
@@ -240,7 +241,7 @@ fn load_is_seen(is_fenced: bool, choice: WayChoice) -> bool {
 fn fence_makes_the_engine_wait_for_a_load() {
     for choice in [KERNEL, COPIES] {
         assert!(load_is_seen(true, choice));
-        // Without the fence the same check fails, so it would find a missing fence.
+        // Without the fence the check fails, so the check would find a missing fence.
         assert!(!load_is_seen(false, choice));
     }
 }
@@ -297,7 +298,8 @@ fn save_is_complete(is_marked: bool) -> bool {
     // SAFETY: the stream exists.
     let after = is_marked.then(|| unsafe { rig.device.mark(stream) }.unwrap());
     let table = rig.table(&slots, &[1], Direction::Gather);
-    // SAFETY: the move reads after the kernel, if it is marked.
+    // SAFETY: the move reads after the kernel if the kernel is marked; else the test expects that
+    // the move reads too early.
     let ticket = unsafe { rig.device.submit(&table, rig.whole(), after, None) }.unwrap();
     if is_marked {
         assert!(!ticket.wait(Instant::now() + DELAY).unwrap());
@@ -316,8 +318,9 @@ fn save_waits_for_the_kernels_before_it() {
     assert!(!save_is_complete(false));
 }
 
-/// The driver runs a load whose end it refuses to mark. If the load were reported as failed at
-/// once, the engine would compute the block while the load still writes to it.
+/// The driver runs a load, and at first refuses to mark the end of the load. If the load were
+/// reported as failed immediately, the engine would compute the block while the load still writes
+/// to it.
 #[test]
 fn load_whose_end_cannot_be_marked_at_first_ends_after_its_copies() {
     for choice in [KERNEL, COPIES] {
@@ -336,7 +339,8 @@ fn load_whose_end_cannot_be_marked_at_first_ends_after_its_copies() {
     }
 }
 
-/// Whether a save contains the bytes of its block, although the engine uses the block again.
+/// Whether a save contains the bytes of its block, although the engine writes to the block before
+/// the save is complete.
 fn saved_block_may_be_reused(is_fenced: bool) -> bool {
     let rig = Rig::new(&small(), COPIES);
     let slots = rig.slots(1, 0x11);
@@ -372,7 +376,7 @@ fn fence_returns_at_its_deadline() {
     let rig = Rig::new(&small(), KERNEL);
     let slots = rig.slots(1, 0x11);
     let table = rig.table(&slots, &[0], Direction::Scatter);
-    // A callback that blocks, which callbacks must not do, stops the mover.
+    // Stop the mover by a callback that blocks, which callbacks must not do.
     let ((begin, begun), (release, held)) = (mpsc::channel(), mpsc::channel::<()>());
     let done = Box::new(move |_| {
         begin.send(()).unwrap();
@@ -424,7 +428,7 @@ fn failed_device_reports_every_move_and_keeps_memory() {
             assert_eq!(outcome.as_ref().unwrap_err().kind(), ErrorKind::Fatal);
         }
         assert!(rig.device.is_broken());
-        // SAFETY: refused.
+        // SAFETY: the call is refused, so no memory is accessed.
         let refused = unsafe { rig.device.submit(&table, rig.whole(), None, None) }.unwrap_err();
         assert!(refused.to_string().contains("restart the engine"), "{refused}");
         let stream = rig.stream();
@@ -487,7 +491,7 @@ fn invalid_tables_parts_and_pools_are_refused() {
     // A gather may copy one block to two slots.
     let table = rig.table(&slots, &[1, 0, 1], Direction::Gather);
     for part in [0..1, 1..4096, 0..8193, 4096..4096] {
-        // SAFETY: refused.
+        // SAFETY: the call is refused, so no memory is accessed.
         assert!(unsafe { rig.device.submit(&table, part, None, None) }.is_err());
     }
     let other = Rig::new(&small(), KERNEL);
@@ -495,7 +499,7 @@ fn invalid_tables_parts_and_pools_are_refused() {
     let short = rig.device.slots(4096, 1, None, &|| false).unwrap();
     assert!(rig.device.table(&rig.pool, &short, &[0], Direction::Gather).is_err());
     let span = Span { base: rig.tensors.spans[0].base, bytes: 8, stride: 8 };
-    // SAFETY: refused.
+    // SAFETY: the call is refused, so no memory is accessed.
     assert!(unsafe { rig.device.pool(&[span, span], 1, KERNEL, Arc::new(())) }.is_err());
 }
 
@@ -531,7 +535,7 @@ fn slots_are_padded_and_freed_when_dropped() {
 fn moves_beyond_the_memory_of_tables_use_no_kernel() {
     let rig = Rig::new(&small(), KERNEL);
     let now = Some(Instant::now());
-    // Full staging takes no memory of tables.
+    // Tables have separate memory, so tables can be made although slots fill all of staging.
     let slots = rig.device.slots(8192, STAGING / 8192, now, &|| false).unwrap();
     let table = || rig.table(&slots, &[0, 1], Direction::Scatter);
     let with_kernels: Vec<_> = std::iter::repeat_with(table)

@@ -54,7 +54,8 @@ fn event_marks_the_latest_record() {
     let emulated = Emulated::default();
     let [a, b] = [Priority::High, Priority::Low].map(|at| emulated.create_stream(at).unwrap());
     let event = emulated.create_event().unwrap();
-    // SAFETY: streams and event exist until they are destroyed; a missing event is an error here.
+    // SAFETY: streams and event exist until they are destroyed. The emulated device returns an
+    // error for a destroyed event.
     unsafe {
         // An event that was never recorded is complete, and nothing waits for it.
         assert!(emulated.is_complete(event).unwrap());

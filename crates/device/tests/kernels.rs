@@ -1,5 +1,5 @@
-//! The kernels of `kernels/kv.cu`, compiled for the processor: they move all bytes of their pages
-//! and write no others.
+//! The kernels of `kernels/kv.cu`, compiled for the CPU: they move all bytes of their pages and
+//! write no others.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -23,7 +23,8 @@ fn moves(shape: &Shape, slot_units: u32, seed: u64) -> Vec<MoveEntry> {
     blocks.into_iter().rev().take(kept).enumerate().map(entry).collect()
 }
 
-/// Runs the kernel of `word` in both directions and compares all memory with the expected bytes.
+/// Moves up to `count + 1` spans, starting at span `first`, with the kernel of `word` in both
+/// directions, and compares all memory with the expected bytes.
 fn check(shape: &Shape, word: Word, grid: u32, seed: u64, first: usize, count: usize) {
     let mut tensors = Tensors::new(shape);
     let slot_units = tensors.layout.page_bytes().div_ceil(4096) as u32;
@@ -83,7 +84,9 @@ proptest! {
 
 #[test]
 fn pieces_of_real_models_arrive() {
-    // Bytes of a layer's block: 8B at 16 tokens, 70B over 8 GPUs, MLA, and sizes around a unit.
+    // Bytes of one layer in one block: of a model with 8B parameters and 16 tokens in a block, of a
+    // model with 70B parameters over 8 GPUs, of two models with MLA; and lengths around a work
+    // unit.
     for piece in [65_536, 8192, 41_472, 73_728, 2047, 2048, 2049, 1, 15, 4096, 4112] {
         let word = match piece {
             p if p % 16 == 0 => Word::B16,

@@ -132,7 +132,7 @@ fn load_fills_blocks_in_several_windows() {
     for (page, block) in blocks.iter().enumerate() {
         assert!(rig.has(*block, page), "page {page}");
     }
-    assert!(windows.lock().unwrap().len() > 8, "slots must be reused");
+    assert!(windows.lock().unwrap().len() > 8, "the load must have several windows");
     assert_eq!(rig.device.staging().in_use, 0);
 }
 

@@ -26,13 +26,13 @@ const ALREADY_REGISTERED: Code = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGIST
 /// Oldest supported version of the driver's interface: 1000 * major + 10 * minor. A driver older
 /// than 12.4 cannot load the kernels: all moves then use the copy engines.
 const VERSION_MIN: c_int = 12_000;
-/// Version that has the batched copy with the signature of [`CopyBatch`].
+/// First version that has the batched copy with the signature of [`CopyBatch`].
 const VERSION_OF_BATCH: c_int = 12_080;
 /// Threads of a block, as `kv.cu` demands.
 const THREADS: c_uint = 1024;
 /// Maximum allocations that a checked range may consist of: enough for 128 GiB in chunks of 2 MiB.
 const CHUNKS_MAX: usize = 65_536;
-/// The kernels. The driver expects a terminated string.
+/// The kernels. The driver expects a string that ends with a NUL byte.
 const PTX: &str = concat!(include_str!("../../kernels/kv.ptx"), "\0");
 
 struct Kernels {
@@ -100,7 +100,8 @@ impl Cuda {
         // SAFETY: the pointers lead to local variables, as in all calls below.
         unsafe {
             symbols.check("cuInit", (symbols.cuInit)(0)).map_err(|error| {
-                Error::invalid("the CUDA driver cannot start: run nvidia-smi").because(error)
+                Error::invalid("the CUDA driver cannot start: run nvidia-smi to see why")
+                    .because(error)
             })?;
             symbols.check("cuDriverGetVersion", (symbols.cuDriverGetVersion)(&mut version))?;
             symbols.check("cuDeviceGetCount", (symbols.cuDeviceGetCount)(&mut count))?;
@@ -112,9 +113,11 @@ impl Cuda {
             .with("version", version));
         }
         if c_int::try_from(ordinal).map_or(true, |ordinal| ordinal >= count) {
-            return Err(Error::invalid("the CUDA driver has no device with this number")
-                .with("device", ordinal)
-                .with("devices", count));
+            return Err(Error::invalid(
+                "the CUDA driver has no device with this number: check CUDA_VISIBLE_DEVICES",
+            )
+            .with("device", ordinal)
+            .with("devices", count));
         }
         // SAFETY: as above.
         let copy_batch = unsafe { symbols::copy_batch(library) };
@@ -209,8 +212,10 @@ impl Cuda {
     /// Runs `call` with the context current on this thread, and returns its code.
     fn code(&self, name: &'static str, call: impl FnOnce(&Symbols) -> Code) -> Result<Code> {
         if self.process != std::process::id() {
-            return Err(Error::fatal("a forked process cannot use the device of its parent")
-                .with("call", name));
+            return Err(Error::fatal(
+                "a forked process cannot use the device of its parent: start workers by spawn",
+            )
+            .with("call", name));
         }
         // SAFETY: the context exists until `drop`.
         let pushed = unsafe { (self.symbols.cuCtxPushCurrent_v2)(self.context) };
@@ -331,7 +336,7 @@ impl Driver for Cuda {
             (symbols.cuMemAlloc_v2)(&mut address, bytes.max(1))
         });
         allocated.map_err(|error| {
-            Error::retry("the device has too little free memory")
+            Error::retry("the device has too little free memory: let the engine take less of it")
                 .with("bytes", bytes)
                 .because(error)
         })?;

@@ -1,5 +1,5 @@
 //! A device that is emulated by threads, for tests: device memory is memory of this process, a
-//! stream is a thread, and the kernels are compiled for the processor.
+//! stream is a thread, and the kernels are compiled for the CPU.
 //!
 //! Tests inject faults through [`Faults`].
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 /// Alignment of device memory, as CUDA's allocator has it.
 const ALIGNMENT: usize = 256;
-/// Maximum time that moves are held, so that a test that fails can end.
+/// Maximum time that [`Faults::hold_moves`] holds moves, so that a test that fails can end.
 const HOLD_MAX: Duration = Duration::from_secs(30);
 
 /// Faults that tests inject. All may change while the device is in use.
@@ -47,11 +47,12 @@ impl Faults {
         *self.is_held.lock() = false;
         self.is_held.wake_all();
     }
-    /// Makes the device fail when it begins the copy or launch after the next `moves`.
+    /// Lets the next `moves` copies and launches succeed. The device fails when it begins the copy
+    /// or launch after them.
     pub fn fail_after(&self, moves: u32) {
         self.moves_left.store(i64::from(moves), Ordering::Relaxed);
     }
-    /// Makes the driver refuse the next `records` records of events, and run all queued work.
+    /// Makes the next `records` calls of [`Driver::record`] fail. Work that is queued still runs.
     pub fn refuse_records(&self, records: u32) {
         self.refused_records.store(i64::from(records), Ordering::Relaxed);
     }
@@ -59,7 +60,7 @@ impl Faults {
     pub fn refuse_pinning(&self) {
         self.refuse_pinning.store(true, Ordering::Relaxed);
     }
-    /// Leaves the device without kernels, as after a module that did not load.
+    /// Leaves the device without kernels, like a CUDA device whose module did not load.
     pub fn remove_kernels(&self) {
         self.without_kernels.store(true, Ordering::Relaxed);
     }
@@ -100,7 +101,7 @@ impl Shared {
     }
 }
 
-/// The number of records of an event, and the latest record whose work is complete.
+/// How often an event was recorded, and the number of the latest record whose work is complete.
 #[derive(Debug, Default)]
 struct EventState {
     recorded: u64,
@@ -138,7 +139,7 @@ impl Drop for Stream {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::warn!("an emulated stream panicked");
+            tracing::warn!("the thread of an emulated stream panicked");
         }
     }
 }
@@ -235,7 +236,7 @@ impl Emulated {
         found.ok_or_else(|| Error::invalid("the emulated device has no such event"))
     }
 
-    /// Queues `copy`, which moves bytes if the device has not failed before.
+    /// Queues `copy`, which moves bytes. It does not run if the device has failed by then.
     fn push_move(&self, stream: RawStream, copy: impl FnOnce() + Send + 'static) -> Result<()> {
         self.shared.check()?;
         let shared = Arc::clone(&self.shared);
@@ -334,7 +335,8 @@ impl Driver for Emulated {
 
     unsafe fn free(&self, address: u64) -> Result<()> {
         let layout = self.allocations.lock().remove(&address);
-        let layout = layout.ok_or_else(|| Error::fatal("the memory was not allocated here"))?;
+        let layout =
+            layout.ok_or_else(|| Error::fatal("the memory was not allocated by this device"))?;
         // SAFETY: allocated by `allocate` with this layout, and in use by no work, promised by the
         // caller.
         unsafe { dealloc(address as *mut u8, layout) };
@@ -396,7 +398,8 @@ impl Driver for Emulated {
         self.shared.check()?;
         let event = self.event(event)?;
         let number = event.lock().recorded;
-        // A record comes before the waits for it, so these waits cannot form a circle.
+        // A stream waits only for records that were queued before the wait, so waits of several
+        // streams cannot form a cycle.
         self.push(
             stream,
             Box::new(move || {

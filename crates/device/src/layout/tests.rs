@@ -39,7 +39,8 @@ fn parts_begin_and_end_between_spans() {
 #[test]
 fn spans_that_share_bytes_are_refused() {
     let apart = [
-        // K and V of a tensor, all layers of a block, and one block.
+        // In this order: K and V that alternate, three layers that alternate, a span directly after
+        // the last block of another span, and three spans far apart.
         vec![span(4096, 4096, 8192), span(8192, 4096, 8192)],
         vec![span(8192, 2048, 8192), span(4096, 4096, 8192), span(10_240, 2048, 8192)],
         vec![span(4096, 4096, 4096), span(4096 + 10 * 4096, 64, 4096)],

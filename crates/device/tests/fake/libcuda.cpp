@@ -1,8 +1,9 @@
 // A fake CUDA driver library for tests. Device memory is host memory, streams run their work
-// immediately, and kernels are those of `kv.cu`, compiled for the processor. Every call that needs
+// immediately, and kernels are those of `kv.cu`, compiled for the CPU. Every call that needs
 // a context checks that one is current, and calls refuse arguments that a real driver refuses.
 //
-// The macros NO_SYMBOL and NO_BATCH remove functions; `fake_break` breaks others.
+// The macro NO_SYMBOL removes `cuLaunchKernel`, and NO_BATCH removes `cuMemcpyBatchAsync`.
+// `fake_break` changes what other functions return: see the calls of `is_broken`.
 
 #include <cstdlib>
 #include <map>
@@ -21,7 +22,7 @@ static int streams = 0;
 static int events = 0;
 static std::map<u64, size_t> allocations;
 static std::map<u64, size_t> pinned;
-// Number of moves that succeed; the device fails after them.
+// Number of further moves that succeed, after which the device fails; -1 for no limit.
 static long moves_left = -1;
 static int failure = 0;
 static int batches = 0;

@@ -31,12 +31,13 @@ impl FakeCuda {
         let builds = builds.get_or_insert_default();
         let bytes = builds.entry(key.into()).or_insert_with(|| compile(key, &path));
         std::fs::write(&path, bytes).unwrap();
-        // SAFETY: the library runs no code when it is loaded, except constructors of empty maps.
+        // SAFETY: the library runs no code when it is loaded, except constructors of empty
+        // containers.
         let library = unsafe { Library::new(&path) }.unwrap();
         let fake = Self { path, library, _folder: folder };
         if !is_macro {
             let part = CString::new(part).unwrap();
-            // SAFETY: the source has this signature.
+            // SAFETY: the function in `libcuda.cpp` has this signature.
             unsafe {
                 let symbol =
                     fake.library.get::<unsafe extern "C" fn(*const c_char)>("fake_break\0");
@@ -54,7 +55,7 @@ impl FakeCuda {
 
     /// Makes the device fail after `moves` moves.
     pub fn fail_after(&self, moves: c_long) {
-        // SAFETY: the source has this signature.
+        // SAFETY: the function in `libcuda.cpp` has this signature.
         unsafe {
             let symbol = self.library.get::<unsafe extern "C" fn(c_long)>("fake_fail_after\0");
             symbol.unwrap()(moves);
@@ -65,7 +66,7 @@ impl FakeCuda {
     /// "batches".
     pub fn count(&self, what: &str) -> c_int {
         let what = CString::new(what).unwrap();
-        // SAFETY: the source has this signature.
+        // SAFETY: the function in `libcuda.cpp` has this signature.
         unsafe {
             let symbol =
                 self.library.get::<unsafe extern "C" fn(*const c_char) -> c_int>("fake_count\0");

@@ -30,7 +30,7 @@ macro_rules! symbols {
             /// Resolves all functions.
             ///
             /// # Errors
-            /// `Invalid` if the library lacks one; the context names all missing functions.
+            /// `Invalid` if the library lacks a function; the context names all missing functions.
             ///
             /// # Safety
             /// `library` is a CUDA driver library, and is never unloaded.
@@ -107,7 +107,7 @@ pub(super) type CopyBatch = unsafe extern "C" fn(
     CUstream,
 ) -> Code;
 
-/// Resolves `cuMemcpyBatchAsync`; `None` if the driver is older.
+/// Resolves `cuMemcpyBatchAsync`; `None` if the driver is too old to have it.
 ///
 /// # Safety
 /// `library` is a CUDA driver library, and is never unloaded.
