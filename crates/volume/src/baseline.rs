@@ -50,7 +50,7 @@ pub struct Rate {
     pub bytes: u64,
     /// Wall-clock seconds.
     pub seconds: f64,
-    /// Processor seconds of this process, kernel time included.
+    /// CPU seconds of this process, kernel time included.
     pub cpu_seconds: f64,
 }
 
@@ -76,14 +76,14 @@ impl Rate {
     pub fn gib_s(&self) -> f64 {
         self.gib() / self.seconds.max(f64::MIN_POSITIVE)
     }
-    /// Processor seconds per GiB.
+    /// CPU seconds per GiB.
     #[must_use]
     pub fn cpu_s_per_gib(&self) -> f64 {
         self.cpu_seconds / self.gib().max(f64::MIN_POSITIVE)
     }
 }
 
-/// Processor time of this process so far, in seconds, kernel time included.
+/// CPU time of this process so far, in seconds, kernel time included.
 #[must_use]
 pub fn cpu_seconds() -> f64 {
     // SAFETY: a zeroed `rusage` is valid, and the call fills it.
@@ -96,7 +96,7 @@ pub fn cpu_seconds() -> f64 {
     seconds(usage.ru_utime) + seconds(usage.ru_stime)
 }
 
-/// Number of threads with which a store on tmpfs copies `pages` pages of `bytes` in total.
+/// Number of threads with which a store on tmpfs copies `pages` pages of `bytes` bytes in total.
 #[must_use]
 pub fn copy_threads(pages: usize, bytes: u64) -> usize {
     crate::transfer::copy_threads(pages, bytes)
@@ -135,7 +135,7 @@ impl Limit {
         let backing = staging.stats().backing;
         let mut buffer = staging
             .try_take(BUFFER_BYTES)
-            .ok_or_else(|| Error::retry("no memory for the buffer of a measurement"))?;
+            .ok_or_else(|| Error::retry("no memory is free for the buffer of a measurement"))?;
         for (at, unit) in buffer.bytes_mut().chunks_mut(8).enumerate() {
             unit.copy_from_slice(&(at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes());
         }

@@ -39,8 +39,8 @@ use std::time::Duration;
 
 /// Maximum files that are synced at the same time.
 const SYNCS_MAX: usize = 8;
-/// Upper bound of [`Segments::op_bytes`], in bytes. Longer operations are not faster, and overlap
-/// less.
+/// Upper bound of [`Segments::op_bytes`], in bytes. Longer operations are not faster, and fewer of
+/// them are in flight at the same time.
 const OP_BYTES_MAX: usize = 4 << 20;
 /// Lower bound of [`Segments::op_bytes`], in bytes: shorter operations cost too much CPU per byte.
 const OP_BYTES_MIN: usize = 256 << 10;
@@ -105,8 +105,8 @@ impl Segments {
     ///
     /// # Errors
     /// `Invalid` if no directory is writable, if there are no volumes or more than 256, if
-    /// `segment_bytes` is not whole units, or if the requested I/O mode does not work here. `Retry`
-    /// if staging memory cannot be reserved.
+    /// `segment_bytes` is not a positive multiple of 4 KiB or is too large, or if the requested I/O
+    /// mode does not work here. `Retry` if staging memory cannot be reserved.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
         let live: Vec<PathBuf> =
@@ -116,8 +116,10 @@ impl Segments {
         }
         let units_fit = segment_bytes / UNIT <= u64::from(u32::MAX);
         if segment_bytes == 0 || !segment_bytes.is_multiple_of(UNIT) || !units_fit {
-            return Err(Error::invalid("a segment is whole units of 4 KiB")
-                .with("segment_bytes", segment_bytes));
+            return Err(Error::invalid(
+                "a segment must be a positive multiple of 4 KiB, and shorter than 16 TiB",
+            )
+            .with("segment_bytes", segment_bytes));
         }
         let in_flight_bytes = match in_flight_bytes {
             0 => SegmentsConfig::IN_FLIGHT_BYTES,
@@ -361,7 +363,7 @@ impl Segments {
     }
 
     /// The speed of the slowest measured volume in bytes per second, for writes if `written`, else
-    /// for reads.
+    /// for reads; `None` if no volume was measured.
     #[must_use]
     pub fn slowest(&self, written: bool) -> Option<u64> {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })

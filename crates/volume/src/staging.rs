@@ -86,9 +86,9 @@ impl Staging {
         }
     }
 
-    /// Memory for `bytes`, rounded up to a multiple of 4 KiB; `None` if no free span is long
-    /// enough, or if a call waits for memory: calls that have memory already would otherwise take
-    /// every span that is freed.
+    /// Memory for `bytes`, rounded up to a multiple of 4 KiB. `None` if no free span is long
+    /// enough, or if a call waits in [`Staging::take`]: calls that do not wait could otherwise take
+    /// every span before the waiting call.
     #[must_use]
     pub fn try_take(self: &Arc<Self>, bytes: usize) -> Option<StagingBuffer> {
         let mut state = self.state.lock();
@@ -275,8 +275,8 @@ impl StagedPages {
     }
 }
 
-// SAFETY: the buffers belong to this value alone, live as long as it, and are zero after the end of
-// a page.
+// SAFETY: the buffers belong to this value alone, live as long as this value, and are zero after
+// the end of a page.
 unsafe impl PageSource for StagedPages {
     fn len(&self) -> usize {
         self.pages.len()

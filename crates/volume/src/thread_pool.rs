@@ -91,8 +91,9 @@ impl<J> ThreadPool<J> {
         drop(discarded);
     }
 
-    /// Waits until the threads of a closed pool have ended. Returns false at `deadline`: the
-    /// remaining threads are abandoned. A forked child has no threads to wait for.
+    /// Waits until the threads of a closed pool have ended. Returns false if threads remain at
+    /// `deadline`; they still end after their current jobs. Returns true in a forked child, which
+    /// has no threads to wait for.
     pub fn wait_ended(&self, deadline: Instant) -> bool {
         let Some(mut state) = self.lock() else { return true };
         while state.threads > 0 {

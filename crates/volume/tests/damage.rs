@@ -317,7 +317,7 @@ fn failed_sync_is_fatal_but_full_disk_is_not() {
     let error = segments.create(id).unwrap_err();
     assert_eq!(error.kind(), ritornello_format::ErrorKind::Retry);
     assert!(disk.list(dir).unwrap().is_empty());
-    // The store does not take an empty directory as its volume, because it may be a mount point.
+    // An empty directory is refused, because it may be the mount point of an unmounted volume.
     assert!(segments.existing().is_err());
     segments.create(id).unwrap();
     schedule.add(Rule::nth(1, MediumFault::Io).on(Op::SyncData));

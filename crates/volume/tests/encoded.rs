@@ -49,8 +49,9 @@ fn page(seed: u64, number: usize, length: usize, noise: usize) -> Vec<u8> {
     let mut page = bytes(seed, number, length);
     let from = length * noise / 16;
     for (at, byte) in page.iter_mut().enumerate().skip(from) {
-        // Every second byte is zero, so that `EveryOther` encodes a slice that begins with a byte
-        // that is not zero; it leaves a slice that begins with a zero byte raw.
+        // Every second byte is zero, and the bytes between are random. `EveryOther` therefore
+        // encodes a slice that begins with a random byte, and leaves a slice raw that begins with a
+        // zero.
         *byte = if (at - from).is_multiple_of(2) { *byte } else { 0 };
     }
     page

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 const VOLUMES: u8 = 3;
 const PAGE: usize = 192 << 10;
-/// Shorter than each transfer of these tests, so that each transfer without sections has several
-/// lanes.
+/// Bytes in flight on each volume: fewer than each transfer of these tests moves, so that each
+/// transfer without sections has several lanes.
 const IN_FLIGHT: usize = 256 << 10;
 
 struct Volumes {
@@ -37,7 +37,7 @@ fn volumes(io: IoChoice) -> Volumes {
     Volumes { dirs, segments }
 }
 
-/// Runs of four pages on each volume, and one run with an extent on each volume.
+/// Two runs of four pages on each volume, and one run with an extent on each volume.
 fn runs() -> Vec<Run> {
     let mut runs: Vec<Run> = (0..6)
         .map(|at: u32| {

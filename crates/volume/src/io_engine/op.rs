@@ -63,6 +63,7 @@ pub(crate) struct Op {
     iovecs: Vec<IoVec>,
     /// Index of the first iovec that is not fully transferred.
     at: usize,
+    /// Bytes that are not transferred yet.
     left: usize,
     retries: u32,
 }

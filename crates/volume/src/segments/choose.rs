@@ -72,7 +72,9 @@ pub(super) fn choose(
                      guarantee locks and durability there; put the store on a local disk"
                 );
             }
-            Trust::Unknown => warnings.push(format!("{dir} is on an unknown file system")),
+            Trust::Unknown => warnings.push(format!(
+                "{dir} is on an unknown file system, whose locks and durability are not known"
+            )),
             _ => {}
         }
     }

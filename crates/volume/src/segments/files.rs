@@ -60,7 +60,7 @@ impl Segments {
     }
 
     /// Raises the limit of open files so that `count` segments can be open, unless the files are
-    /// simulated. If it cannot be raised that far, the report gets a warning.
+    /// simulated. If the limit cannot be raised that far, adds a warning to the report.
     pub fn reserve_files(&self, count: usize) {
         let had = self.files.reserved.fetch_max(count, Relaxed);
         if count <= had || self.report.read().mode == IoMode::Simulated {

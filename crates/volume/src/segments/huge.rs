@@ -11,8 +11,8 @@ pub(super) fn are_available(path: &Path) -> bool {
     why_unavailable(path).is_none()
 }
 
-/// Why files at `path` get no huge pages, and the command that changes that; `None` if huge pages
-/// are available, or the mount of `path` is not found.
+/// Why files at `path` get no huge pages, and the command that provides huge pages; `None` if huge
+/// pages are available, or the mount of `path` is not found.
 pub(super) fn why_unavailable(path: &Path) -> Option<String> {
     let kernel = fs::read_to_string(KERNEL).unwrap_or_default();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -26,7 +26,8 @@ fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
     }
     if kernel.contains("[deny]") {
         return Some(format!(
-            "memory in small pages, a little slower: as root, echo advise > {KERNEL}"
+            "the kernel denies huge pages, so copies are a little slower: as root, \
+             echo advise > {KERNEL}"
         ));
     }
     let (point, options) = mount_of(mounts, path)?;
@@ -35,7 +36,8 @@ fn diagnose(kernel: &str, mounts: &str, path: &Path) -> Option<String> {
         return None;
     }
     Some(format!(
-        "memory in small pages, a little slower: as root, mount -o remount,huge=advise {point}"
+        "the mount has no huge pages, so copies are a little slower: as root, \
+         mount -o remount,huge=advise {point}"
     ))
 }
 

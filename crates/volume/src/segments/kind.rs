@@ -52,10 +52,10 @@ pub(super) fn of(magic: u64) -> (&'static str, Trust) {
 }
 
 /// Whether `fallocate` on a file of this file system waits for all direct writes to the file that
-/// are in flight, including writes of a killed process. A test in `tests/python` proves this for
-/// ext4 and XFS. `io_uring` may make direct writes only on such file systems, because its requests
-/// outlive the process that submitted them. Writes by threads do not outlive their process: a
-/// thread exits only after its `pwrite` returns.
+/// are in flight, including writes of a killed process. `tests/python/test_real_devices.py`
+/// tests this for ext4 and XFS. `io_uring` may make direct writes only on such file systems,
+/// because its requests outlive the process that submitted them. Writes by threads do not outlive
+/// their process: a thread exits only after its `pwrite` returns.
 pub(super) fn drains(magic: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;

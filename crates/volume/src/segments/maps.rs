@@ -59,7 +59,7 @@ impl Segments {
         self.maps.is_some()
     }
 
-    /// The map of a segment; `None` if it is not in memory or cannot be mapped.
+    /// The map of a segment; `None` if the segment is not in memory, or cannot be mapped.
     pub(crate) fn map(&self, id: SegmentId) -> io::Result<Option<Arc<Map>>> {
         let Some(maps) = &self.maps else { return Ok(None) };
         for removed in maps.removed() {

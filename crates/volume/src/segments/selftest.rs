@@ -75,7 +75,7 @@ pub(super) fn examine(medium: &dyn Medium, dir: &Path) -> Result<DirectoryTest> 
                 "a volume's directory cannot be written to: check its owner and mount options"
             }
             _ if is_full(&error) => "a volume's file system is full: free some space",
-            _ => "a volume's directory failed the self-test",
+            _ => "a volume's directory failed the self-test: use another directory or disk",
         };
         Error::invalid(advice).with("dir", dir.display()).because(error)
     })?;

@@ -142,13 +142,13 @@ impl Segments {
     /// Reattaches an absent volume. A present volume is not changed.
     ///
     /// # Errors
-    /// `Invalid` if the volume is unknown, or this store's I/O mode does not suit it.
+    /// `Invalid` if the volume is unknown, or this store's I/O mode does not suit the candidate.
     pub fn attach(&self, number: u8, candidate: Candidate) -> Result<()> {
         self.check_drivable(&candidate)?;
         let mut volumes = self.volumes.write();
         let Some(volume) = volumes.get_mut(usize::from(number)) else {
             return Err(
-                Error::invalid("this store has no volume of this number").with("volume", number)
+                Error::invalid("this store has no volume with this number").with("volume", number)
             );
         };
         if !volume.is_present() {
@@ -187,7 +187,7 @@ impl Segments {
         }
     }
 
-    /// Detaches a present volume, which cannot be used: it counts as absent.
+    /// Detaches a present volume that cannot be used any longer. The volume then counts as absent.
     pub fn detach(&self, volume: u8) {
         self.retire_volume(volume);
         self.files.close_volume(volume);

@@ -103,7 +103,12 @@ impl fmt::Display for SpaceError {
             }
         };
         let (id, start, units) = (extent.segment, extent.start, extent.units);
-        write!(f, "the extent {units}@{start} of segment {}/{} {what}", id.volume(), id.number())
+        write!(
+            f,
+            "the extent of {units} units at unit {start} of segment {}/{} {what}",
+            id.volume(),
+            id.number()
+        )
     }
 }
 

@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(run.usable(0, 200), 0, "page 0 stays with its header");
         assert_eq!(run.usable(0, 220), 201, "19 units would be too short a piece");
         assert_eq!(run.usable(0, 265), 265);
-        assert_eq!(run.usable(0, 390), 201 + 136, "64 units are left for the other side");
+        assert_eq!(run.usable(0, 390), 201 + 136, "64 units are left for the piece after the cut");
         assert_eq!(run.usable(265, 63), 0, "a second piece of 63 units would be too short");
         assert_eq!(run.usable(265, 100), 72);
         assert_eq!(run.usable(265, 136), 136);

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!((space.sealed(), space.free_units()), (sealed[..1].to_vec(), 200));
         assert_eq!(space.next_segment(), None, "three segments still exist");
         space.set_shares(&[2], 2);
-        assert_eq!(space.sealed(), sealed[..1], "two segments remain besides it");
+        assert_eq!(space.sealed(), sealed[..1], "two segments remain besides the sealed segment");
         space.remove_segment(sealed[0]).unwrap();
         space.set_shares(&[3], 3);
         assert!(space.next_segment().is_some());

@@ -18,7 +18,7 @@ struct Mix {
 
 const MIXES: [Mix; 5] = [
     Mix { name: "192 KiB pages", shapes: &[(48, 256)], reuse: 30, bound: 1.5 },
-    // Segments are twice as long as an average run, so every other run needs a second segment.
+    // An average run is half as long as a segment, so many runs do not fit the rest of a segment.
     Mix { name: "8 MiB pages", shapes: &[(2048, 32)], reuse: 30, bound: 2.5 },
     Mix { name: "192 KiB and 2 MiB", shapes: &[(48, 256), (512, 64)], reuse: 30, bound: 1.8 },
     Mix {

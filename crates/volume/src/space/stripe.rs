@@ -158,7 +158,7 @@ mod tests {
         while let Some(id) = space.next_segment() {
             space.add_segment(id).unwrap();
         }
-        // Every hole is half as long as a stripe.
+        // Every hole is half as long as a piece of the page.
         let used = |at: u32, volume| Extent {
             segment: ritornello_format::SegmentId::new(volume, 0),
             start: at * LONG_PAGE_UNITS / 2 - 1,

@@ -295,7 +295,8 @@ impl<'a> PartCheck<'a> {
     ///
     /// # Safety
     /// `expected` describes the same part in every call. The caller has exclusive use of its
-    /// target, except the bytes that arrived earlier, and the bytes verified now have been read.
+    /// target, except the bytes that arrived earlier. The bytes that this step verifies have been
+    /// read.
     pub(super) unsafe fn step(
         &mut self,
         expected: &Expected<'_, '_>,

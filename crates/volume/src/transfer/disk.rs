@@ -31,8 +31,8 @@ impl<T> InFlight<T> {
     fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
-    /// Whether another operation, of any length, may start: the bytes in flight are below the
-    /// limit, which this operation may exceed.
+    /// Whether another operation may start: the bytes in flight are below the limit. With the new
+    /// operation, of any length, they may exceed the limit.
     fn has_room(&self) -> bool {
         self.bytes < self.limit
     }

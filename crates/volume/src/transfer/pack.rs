@@ -11,7 +11,7 @@ use ritornello_format::{Slice, UNIT, units_of};
 pub trait Pack: Send + Sync {
     /// Encodes a slice into the start of `out`, which is as long as the slice. Returns the codec's
     /// number ([`Slice::RAW`] if the slice is better stored raw) and the number of bytes written;
-    /// `None` if it cannot be encoded.
+    /// `None` if the slice cannot be encoded.
     fn pack(&self, slice: &[u8], out: &mut [u8]) -> Option<(u8, usize)>;
 }
 
@@ -22,9 +22,9 @@ pub trait Unpack: Send + Sync {
     /// Decodes a slice whose checksum matches, and fills all of `out`.
     ///
     /// # Errors
-    /// [`MissReason::Codec`] if the codec or its variant is unknown; [`MissReason::Frame`] if it is
-    /// known and the bytes do not decode to exactly `out.len()` bytes: they were damaged before
-    /// they were written.
+    /// [`MissReason::Codec`] if the codec or its variant is unknown; [`MissReason::Frame`] if the
+    /// codec is known and the bytes do not decode to exactly `out.len()` bytes: the bytes were
+    /// damaged before they were written.
     fn unpack(&self, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<(), MissReason>;
 }
 

@@ -147,7 +147,8 @@ impl PageMemory {
             if left == 0 {
                 return;
             }
-            // The last fragment is followed by the padding that `PageSource::padded` promises.
+            // A range that exceeds the last fragment ends in the padding that `PageSource::padded`
+            // promises.
             let last = self.iovecs.last().is_some_and(|last| last.ptr() == iovec.ptr());
             let room = if last { left } else { iovec.len() - skip };
             let take = left.min(room);

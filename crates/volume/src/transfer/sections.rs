@@ -81,9 +81,9 @@ impl Sections {
         }
     }
 
-    /// Whether these reads are made section by section. As-stored reads are not, because their
-    /// target holds encoded bytes; nor are reads with a single section, which is the whole page, or
-    /// of pages of another length.
+    /// Whether these reads are made section by section. False for as-stored reads, whose target
+    /// holds encoded bytes; for a single section, which is the whole page; and for pages that are
+    /// not as long as the sections together.
     pub(super) fn fit(&self, reads: &[RunRead<'_>]) -> bool {
         let fits = |read: &RunRead<'_>| {
             read.page_bytes == self.page_bytes() && !matches!(read.encoded, Encoded::AsStored)

@@ -178,9 +178,9 @@ impl StdError for FailedWrite {
     }
 }
 
-/// Returns the volume that failed a write, if that caused `error`, an error of
-/// [`Segments::write_runs`] or [`Segments::copy_run`]. `None` if the file system was full, or the
-/// process lacked memory.
+/// If a failed write caused `error`, an error of [`Segments::write_runs`] or
+/// [`Segments::copy_run`], returns the volume of this write. `None` if the write failed because the
+/// file system was full, or the process lacked memory.
 #[must_use]
 pub fn failed_volume(error: &Error) -> Option<u8> {
     let failed: &FailedWrite = error.source()?.downcast_ref()?;

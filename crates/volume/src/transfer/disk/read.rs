@@ -24,8 +24,9 @@ const IN_FLIGHT_DIVISOR: usize = 8;
 /// reads.
 const UNVERIFIED_DIVISOR: usize = 4 * IN_FLIGHT_DIVISOR;
 
-/// Reads runs as [`Segments::read_runs`] does. Starts no operation while `in_flight` bytes are in
-/// flight; with sections, fewer. Returns also for how long the thread waited for the disk.
+/// Reads runs as [`Segments::read_runs`] does. Starts no operation while `in_flight` bytes, or with
+/// sections 1/8 of `in_flight` bytes, are in flight. Returns also for how long the thread waited
+/// for the disk.
 pub(in crate::transfer) fn read(
     segments: &Segments,
     reads: &[RunRead<'_>],
