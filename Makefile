@@ -37,8 +37,8 @@ PYTHON_SOURCES := pyproject.toml README.md $(shell find python -name '*.py' -o -
 LSM := build/rocksdb$(if $(filter source,$(ROCKSDB)),-source)
 ROCKSDB_ARTIFACT := org.rocksdb:rocksdbjni:11.8.1
 ROCKSDB_SHA256 := 265c656af5c6502cb8d71db1a74858509f706cc47f1a5b6f603c736d11ce677d
-# The crate's build script reads C headers with libclang. This package of libclang lacks the
-# compiler's own headers, so gcc's headers are used.
+# The build script of the crate `rocksdb` reads C headers with libclang. PyPI's package
+# `libclang` lacks the compiler's own headers, so the script reads gcc's.
 LIBCLANG := libclang==18.1.1
 # Most checks use the same features, so that cargo compiles each crate once for them. The wheel in
 # build/wheels is built without features.
@@ -111,7 +111,7 @@ $(STAMPS)/wheel: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) packaging/stri
 	$(BIN)/python packaging/strip_wheel.py $(WHEEL) build/symbols
 	@touch $@
 
-# maturin copies RocksDB's library into the wheel, from where the installed package loads it.
+# The wheel contains a copy of RocksDB's library, which the installed package loads.
 wheel-lsm: $(STAMPS)/wheel-lsm ## the package with the index `lsm` in it, in build/wheels-lsm
 $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels-lsm
@@ -129,8 +129,8 @@ $(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STA
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheels-device/site build/wheels-device/ritornello-*.whl
 	@touch $@
 
-# The package with an emulated GPU, for tests. Its module is compiled with the settings of Rust's tests,
-# which takes seconds after the build of these tests; the wheel above takes minutes.
+# The package with an emulated GPU, for tests. Its module is compiled with the settings of Rust's
+# tests: once these tests are built, this takes seconds, whereas the wheel above takes minutes.
 emulated: rust-tests
 	. $(LSM)/env && $(CARGO) build --workspace --lib --examples $(FEATURES) --locked --quiet
 	rm -rf build/emulated
@@ -138,7 +138,7 @@ emulated: rust-tests
 	cp -r python/ritornello build/emulated/
 	cp target/debug/lib_core.so build/emulated/ritornello/_core.abi3.so
 
-# The program loads RocksDB's library from the folder in which it was linked.
+# The program loads RocksDB's library from the folder $(LSM) of this checkout, its run path.
 binary-lsm: $(LSM)/env ## `ritornello` with all indexes, for `ritornello bench index`
 	. $(LSM)/env && $(CARGO) rustc --release --locked --quiet \
 		-p ritornello-cli --bin ritornello --features lsm,art -- -C link-arg=-Wl,-rpath,$(CURDIR)/$(LSM)
@@ -246,7 +246,7 @@ test-lsm: $(LSM)/env
 
 # Loom models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
 # release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`. Without LTO a build takes about six sevenths of the time.
+# meant to be compiled with `--cfg loom`. A build without LTO takes about a seventh less time.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 /// Bytes of an operation: its kind, scope, path, first page, number of pages, and an operand.
 const OP_BYTES: usize = 6;
+/// Maximum operations that one input runs.
 const OPS_MAX: usize = 100;
 /// Number of scopes. The first half of them is chained.
 const SCOPES: u8 = 4;

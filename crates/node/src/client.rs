@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// The pause before dialling again while the listen queue is full.
 const DIAL_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum duration of a call that was deferred while the owner was silent.
 const DEFERRED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// This process as a client of one owner.
@@ -228,8 +229,10 @@ impl Client {
                 return self.join(until).inspect_err(|_| self.close_one());
             }
             if self.returned.wait_until(&mut pool, until).timed_out() {
-                return Err(Error::retry("all connections to the store's owner are busy")
-                    .with("connections", CONNECTIONS_MAX));
+                return Err(Error::retry(
+                    "all connections to the store's owner are busy: try again later",
+                )
+                .with("connections", CONNECTIONS_MAX));
             }
         }
     }

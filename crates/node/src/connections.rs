@@ -200,8 +200,10 @@ impl ConnectionGuard {
         let mut state = self.connections.state.lock();
         let named: usize = state.clients.values().map(|client| client.connections).sum();
         if named >= CONNECTIONS_MAX {
-            return Err(Error::retry("too many connections to this store")
-                .with("connections", CONNECTIONS_MAX));
+            return Err(Error::retry(
+                "too many connections to this store: let fewer processes use it",
+            )
+            .with("connections", CONNECTIONS_MAX));
         }
         if first {
             state.check_new_client(name, pid)?;
@@ -234,9 +236,10 @@ impl State {
             return Err(Error::invalid("a client of this name is already connected"));
         }
         if self.clients.len() >= CLIENTS_MAX {
-            return Err(
-                Error::retry("too many processes use this store").with("clients", CLIENTS_MAX)
-            );
+            return Err(Error::retry(
+                "too many processes use this store: close it in some of them",
+            )
+            .with("clients", CLIENTS_MAX));
         }
         let names = self.clients.values().filter(|client| pid > 0 && client.pid == pid).count();
         if names >= NAMES_PER_PROCESS_MAX {

@@ -196,7 +196,7 @@ impl CurrentMembership {
         let directory = &self.opening.directory;
         let silent =
             || OwnerSilent::error(directory.lock.holder().ok().flatten().map_or(0, |h| h.0));
-        let refused = || StoreReopening::error("its owner's log says more");
+        let refused = || StoreReopening::error("see the log of the store's owner");
         let mut guard = if self.is_reopening.load(Ordering::Acquire) {
             self.begin_change(Instant::now()).ok_or_else(refused)?
         } else {

@@ -13,7 +13,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait for a handshake. After it, the owner is treated as silent.
+/// Maximum time to wait for a handshake. After this time, the owner is treated as silent.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval at which a waiting call checks the owner's lock. A closed connection wakes the call
 /// immediately. The check finds dead owners whose connections a forked child keeps open.

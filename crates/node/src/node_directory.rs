@@ -220,8 +220,8 @@ impl NodeDirectory {
             || {
                 tracing::warn!(
                     dir = %self.path.display(),
-                    "/proc is not mounted: the store's files are reached by its path; never move it \
-                     or mount over it while it is open"
+                    "/proc is not mounted: the store's files are reached by its path; never move \
+                     the store or mount over it while it is open"
                 );
                 medium
             },

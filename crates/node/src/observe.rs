@@ -76,7 +76,8 @@ enum Attempt<T> {
     Again(Error),
 }
 
-/// Returns `owned` of the owner's statistics, or `unowned` of the directory if no process owns it.
+/// Calls `owned` with the owner's statistics, or `unowned` with the directory if no process owns
+/// the store, and returns the result.
 fn find<T>(
     dir: &Path,
     owned: &dyn Fn(CatalogStats) -> T,
@@ -115,8 +116,9 @@ fn attempt<T>(
         Ok(None) => read_unowned(&directory, unowned),
         Err(error) => Err(error),
     };
-    // A thread of `Client` may keep the directory for longer than this process is kept from opening
-    // the store.
+    // Close the lock file now: a thread of `Client` may keep the directory after
+    // `with_unopened_store` has returned. This process may then open the store, and a later close
+    // of the file would release its lock.
     directory.lock.close();
     attempted
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 pub(crate) const RESERVE_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
 /// First version in which an empty name in a hello denotes an observer. No client has an empty
-/// name, and in version 7 an owner refuses it as the name of no locked file.
+/// name, and in version 7 an owner refuses an empty name, because no locked file has it.
 pub(crate) const OBSERVERS_SINCE: u32 = 8;
 
 /// A client's first message, after the greeting.

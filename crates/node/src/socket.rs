@@ -45,8 +45,8 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens in `directory` and replaces the socket of a former owner. The caller
-    /// holds the store's lock.
+    /// Listens in `directory` and replaces the socket of a former owner. The caller holds
+    /// the store's lock.
     pub(crate) fn bind(directory: &NodeDirectory) -> Result<Self> {
         let failed =
             |error: io::Error| Error::retry("the store's socket cannot be created").because(error);

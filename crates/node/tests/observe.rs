@@ -19,20 +19,20 @@ fn helper() {
 }
 
 fn own_command(_: &Arc<Node>, other: &str) -> String {
-    panic!("what is {other}?")
+    panic!("unknown command: {other}")
 }
 
 fn owned(dir: &Path) -> CatalogStats {
     match observe(dir).unwrap() {
         Observed::Owned(stats) => *stats,
-        Observed::Unowned(stored) => panic!("no process owns it: {stored:?}"),
+        Observed::Unowned(stored) => panic!("no process owns the store: {stored:?}"),
     }
 }
 
 fn unowned(dir: &Path) -> StoredStats {
     match observe(dir).unwrap() {
         Observed::Unowned(stored) => *stored,
-        Observed::Owned(stats) => panic!("process {} owns it", stats.owner_pid),
+        Observed::Owned(stats) => panic!("process {} owns the store", stats.owner_pid),
     }
 }
 
@@ -160,7 +160,7 @@ fn observers_see_owners_come_and_go() {
         let sees = |is_owned: bool| {
             let count = || seen[usize::from(is_owned)].load(Ordering::Relaxed);
             let before = count();
-            eventually("it is observed", || count() > before + 1);
+            eventually("the observer sees whether the store is owned", || count() > before + 1);
         };
         for _ in 0..5 {
             sees(false);

@@ -241,7 +241,9 @@ fn observer_is_a_client_of_an_owner_of_version_7() {
     let hellos = listen_before_owner(dir.path(), move |hello| {
         (!hello.starts_with(GREETING_7)).then(|| refused.clone())
     });
-    let Observed::Owned(stats) = observe(dir.path()).unwrap() else { panic!("it has an owner") };
+    let Observed::Owned(stats) = observe(dir.path()).unwrap() else {
+        panic!("no process owns the store")
+    };
     assert_eq!((stats.owner_pid as i32, stats.clients), (owner.pid(), 1));
     // The observer said hello once, in version 8; the client said hello in both versions.
     assert_eq!(hellos.load(Ordering::Relaxed), 3);

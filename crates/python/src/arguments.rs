@@ -64,8 +64,8 @@ fn key_bytes<'py>(at: usize, key: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBy
     })
 }
 
-/// Returns a duration of `seconds`; `what` names the argument. A number that is too large
-/// saturates.
+/// Returns a duration of `seconds`; `what` names the argument. A number too large for a
+/// `Duration` becomes `Duration::MAX`.
 pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Duration> {
     if seconds.is_nan() || seconds < 0.0 {
         return Err(invalid(py, format!("{what} is {seconds}: pass seconds, zero or more")));
@@ -78,7 +78,7 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {
-        // The cast saturates numbers that are too large or too small.
+        // The cast turns a number outside the range of `u64` into the nearest `u64`.
         Ok(seconds) if !f64::is_nan(seconds) => Ok((seconds.ceil() as u64).max(1)),
         _ => Err(invalid_argument("retain_until", given, "seconds since 1970 or a datetime")),
     }

@@ -175,7 +175,7 @@ impl Cache {
         ask(keys, |keys| cache.cancel(&scope.inner, keys))
     }
 
-    /// Starts to read pages. `out` belongs to the cache until the ticket is done. With `staged`
+    /// Starts to read pages. `out` belongs to the cache until the ticket is done. With `staged`,
     /// pages on a disk are read into staging memory and copied, not read directly into `out`.
     #[pyo3(signature = (
         scope, keys, out, *, parent=None, staged=false, sections=None, timeout=None
@@ -201,8 +201,8 @@ impl Cache {
         Ok(Ticket::new(py.detach(submit).or_raise(py)?, Some(get.memory)))
     }
 
-    /// Starts to put the pages of a prompt, starting at page `first`. With `copy` the bytes are
-    /// copied before the call returns. Without `copy` the memory must not change until the ticket
+    /// Starts to put the pages of a prompt, starting at page `first`. With `copy`, the bytes are
+    /// copied before the call returns. Without `copy`, the memory must not change until the ticket
     /// is done.
     #[pyo3(signature = (
         scope, keys, pages, *, first=0, parent=None, copy=true, retain_until=None, timeout=None

@@ -82,7 +82,7 @@ impl Device {
     }
 
     /// Slots for `pages` pages of `page_bytes` bytes, or None if no memory became free in `timeout`
-    /// seconds.
+    /// seconds, or the pages exceed the pinned memory.
     #[pyo3(signature = (page_bytes, pages, *, timeout=0.0))]
     fn slots(
         &self,

@@ -8,8 +8,9 @@
 //! hang its shutdown; exceptions are the threads of a remote whose backend is a Python class,
 //! during its calls.
 //!
-//! `unsafe` code does two things: it calls CPython's buffer protocol, and it makes memory fragments
-//! of buffers that Python keeps exported.
+//! `unsafe` code does three things: it calls CPython's buffer protocol, it makes memory fragments
+//! of buffers that Python keeps exported, and it passes a device's addresses and streams, as given
+//! by Python code, to `ritornello_device`.
 
 mod arguments;
 mod backend;

@@ -98,7 +98,7 @@ impl Drop for BufferGuard {
 
 impl BufferGuard {
     /// Exports the memory of `object`: through the buffer protocol, or as a CPU tensor. Returns
-    /// `None` if `object` is neither. `name` returns its name for errors.
+    /// `None` if `object` is neither. `name` returns the object's name for errors.
     pub(crate) fn take(
         &mut self,
         object: &Bound<'_, PyAny>,
@@ -170,7 +170,10 @@ impl BufferGuard {
         let bytes: usize = tensor.getattr("nbytes")?.extract()?;
         let address: usize = tensor.call_method0("data_ptr")?.extract()?;
         if address == 0 && bytes > 0 {
-            return Err(invalid(py, format!("{} is a tensor without memory", name())));
+            return Err(invalid(
+                py,
+                format!("{} is a tensor without memory: pass one that has memory", name()),
+            ));
         }
         self.objects.push(tensor.clone().unbind());
         Ok(Chunk { start: ptr::with_exposed_provenance_mut(address), bytes })

@@ -37,9 +37,9 @@ impl Memory {
 }
 
 /// Registered source or target memory of an engine: page `i` is the concatenation, over `buffers`
-/// in order, of bytes `[i * page_bytes[k], (i + 1) * page_bytes[k])` of buffer `k` (its base plus
-/// `i * strides[k]` where strides are given). The pool keeps the buffers alive. The pool has as
-/// many pages as its shortest buffer holds.
+/// in order, of `page_bytes[k]` bytes of buffer `k`, beginning at `i * page_bytes[k]` or, if
+/// strides are given, at `i * strides[k]`. The pool keeps the buffers alive. The pool has as many
+/// pages as its shortest buffer holds.
 #[pyclass(frozen, module = "ritornello._core")]
 pub(crate) struct PagePool(Arc<Memory>);
 
@@ -138,7 +138,10 @@ fn part(
     if page_bytes == 0 || stride < page_bytes {
         return Err(invalid(
             py,
-            format!("buffer {at}: page_bytes is {page_bytes}: pass 1 to the stride, {stride}"),
+            format!(
+                "page_bytes of buffer {at} is {page_bytes}: pass at least 1, and at most the \
+                 stride, {stride}"
+            ),
         ));
     }
     // Accept read-only memory, because a put only reads.

@@ -205,9 +205,9 @@ impl Store {
         Ok(memory.finish(py, py.detach(get))?.pages)
     }
 
-    /// Starts a put. With `copy` the bytes are copied into bounded staging before the call returns,
-    /// and pages that do not fit are skipped. Without `copy` the memory must not change until the
-    /// ticket is done.
+    /// Starts a put. With `copy`, the bytes are copied into bounded staging before the call
+    /// returns, and pages that do not fit are skipped. Without `copy`, the memory must not change
+    /// until the ticket is done.
     #[pyo3(
         signature = (
             scope, keys, pages, *, parent=None, copy=false, retain_until=None, timeout=None,
@@ -248,7 +248,7 @@ impl Store {
         Ok(Ticket::new(ticket.or_raise(py)?, Some(put.memory)))
     }
 
-    /// Starts a get. `out` belongs to the store until the ticket is done. With `staged` the bytes
+    /// Starts a get. `out` belongs to the store until the ticket is done. With `staged`, the bytes
     /// pass through staging, into whose huge pages some disks transfer faster than into small
     /// pages. `sections` are the ends of consecutive sections of a page; the get reads the sections
     /// in order, and `Ticket.wait_section` waits for each.
