@@ -1,6 +1,6 @@
 //! Makes inputs that are nearly valid.
 
-/// The longest input.
+/// Maximum length of an input in bytes.
 const BYTES_MAX: usize = 1 << 16;
 /// Boundary values of lengths and counters.
 const NUMBERS: [u64; 10] =

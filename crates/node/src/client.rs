@@ -258,7 +258,8 @@ impl Client {
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
-            // The client's owner spoke this version, so another process owns the store now.
+            // The owner to which this client connected spoke this version: another process owns the
+            // store now.
             Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
             Err(error) => Err(error),
         }
@@ -327,7 +328,8 @@ fn replaced() -> Error {
 
 /// Returns the error for a response that did not arrive in time.
 pub(crate) fn late(owner: LockHolder) -> Error {
-    Error::retry("the store's owner did not answer in time").with("pid", owner.0)
+    Error::retry("the store's owner did not answer in time: its disk may be slow")
+        .with("pid", owner.0)
 }
 
 pub(crate) fn response(bytes: &[u8]) -> Result<Response> {

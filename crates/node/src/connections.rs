@@ -217,8 +217,11 @@ impl ConnectionGuard {
         }
         let Some(client) = state.clients.get_mut(name) else { return Ok(None) };
         if client.connections >= CONNECTIONS_PER_CLIENT_MAX {
-            return Err(Error::retry("too many connections of one process to this store")
-                .with("connections", CONNECTIONS_PER_CLIENT_MAX));
+            return Err(Error::retry(
+                "too many connections of one process to this store: wait until its calls have \
+                 ended",
+            )
+            .with("connections", CONNECTIONS_PER_CLIENT_MAX));
         }
         client.connections += 1;
         let catalog = Arc::clone(&client.catalog);
@@ -243,9 +246,11 @@ impl State {
         }
         let names = self.clients.values().filter(|client| pid > 0 && client.pid == pid).count();
         if names >= NAMES_PER_PROCESS_MAX {
-            return Err(Error::retry("one process uses this store under too many names")
-                .with("pid", pid)
-                .with("names", NAMES_PER_PROCESS_MAX));
+            return Err(Error::retry(
+                "one process uses this store under too many names: restart the process",
+            )
+            .with("pid", pid)
+            .with("names", NAMES_PER_PROCESS_MAX));
         }
         Ok(())
     }

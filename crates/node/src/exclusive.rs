@@ -39,8 +39,8 @@ pub(crate) fn with_exclusive_store<T>(
 /// ([`crate::record_lock`]).
 ///
 /// # Errors
-/// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of this
-/// process open or close it until `until`; errors of the directory; any error of `work`.
+/// `Invalid`, with the text `is_open`, if this process has the store open; `Retry` if threads of
+/// this process open or close it until `until`; errors of the directory; any error of `work`.
 pub(crate) fn with_unopened_store<T>(
     path: &Path,
     until: Instant,
@@ -50,7 +50,7 @@ pub(crate) fn with_unopened_store<T>(
     let slot = open_stores::slot(Identity::of(path).map_err(|error| unusable(path, error))?)?;
     let Some(open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
-            "another thread of this process has been opening or closing this store for too long",
+            "another thread of this process is still opening or closing this store: try again later",
         )
         .with("dir", path.display()));
     };

@@ -10,8 +10,8 @@
 //! the new core opens without them.
 //!
 //! ```text
-//!   Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
-//!   any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
+//! Owner, poisoned ── disks take writes, no own write under way ──▶ Reopening ──▶ Owner, next epoch
+//! any ── the path leads to another directory ──▶ Leaving ── no call in progress ──▶ Closed
 //! ```
 //!
 //! The second line of the diagram serves late mounts; `departure` has its exact conditions. An
@@ -33,8 +33,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// First and longest pause between attempts to reopen a store. Clients look for the owner every 1
-/// to 5 seconds, so all processes are served again within some 10 seconds of the end of a fault, if
-/// recovery is fast.
+/// to 5 seconds, so all processes are served again within about 10 seconds of the end of a fault,
+/// if recovery is fast.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 /// Time without an attempt after which the pauses begin with the shortest again.
 const BACKOFF_RESET: Duration = Duration::from_secs(60);

@@ -65,7 +65,7 @@ pub fn open_on(medium: Arc<dyn Medium>, options: &Options) -> Result<Arc<Node>> 
     let slot = open_stores::slot(identity)?;
     let Some(mut open) = slot.try_lock_until(until) else {
         return Err(Error::retry(
-            "another thread has been opening or closing this store for a minute",
+            "another thread has been opening or closing this store for a minute: open it again later",
         )
         .with("dir", path.display()));
     };

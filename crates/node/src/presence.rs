@@ -148,7 +148,8 @@ fn path(name: &str) -> String {
 
 fn unannounced(error: io::Error) -> Error {
     Error::retry(
-        "this process cannot lock a file of its own under clients/ in the store's directory",
+        "this process cannot lock a file of its own under clients/ in the store's directory: check \
+         that it may write there",
     )
     .because(error)
 }

@@ -161,7 +161,8 @@ fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     Python::try_attach(run).unwrap_or_else(exiting)
 }
 
-/// Copies the bytes of a buffer; returns `None` without a copy if there are more than `most`.
+/// Copies the bytes of a buffer; returns `None` without a copy if there are more than
+/// `most` bytes.
 fn bytes(value: &Bound<'_, PyAny>, most: u64) -> PyResult<Option<Vec<u8>>> {
     if let Ok(bytes) = value.cast::<PyBytes>() {
         let bytes = bytes.as_bytes();
@@ -225,7 +226,7 @@ impl PythonBackend {
         if self.call(|object| object.hasattr(method))? {
             return Ok(());
         }
-        Err(Error::invalid("the backend's class has no such method: add it")
+        Err(Error::invalid("the backend's class lacks the method for this operation: add it")
             .with("operation", method))
     }
 }

@@ -163,8 +163,8 @@ impl DevicePool {
         self.0.pool.layout().page_bytes()
     }
 
-    /// The measurements of the ways. For each: the direction of the move, its number of pieces, the
-    /// seconds of a kernel, and the seconds of the copy engines.
+    /// The measurements of moves by which the way was chosen. For each: the direction, the number
+    /// of pieces, the seconds that a kernel took, and the seconds that the copy engines took.
     #[getter]
     fn measured(&self) -> Vec<(&'static str, usize, f64, f64)> {
         let row = |m: &ritornello_device::Measured| {
@@ -243,9 +243,12 @@ impl DevicePages {
         let layout = self.memory.pool.layout();
         let page_bytes = scope.resolved_page_bytes()?;
         if page_bytes != layout.page_bytes() {
-            return Err(Error::invalid("a page of the scope is not as long as a page of the pool")
-                .with("scope", page_bytes)
-                .with("pool", layout.page_bytes()));
+            return Err(Error::invalid(
+                "a page of the scope is not as long as a page of the pool: register the memory \
+                 that holds this scope's pages",
+            )
+            .with("scope", page_bytes)
+            .with("pool", layout.page_bytes()));
         }
         layout.check_blocks(&self.blocks, direction)
     }
@@ -349,7 +352,7 @@ fn outcome(pages: usize, moved: Moved) -> Outcome {
 
 #[pymethods]
 impl DeviceSlots {
-    /// Address of the first page, and the distance between pages.
+    /// Address of the first page, and the distance in bytes from each page to the next.
     #[getter]
     fn memory(&self) -> (usize, usize) {
         let (first, stride) = self.0.memory();

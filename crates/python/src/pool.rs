@@ -207,7 +207,8 @@ impl PoolPages {
             return Err(invalid(
                 py,
                 format!(
-                    "pages of the pool have {} bytes; pages of this scope have {page_bytes}",
+                    "pages of the pool have {} bytes; pages of this scope have {page_bytes}: pass \
+                     the pool of this scope's pages",
                     memory.page_bytes
                 ),
             ));

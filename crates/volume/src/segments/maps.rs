@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval between searches for removed segments that this process still maps: the map keeps their
-/// memory allocated.
+/// Interval between searches for removed segments that this process still maps: a map keeps the
+/// memory of its segment allocated.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Maps by segment; `None` for a segment that cannot be mapped and is accessed by system calls.

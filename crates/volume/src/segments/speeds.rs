@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn busy_lanes_are_split_and_idle_lanes_joined() {
         assert_eq!(more_lanes(0, 95, 4), 1);
-        assert_eq!(more_lanes(0, 95, 1), 0, "no processor for a further lane");
+        assert_eq!(more_lanes(0, 95, 1), 0, "no CPU core is left for a further lane");
         assert_eq!(more_lanes(0, 80, 4), 0);
         assert_eq!(more_lanes(1, 110, 4), 1, "two lanes are needed");
         assert_eq!(more_lanes(1, 185, 4), 2);
