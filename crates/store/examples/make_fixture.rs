@@ -1,5 +1,6 @@
-//! Packs a store and a residency of the current format into a `.tar.gz`, for `tests/fixtures.rs` to
-//! open for as long as that format is readable. Never writes over a fixture:
+//! Packs a store and a residency of the current format into a `.tar.gz`. `tests/fixtures.rs` opens
+//! this fixture as long as builds can read its format. Fails if the output file exists.
+//! Usage:
 //!
 //! ```text
 //! cargo run -p ritornello-store --example make_fixture -- tests/fixtures/v1.tar.gz

@@ -9,7 +9,7 @@
 //! * **Second sight** admits a page if the page's hash is in a *ghost list*: the hashes of recently
 //!   refused pages, kept without their bytes. On chat traffic most pages are never requested again:
 //!   second sight writes a fifth of the bytes that write-through writes, and has three quarters of
-//!   the hits.
+//!   the hits of write-through.
 //! * A **write budget** is a token bucket: it fills at the budgeted rate and holds at most the
 //!   budget of an hour. Admitted pages take their bytes from the bucket, and an empty bucket admits
 //!   nothing. Over any span of time, writes are therefore at most the budget of the span plus one
@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::time::Duration;
 
-/// Seconds of the budget that the bucket holds.
+/// Capacity of the bucket, in seconds of the budgeted rate.
 const BURST_SECONDS: f64 = 3600.0;
 /// Share of the write budget's bucket that is full at the start.
 const FIRST_FILL: f64 = 0.5;
@@ -128,7 +128,8 @@ pub enum AdmissionRefusal {
 pub struct AdmissionDecision {
     /// Leading pages that may be written.
     pub pages: usize,
-    /// Why the page after these may not be written; `None` if all pages may be written.
+    /// Why the page after the leading `pages` may not be written; `None` if all pages may be
+    /// written.
     pub refused: Option<AdmissionRefusal>,
 }
 
@@ -488,7 +489,10 @@ mod tests {
                 let at = at as u64 * 1000;
                 let decision = admission.decide(pages(at..at + 1000), 1, HOUR * hour as u32);
                 taken += decision.pages as u64;
-                prop_assert!(taken <= 100 * (latest + 1), "{taken} by hour {latest}");
+                prop_assert!(
+                    taken <= 100 * (latest + 1),
+                    "{taken} bytes were admitted by hour {latest}"
+                );
             }
         }
     }

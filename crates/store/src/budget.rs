@@ -90,9 +90,9 @@ impl Budget {
         if active.is_empty() {
             return shares;
         }
-        // Each step raises the smallest shares to the next larger share, or, if their sum must
-        // shrink, lowers the largest shares to the next smaller share, so the steps are about as
-        // many as the directories.
+        // Each step raises the smallest shares to the next larger share, or, if the sum of the
+        // shares must shrink, lowers the largest shares to the next smaller share. The loop takes
+        // about one step for each directory.
         while sum(&shares) != most {
             let total = sum(&shares);
             let grow = total < most;

@@ -12,6 +12,7 @@ pub(crate) struct CommitOrder {
 }
 
 struct State {
+    /// Number of the next part to commit.
     next: usize,
     /// Parts numbered `end` and above are not committed.
     end: usize,

@@ -124,7 +124,8 @@ pub(crate) fn convert(
         copy_all(old.as_ref(), new.as_ref(), &budget, &mut done, progress)
     })();
     let refused = |error: io::Error| {
-        Error::retry("the directory of the new index could not be synced: try again").because(error)
+        Error::retry("a directory could not be synced after the new index was written: try again")
+            .because(error)
     };
     if let Err(error) = made {
         // If the removal fails, the next owner removes the files.

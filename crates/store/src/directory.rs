@@ -231,8 +231,8 @@ impl Directory {
         let mut differences = self.lasting_differences(options, stored)?;
         if let Some(given) = options.capacity.filter(|given| *given != stored.capacity) {
             differences.push(format!(
-                "this process was given another capacity ({given}) than the store has ({}), and \
-                 the store keeps its capacity, which `ritornello resize` changes",
+                "this process was given another capacity ({given} bytes) than the store has ({} \
+                 bytes), and the store keeps its capacity, which `ritornello resize` changes",
                 stored.capacity
             ));
         }
@@ -254,9 +254,9 @@ impl Directory {
         let mut differences = Vec::new();
         if let Some(given) = options.segment_bytes.filter(|given| *given != stored.segment_bytes) {
             differences.push(format!(
-                "this process was given another segment size ({given}) than the store was made \
-                 with ({}), and the store keeps its segment size: give no segment size, or make a \
-                 new store",
+                "this process was given another segment size ({given} bytes) than the store was \
+                 made with ({} bytes), and the store keeps its segment size: give no segment size, \
+                 or make a new store",
                 stored.segment_bytes
             ));
         }
@@ -348,8 +348,8 @@ impl Directory {
     }
 
     /// Returns the volumes of a new store. The directories that `options` name must hold no
-    /// segments and no marker of another store; `segments` in the store's directory, which is used
-    /// without `paths`, may.
+    /// segments and no marker of another store. The directory `segments` in the store's directory,
+    /// which is used if `paths` is empty, may hold them.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for volume in &volumes {

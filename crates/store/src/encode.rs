@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_whole_layers_of_128_kib() {
+    fn slices_are_equal_parts_of_at_least_128_kib() {
         // A layer is 64 KiB: 2 matrices of 16 tokens, 8 heads, and 128 numbers of 2 bytes.
         assert_eq!(slices(&scope("page_first", 32, 8, None)), 16);
         assert_eq!(slices(&scope("layer_first", 30, 8, None)), 15);
@@ -219,7 +219,7 @@ mod tests {
         }
         assert!(
             Encoder::of(&layout, 200, 4096).unwrap().is_none(),
-            "an unknown codec is stored raw"
+            "pages with an unknown codec are stored raw"
         );
     }
 }

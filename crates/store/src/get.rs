@@ -94,9 +94,9 @@ impl Store {
     }
 
     /// Reports pages that failed verification, or could not be read, to the owner. The owner reads
-    /// each page itself, and removes the page if its bytes are wrong there too; a page that the
-    /// owner cannot read stays. In a chained scope one page per run is reported, because all pages
-    /// after it are removed with it.
+    /// each page itself, and removes the page if the owner's read finds wrong bytes too; a page
+    /// that the owner cannot read stays. In a chained scope one page per run is reported, because
+    /// all pages after it are removed with it.
     fn report(
         &self,
         scope: ScopeRef,

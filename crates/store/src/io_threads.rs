@@ -230,7 +230,7 @@ fn work(shared: &Arc<Shared>) {
     }
 }
 
-/// While jobs wait, ends those whose deadline has passed, and starts further threads if a volume
+/// While jobs wait, ends the jobs whose deadline has passed, and starts further threads if a volume
 /// completes no operations. Returns when no job waits.
 fn watch(shared: &Arc<Shared>) {
     loop {

@@ -31,7 +31,7 @@ use std::time::Duration;
 #[cfg(test)]
 mod model;
 
-/// Maximum leases.
+/// Maximum leases of all clients together.
 pub const LEASES_MAX: usize = 65_536;
 /// Maximum pins over all leases: a lease on three runs is three pins.
 pub const PINS_MAX: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! Restricts a store to directories of this user.
+//! Restricts a store to directories of the user that runs this process.
 
 use crate::directory::Directory;
 use ritornello_format::{Error, Result, VolumeMarker};

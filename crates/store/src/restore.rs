@@ -1,5 +1,5 @@
 //! Restores a store whose own directory is lost, with the pages in its other directories, from the
-//! copies that these keep of the manifest and the scope registry.
+//! copies of the manifest and the scope registry in these directories.
 //!
 //! A restored store begins as a manifest with owner epoch 0, which only a restore opens. The last
 //! step of the restore writes a manifest with an owner epoch above 0. Until then a restore that was
@@ -175,9 +175,9 @@ fn intact<T>(bytes: Option<Vec<u8>>, decode: impl Fn(&[u8]) -> Result<T>) -> Res
 
 /// Merges the copies that the last owner wrote; `None` if there are none.
 ///
-/// A copy that lists no scope under a slot below its next slot proves that the scope was dropped.
-/// The copies of earlier owners are left out: after an earlier restore their slots may name other
-/// scopes.
+/// If a copy has no scope under a slot below the copy's next slot, the scope of this slot was
+/// dropped. The copies of earlier owners are left out: after an earlier restore their slots may
+/// name other scopes.
 fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
     let epoch_of = |other: &Survivor| {
         let manifest = other.manifest.as_ref().filter(|_| other.scopes.is_some());
@@ -196,7 +196,8 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
 }
 
 /// Orders copies of the manifest by age. Copies of one owner have equal epochs, and almost always
-/// equal generations, but numbers of volumes, retired volumes and segments never decrease.
+/// equal generations, but the numbers of volumes and of retired volumes, and the first segment
+/// numbers, never decrease.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
@@ -258,7 +259,8 @@ impl Directory {
             return Ok(());
         }
         // A copy is never later than the manifest, and a restored store skips `OWNERS_SKIPPED`
-        // owners after the newest copy, which may be older than the manifest.
+        // owners after the newest copy, which may be older than the manifest. A copy that is more
+        // than half of `OWNERS_SKIPPED` owners ahead is therefore of the restored store.
         let last = manifest.owner_epoch.saturating_add(OWNERS_SKIPPED / 2);
         let is_restored = |dir: &&PathBuf| {
             let copy = self.copied_manifest(dir, manifest.uuid);

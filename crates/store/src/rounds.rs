@@ -140,5 +140,5 @@ impl fmt::Debug for Rounds {
 }
 
 fn busy() -> Error {
-    Error::retry("the disk is still busy with an earlier sync")
+    Error::retry("the disk is still busy with an earlier sync: check the disks")
 }

@@ -305,8 +305,8 @@ impl Store {
             .with("pages", pages))
     }
 
-    /// If `answer` is the error of an owner that does not respond, counts it, and returns the
-    /// result of `miss` for the error's reason instead.
+    /// If `answer` is the error of an owner that does not respond or reopens the store, counts it,
+    /// and returns the result of `miss` for the error's reason instead.
     pub(crate) fn or_miss<T>(
         &self,
         answer: Result<T>,

@@ -327,7 +327,7 @@ fn without_staging_memory_pages_are_stored_raw() {
     let open = open(dir.path(), 32);
     let scope = numbers("starved", "bfloat16", 64);
     set(&open.store, &scope, Codec::Split);
-    // Fills all staging memory with encoded pages, so that none is left for the put.
+    // Fill all staging memory with encoded pages, so that no memory is left for the put.
     let encoder = BarelyShorter;
     let hog = vec![0u8; 1 << 20];
     let mut held = Vec::new();

@@ -1,5 +1,5 @@
 //! Damage in one volume's segments costs the damaged pages and, in a chained scope, the pages after
-//! them: on one volume, on several, and for pages that are cut over all volumes. The loss of a
+//! them: on one volume, on several, and for pages that are striped over all volumes. The loss of a
 //! segment file costs every run that has a part in it.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

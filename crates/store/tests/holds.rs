@@ -1,5 +1,6 @@
-//! Operations on tens of thousands of runs release the lock between steps, so that calls of other
-//! threads do not wait for the whole operation. The tests check the result, and print the waits.
+//! Operations on tens of thousands of runs release the lock of the core's state between steps, so
+//! that calls of other threads do not wait for the whole operation. The tests check the result, and
+//! print the waits.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -15,9 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// The smaller number of runs of a test.
 const FEW: u64 = 4_000;
+/// The larger number of runs of a test.
 const MANY: u64 = 40_000;
-/// The number of times that each longest wait is measured. The shortest of them is printed.
+/// The number of times that each longest wait is measured. The shortest of these waits is printed.
 const ROUNDS: usize = 3;
 
 fn open(wall_clock: fn() -> u64) -> (Open, LocalCatalog) {

@@ -1,4 +1,5 @@
-//! The memory ceiling of the index: the puts that it refuses, and the evictions that end this.
+//! The memory ceiling of the index: the puts that it refuses, and the evictions after which the
+//! index takes puts again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;

@@ -183,8 +183,8 @@ fn earliest_retention_is_released_at_the_limit() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), clock);
     let scope = chained(PAGE);
-    // The following puts retain all pages forever, but the store retains at most a quarter of its
-    // capacity by default.
+    // The following puts retain all pages for as long as the store allows, a year, but the store
+    // retains at most a quarter of its capacity by default.
     for name in 0..60 {
         let keys = sequence(name, 8);
         assert_eq!(put_until(&open.store, &scope, &keys, until(u64::MAX - name)).pages, 8);

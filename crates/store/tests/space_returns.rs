@@ -170,7 +170,7 @@ fn segment_created_during_return_is_counted() {
 }
 
 /// A scope of many runs is dropped while a volume returns. The store frees the space of each run
-/// once: a second time could free space that already holds flushed pages.
+/// once: freeing it twice could free space that already holds flushed pages.
 #[test]
 fn scope_dropped_during_return_is_freed_once() {
     const RUNS: u64 = 2048;

@@ -204,8 +204,8 @@ pub trait Catalog: Send + Sync {
         expect!(self.call(&Request::DropScope { scope }), Response::Done => ())
     }
 
-    /// Lists scopes in slot order, starting at `from`, up to the maximum of one answer; an empty
-    /// list ends the listing.
+    /// Lists scopes in slot order, starting at `from`, up to the maximum number of scopes in one
+    /// answer; an empty list ends the listing.
     fn scopes(&self, from: ScopeSlot) -> Result<Vec<ScopeListing>> {
         expect!(self.call(&Request::Scopes { from }), Response::Scopes(scopes) => scopes)
     }

@@ -124,7 +124,7 @@ pub struct Reserved {
     pub runs: Vec<ReservedRun>,
     /// Leading pages that were stored when the call was made.
     pub present: usize,
-    /// Why some pages got no space, if any.
+    /// Why some pages got no space; `None` if no page was refused.
     pub refused: Option<Refusal>,
     /// Whether this store acknowledges a put only when it is durable.
     pub durable: bool,

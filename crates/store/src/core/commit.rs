@@ -46,6 +46,7 @@ impl StoreCore {
             if checksum.is_some() {
                 state.space.note_written(&run.place.extents);
             } else if run.place.extents.iter().any(is_on_failed) {
+                // `note_failed` below decides which of these extents may be reused.
                 failed.push(run.place.extents.clone());
                 self.counters.runs_failed.add(1);
                 self.counters.runs_abandoned.add(1);

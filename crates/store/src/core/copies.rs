@@ -83,10 +83,11 @@ impl StoreCore {
         self.copies.progress.wait(deadline);
     }
 
-    /// Starts to write the copies that are out of date and, with `now`, due.
+    /// Starts to write the copies that are out of date. If `now` is given, skips volumes that are
+    /// within a pause.
     fn start_copies(&self, manifest: &Arc<Manifest>, now: Option<Instant>) {
         if manifest.is_being_restored() {
-            // The restore may have to begin again from the copies.
+            // Do not overwrite the copies: the restore may have to begin again from them.
             return;
         }
         let version = Version { manifest: Arc::clone(manifest), scopes: self.scopes.changes() };

@@ -136,5 +136,5 @@ impl StoreCore {
 
 /// Error for a sync, a close or a change of the manifest that has not ended in time.
 pub(super) fn busy() -> Error {
-    Error::retry("the disk is still busy with an earlier sync: check the disks")
+    Error::retry("the disks have not completed earlier writes or syncs in time: check the disks")
 }

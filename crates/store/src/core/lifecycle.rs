@@ -19,7 +19,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether the core answers, and whether it takes changes.
 pub(crate) struct Lifecycle {
-    /// The sync rounds. A failed write poisons them.
+    /// The sync rounds. A failed write or sync poisons the rounds, and with them the store.
     rounds: Arc<Rounds>,
     closed: AtomicBool,
     pub(super) opened: OpenReport,
@@ -136,8 +136,8 @@ impl StoreCore {
                 }
             }
         }
-        // A volume failed, and no other would take a put: keep the poisoned core, which still
-        // serves reads.
+        // A volume failed, and no other volume would take a put: keep the poisoned core, which
+        // still serves reads.
         if let Some(error) = failed.filter(|_| !writable) {
             return Err(error);
         }

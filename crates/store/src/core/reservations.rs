@@ -60,8 +60,8 @@ pub(crate) struct PlannedRun {
 
 /// A reservation that was open when its client disconnected or its owner ended. Its extents are
 /// withheld until the client's process is proven dead, or a client with its name, or the owner's
-/// process, aborts it. [`ReservationLog`] keeps every client's reservation that has not ended in
-/// this form.
+/// process, aborts it. [`ReservationLog`] uses this type for every client's reservation that has
+/// not ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Withheld {
     pub(crate) client: String,
@@ -428,6 +428,7 @@ mod tests {
         assert!(all.check_client(other, 7).is_err());
         assert!(all.take(back, 7).is_err(), "a withheld reservation cannot be committed");
     }
+
     #[test]
     fn log_that_lacks_an_end_is_rewritten_before_the_next_reservation() {
         let schedule = Schedule::new();

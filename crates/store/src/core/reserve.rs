@@ -22,7 +22,7 @@ const PUT_LEASE: Duration = Duration::from_secs(600);
 /// Maximum payload of a run of several pages, which keeps eviction and reads fine-grained.
 const RUN_BYTES_MAX: u64 = 64 << 20;
 /// Maximum payload of a run of several pages in a store on several volumes. Consecutive runs are on
-/// different volumes, so a get of a few runs uses all of them.
+/// different volumes, so a get of a few runs uses all volumes.
 const STRIPE_BYTES_MAX: u64 = 16 << 20;
 /// Minimum payload of the runs into which a short put is cut, so that it uses several volumes: the
 /// header and the I/O operation of a shorter run cost more than another disk gains.
@@ -174,7 +174,7 @@ impl StoreCore {
         }
     }
 
-    /// Places the runs of the admitted pages in order, until one is refused.
+    /// Places the runs of the admitted pages in order, until the placement of a run is refused.
     fn place_runs(
         &self,
         put: &PutBatch<'_>,

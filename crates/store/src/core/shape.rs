@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A unique number has an upper half, from the manifest, and a lower half of 32 bits, which is
-/// counted. When fewer than `MARGIN` numbers are left, a put takes the next upper half from the
+/// A unique number has an upper half, from the manifest, and a lower half of 32 bits, a
+/// counter. When fewer than `MARGIN` numbers are left, a put takes the next upper half from the
 /// manifest.
 ///
 /// If a put cannot take the next upper half before its deadline, it fails only if fewer than
@@ -98,8 +98,8 @@ impl Shape {
     /// next owner, which begins at the upper half after the manifest's, would reuse numbers.
     ///
     /// # Errors
-    /// File-system errors; `Retry` if few numbers are left and another thread changes the manifest
-    /// until `deadline`.
+    /// File-system errors; `Retry` if few numbers are left and another thread's change of the
+    /// manifest has not ended by `deadline`.
     pub(super) fn ensure_numbers(&self, deadline: Instant) -> Result<()> {
         let left = || (1 << 32) - (self.next_number() & 0xffff_ffff);
         if left() >= MARGIN {
@@ -126,8 +126,9 @@ impl ShapeChange<'_> {
     /// Replaces the manifest on disk.
     ///
     /// # Errors
-    /// File-system errors. After a `Fatal` error the next owner may read either manifest: the store
-    /// is poisoned, so that no acknowledgement depends on one of the two.
+    /// File-system errors. After a `Fatal` error the next owner may read the old or the new
+    /// manifest. The store is then poisoned, so that no acknowledged change depends on which of the
+    /// two is read.
     pub(super) fn write(&self, manifest: &Manifest) -> Result<()> {
         let written = self.shape.directory.write_manifest(manifest);
         written.inspect_err(|error| self.shape.rounds.poison_if_fatal(error))

@@ -130,7 +130,7 @@ pub trait Eviction: Send + Debug {
     /// The configured name of the policy.
     fn name(&self) -> &'static str;
 
-    /// Adds a run, used now. Replaces a known run.
+    /// Adds a run that counts as used now. Replaces a known run.
     fn admit(&mut self, resident: &Resident);
 
     /// Sets the parent of a run that was admitted without a parent.

@@ -121,7 +121,7 @@ fn used_head_outlives_unused_tail() {
     }
 }
 
-/// Hits of a loop over one-page sequences, of which there are more than the store holds.
+/// Returns the hits of 100 passes over 400 one-page sequences in a store of 200 pages.
 fn hits_of_a_loop(policy: &mut dyn Eviction) -> u32 {
     const FITS: usize = 200;
     let (mut there, mut next, mut hits) = (BTreeMap::new(), 0, 0);
@@ -222,6 +222,7 @@ impl Index {
         path
     }
 
+    /// Number of leading pages of `run` up to the last page that another run follows.
     fn held(&self, run: u64) -> u32 {
         let hang = self.runs.values().filter_map(|(parent, _)| *parent);
         hang.filter(|(parent, _)| *parent == run).map(|(_, page)| page + 1).max().unwrap_or(0)

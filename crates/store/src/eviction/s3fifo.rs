@@ -15,7 +15,7 @@ use super::pieces::{List, Piece, Pieces};
 /// one request makes both.
 #[derive(Debug)]
 pub(super) struct S3Fifo {
-    /// The small queue, then the main one.
+    /// The small queue, then the main queue.
     lists: [List; 2],
     ghosts: Ghosts,
     capacity: u64,

@@ -125,7 +125,7 @@ impl Tree {
         self.policy_generation = (self.policy_generation + 1) % POLICY_GENERATIONS;
     }
 
-    /// Moves some pieces from the previous policy.
+    /// Moves at most [`MOVED_PER_CALL`] pieces from the previous policy to the current policy.
     fn move_some(&mut self) {
         for _ in 0..MOVED_PER_CALL {
             let Some(previous) = &mut self.previous_policy else { return };

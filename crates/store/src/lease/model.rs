@@ -1,3 +1,5 @@
+//! Tests of the lease table, and a comparison with a model that lists all leases.
+
 use super::*;
 use proptest::prelude::*;
 use ritornello_format::{ErrorKind, SegmentId};

@@ -65,7 +65,7 @@ pub fn numbers(name: &str, dtype: &str, layers: u32) -> Scope {
     }
 }
 
-/// The bytes that were put for `key`. Long pages repeat, so that the fixture is small.
+/// The bytes that were put for `key`. The bytes of long pages repeat, so that the fixture is small.
 pub fn content(scope: &Scope, key: &[u8]) -> Vec<u8> {
     let mut bytes = page(scope, key);
     if bytes.len() > 20_000 {

@@ -14,7 +14,8 @@ pub struct Bounds {
     pub least: Vec<Pages>,
     /// By sequence, the pages that may be present.
     pub most: Vec<Pages>,
-    /// Pages that can be reached while a volume is absent; all pages if no volume is absent.
+    /// By sequence, the pages that can be reached while a volume is absent; all pages if no volume
+    /// is absent.
     pub visible: Vec<Pages>,
     /// Pages deleted while a volume was absent, and not flushed since.
     pub deleted: Vec<Pages>,

@@ -70,7 +70,7 @@ impl Absence {
         self.volumes.insert(volume, why);
     }
 
-    /// Removes a volume that is no longer absent.
+    /// Records that a volume is no longer absent.
     pub(crate) fn remove_volume(&mut self, volume: u8) {
         self.volumes.remove(&volume);
     }
@@ -106,14 +106,14 @@ impl Absence {
         (known + single) as u32
     }
 
-    /// Removes a retired volume.
+    /// Removes a retired volume and its segments from the absent space.
     pub(crate) fn retire(&mut self, number: u8) {
         self.volumes.remove(&number);
         self.known.remove(&number);
         self.segments.retain(|id, _| id.volume() != number);
     }
 
-    /// Describes the absent space of the store with this manifest.
+    /// Describes the absent space. `manifest` names the directories of the volumes.
     pub(crate) fn describe(&self, manifest: &Manifest, hidden_runs: u64) -> AbsentSpace {
         let dir = |volume: u8| {
             manifest.volumes.get(usize::from(volume)).map_or("", |v| v.dir.as_str()).to_owned()

@@ -11,8 +11,8 @@ use ritornello_volume::segments::Segments;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Maximum time that reattaching waits for the end of another change of the capacity or
-/// directories, and of the creation of a segment.
+/// Maximum time that reattaching, and the end of a search, wait for the end of another change of
+/// the capacity or directories, and of the creation of a segment.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl StoreCore {
@@ -33,8 +33,9 @@ impl StoreCore {
         self.reattach(false)
     }
 
-    /// Reattaches absent space, with `searching` also the volumes that a restore left out: until
-    /// [`StoreCore::end_search`] no put gets space on them, and none of their segments is removed.
+    /// Reattaches absent space. If `searching` is set, also reattaches the volumes that a restore
+    /// left out. Until [`StoreCore::end_search`], no put gets space on such a volume, and the
+    /// volume's segments are not removed.
     ///
     /// # Errors
     /// Errors of [`StoreCore::reattach_absent`].
@@ -112,9 +113,9 @@ impl StoreCore {
         self.make_durable_in_background()
     }
 
-    /// Ends the search of the volumes that a restore left out, except those in `failed`: puts may
-    /// then use the searched volumes, and segments beyond a volume's share of the capacity are
-    /// emptied.
+    /// Ends the search of the volumes that a restore left out, except the volumes in `failed`:
+    /// puts may then use the searched volumes, and segments beyond a volume's share of the capacity
+    /// are emptied.
     ///
     /// # Errors
     /// `Retry` if another change of the directories does not end; file-system errors of the
@@ -126,7 +127,12 @@ impl StoreCore {
             return Ok(());
         }
         let until = Instant::now() + SHAPE_TIMEOUT;
-        let busy = || Error::retry("the store's directories are being changed: search again");
+        let busy = || {
+            Error::retry(
+                "the store's directories are being changed: search the volumes again (`ritornello \
+                 fsck --salvage`)",
+            )
+        };
         let change = self.shape.change_by(until).ok_or_else(busy)?;
         let growing = self.shape.pause_growth(until).ok_or_else(busy)?;
         let mut manifest = Manifest::clone(&self.shape.manifest());
@@ -290,7 +296,8 @@ impl StoreCore {
     }
 }
 
-/// Attaches an absent volume if its directory holds it now. Returns its segments.
+/// Attaches an absent volume if its directory contains the volume now. Returns the volume's
+/// segments.
 fn attach(
     segments: &Segments,
     directory: &Directory,
@@ -315,7 +322,10 @@ fn attach(
     }
     let candidate = segments.examine(&found.dir())?;
     if !candidate.is_trusted() {
-        return Err(Error::invalid("the file system may not keep one owner's writes in order"));
+        return Err(Error::invalid(
+            "this file system cannot be trusted to keep one owner's writes in order: mount the \
+             volume on a local file system",
+        ));
     }
     segments.attach(number, candidate)?;
     segments.check_syncs(number).inspect_err(|_| segments.detach(number))?;

@@ -69,6 +69,7 @@ impl StoreCore {
         let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
         let allocator = state.space.allocator();
         let held = allocator.total_units() - allocator.free_units();
+        // A step frees about a quarter of the space that the whole pass frees.
         let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
         while weight() > enough && self.evict(&mut state, step).is_some() {
             MutexGuard::bump(&mut state);

@@ -32,6 +32,7 @@ pub(crate) struct Retention {
     pub(super) clock: StoreClock,
     runs: HashMap<RunId, Retained>,
     ends: BTreeSet<End>,
+    /// Retained units, and the ends of the retentions, by scope.
     scopes: HashMap<ScopeSlot, (u64, BTreeSet<End>)>,
     units: u64,
     order: u64,

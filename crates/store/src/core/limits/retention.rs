@@ -2,7 +2,7 @@
 //! released earlier because a limit is exceeded.
 //!
 //! The ancestors of a retained run are retained with it, and count towards the limits. A run's
-//! retention ends no earlier than the retention of its descendants. Above the limit, the retention
+//! retention ends no earlier than the retention of its descendants. Above a limit, the retention
 //! that ends first is released. If several end at the same time, the run retained last is released
 //! first, so that leaves precede their ancestors.
 //!
@@ -126,7 +126,7 @@ impl StoreCore {
     }
 
     /// Releases retentions that have ended, records the clock, and releases retentions above the
-    /// limit, which a smaller capacity may have lowered.
+    /// limit of the store, which a smaller capacity may have lowered.
     pub(crate) fn maintain_retention(&self) {
         let now = self.state.lock().residents.retention.clock.now();
         self.state.in_steps(|state| {

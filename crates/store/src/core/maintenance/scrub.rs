@@ -75,6 +75,7 @@ impl StoreCore {
     }
 
     fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
+        // At the end of a pass, list the runs again, and search the list a second time.
         for _ in 0..2 {
             while let Some((_, run)) = scrub.left.pop() {
                 let is_placed = |view: &ritornello_index::RunView| !view.place.extents.is_empty();

@@ -39,6 +39,7 @@ impl SpaceThread {
     pub(crate) fn stop(&self, deadline: Instant) -> bool {
         self.stopped.store(true, Ordering::Release);
         let ended = self.thread.stop(deadline);
+        // Wake the callers of `wait`.
         self.note_pass();
         ended
     }

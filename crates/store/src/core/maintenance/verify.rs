@@ -29,7 +29,7 @@ pub(crate) enum Unreadable {
 pub struct DamagedPage {
     /// Generation of the page's run.
     pub generation: u64,
-    /// Scope of the page, in hexadecimal digits.
+    /// Digest of the page's scope, in hexadecimal digits.
     pub scope: String,
     /// Index of the page in the run.
     pub page: u32,
@@ -72,7 +72,8 @@ impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
     /// that the disk cannot read. With `salvage`, then searches all segments, also those of volumes
     /// that a restore left out, for runs that the index does not know, and inserts their pages that
-    /// verify and are not stored: [`super::salvage`].
+    /// verify and are not stored: [`super::salvage`]. `progress` receives the number of bytes
+    /// examined and their total.
     ///
     /// # Errors
     /// `Closed`; `Retry` if the store is poisoned, or if no sync could begin; `Fatal` if the result

@@ -76,8 +76,8 @@ impl StoreCore {
         Self::open_as(&directory, manifest, options, alive)
     }
 
-    /// Like [`StoreCore::open`], with a manifest that was read or made. The manifest of a store
-    /// that is being restored keeps the owner epoch 0.
+    /// Like [`StoreCore::open`], with a manifest that the caller has read or made. The manifest of
+    /// a store that is being restored keeps the owner epoch 0.
     ///
     /// # Errors
     /// Errors of [`StoreCore::open`].
@@ -387,7 +387,7 @@ fn resolve_index(
         "the index named at open differs from the store's index: the store is converted"
     );
     if stored == IndexKind::Memory {
-        tracing::warn!("the index `memory` keeps no pages: the converted store is empty");
+        tracing::warn!("the index `memory` kept no pages on disk: the converted store is empty");
     }
     convert(medium, directory, manifest, chosen, options.index_memory, &mut |_, _| ())?;
     Ok(chosen)

@@ -78,8 +78,8 @@ pub(crate) fn find_segments(
 }
 
 /// Marks the space of every valid run as in use, and removes invalid runs from the index. Returns
-/// the valid runs, and which of them are in absent space: the index keeps them, but lookups skip
-/// them.
+/// the valid runs, and which of them are in absent space: the index keeps the runs in absent space,
+/// but lookups skip them.
 pub(crate) fn validate_runs(
     index: &dyn PrefixIndex,
     scopes: &Scopes,

@@ -38,9 +38,8 @@ struct ChosenScopes {
 
 impl Scopes {
     /// Drops empty scopes if the registry has no room for a further scope whose record has `added`
-    /// bytes. Continues after the scope fits until 1/[`SLACK`] of the limits is free or no further
-    /// scope is empty.
-    /// Returns the number of dropped scopes.
+    /// bytes. After the scope fits, continues until 1/[`SLACK`] of the limits is free or no further
+    /// scope is empty. Returns the number of dropped scopes.
     ///
     /// # Errors
     /// `Miss` if too few scopes are empty, or the record alone exceeds the limit; file-system
@@ -86,6 +85,7 @@ impl Scopes {
             .with("bytes_max", limits.bytes))
         };
         if dropped.is_err() {
+            // Let lookups find the chosen scopes again. None of these scopes has settings.
             let mut live = self.live().write();
             for slot in &chosen.slots {
                 if let Some(scope) = registry.table.scopes.get(slot) {

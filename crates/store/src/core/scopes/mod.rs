@@ -245,7 +245,7 @@ impl Scopes {
         reference.map(|(_, scope)| scope.model.clone()).unwrap_or_default()
     }
 
-    /// Drops the scopes that `which` selects, durably. Returns them.
+    /// Drops the scopes that `which` selects, durably. Returns their slots.
     pub(crate) fn drop_selected(
         &self,
         which: impl Fn(ScopeSlot) -> bool,
@@ -362,7 +362,8 @@ fn gone(scope: ScopeRef) -> Error {
 }
 
 /// Returns the codec of a scope without a codec setting: the store's default, or raw if the default
-/// is lossy and cannot encode the scope's numbers. (An explicit setting would be refused instead.)
+/// is lossy and cannot encode the scope's numbers. (An explicit setting of such a codec is refused
+/// instead.)
 fn suited(default: Codec, scope: &Scope) -> Codec {
     if encode::suits(default, scope) { default } else { Codec::Raw }
 }

@@ -211,6 +211,7 @@ impl StoreCore {
         drop(state);
         let places = leased.into_iter().filter_map(|run| self.index.place(run));
         let leased: u64 = places.map(|place| place.units()).sum();
+        // At least 5 % of the capacity must remain for evictable runs.
         if leased + retained + written <= units - units / 20 {
             return Ok(());
         }
@@ -262,7 +263,7 @@ impl StoreSpace {
         }
         space.set_shares(&shares, segments_max);
         for segment in absence.segments() {
-            // Do not reuse the number of an absent segment, whose file exists.
+            // Do not reuse the number of an absent segment, whose file may exist.
             space.start_numbers_at(segment.volume(), segment.number() + 1);
         }
         self.start_numbers(manifest);

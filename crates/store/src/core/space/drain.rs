@@ -1,8 +1,9 @@
 //! Withheld space: space to which a dead process may still be writing.
 //!
 //! Writes by `io_uring` outlive their process: the kernel releases the file locks of a killed
-//! process while its direct writes are still queued in the block layer, for as long as the disk
-//! takes. Space to which the process may have been writing is withheld until its segment is drained
+//! process while its direct writes are still queued in the block layer, where the writes
+//! stay until the disk completes them. Space to which the process may have been writing is withheld
+//! until its segment is drained
 //! ([`Segments::drain`](ritornello_volume::segments::Segments::drain)). After an unclean end all
 //! free space is withheld, because the owner's reservations are in no log; after the death of a
 //! client, the space of its reservations is withheld.
@@ -184,7 +185,8 @@ impl StoreCore {
                     tracing::info!(
                         segment = id.number(),
                         seconds = started.elapsed().as_secs_f64(),
-                        "a dead process's writes have ended: its space is free"
+                        "the writes of a dead process have ended: the segment's withheld space is \
+                         free"
                     );
                 }
             }

@@ -37,8 +37,11 @@ impl SpaceDeadline {
 enum Obstacle {
     /// Space is withheld until a dead process's writes have ended.
     Drain,
+    /// A segment must be created first.
     Grow(SegmentId),
+    /// Removals must be synced before their space is reused.
     Sync,
+    /// No space can be freed.
     Full,
 }
 
@@ -198,7 +201,7 @@ impl StoreCore {
             tracing::warn!(
                 %reason,
                 segment = segment.number(),
-                "a segment cannot be created: the volume does not grow for a time"
+                "a segment cannot be created: the volume does not grow for 10 seconds"
             );
             space.growth.pause(&mut space.allocator, segment.volume());
         }
@@ -251,7 +254,7 @@ mod tests {
             grown += 1;
         }
         assert!(changed > 0, "short puts never changed the volume to grow next");
-        assert!(grown >= 20, "the page has 20 pieces of nearly a segment: {grown}");
+        assert!(grown >= 20, "5000 units take at least 20 segments of 256 units, not {grown}");
         // Two puts request the same segment: the second adds nothing.
         let Err(Obstacle::Grow(segment)) = long() else { panic!("no segment has room") };
         core.grow(segment, deadline).unwrap();

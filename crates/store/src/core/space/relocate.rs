@@ -18,8 +18,9 @@ use ritornello_volume::transfer::{Control, failed_volume};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Copies are synced after this number of bytes or of runs.
+/// Copies are synced after this number of bytes, or after [`BATCH_RUNS`].
 const BATCH_BYTES: u64 = 32 << 20;
+/// Copies are synced after this number of runs, or after [`BATCH_BYTES`].
 const BATCH_RUNS: usize = 128;
 /// Maximum time that a run waits for its new place.
 const SPACE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -61,7 +62,8 @@ impl StoreCore {
         let mut batch: Vec<Copied> = Vec::new();
         let (mut bytes, mut has_stalled) = (0, false);
         for &run in runs {
-            // After a run on a stalled volume, which tested the volume, skip further runs on it.
+            // A copy has shown that a stalled volume still completes no operation: skip further
+            // runs on stalled volumes.
             if has_stalled && self.index.place(run).is_some_and(|at| self.segments.is_stalled(&at))
             {
                 continue;

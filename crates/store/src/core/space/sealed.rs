@@ -10,7 +10,8 @@ use ritornello_volume::transfer::Control;
 use std::time::Instant;
 
 impl StoreSpace {
-    /// Releases quarantined space of sealed segments, which is not reused anyway.
+    /// Releases quarantined space of sealed segments: no space of a sealed segment is reused, so
+    /// the quarantine is not needed.
     fn release_quarantined(&mut self) {
         let gone = self.quarantine.release(|segment| self.allocator.is_sealed(segment));
         self.limbo.add(gone);
@@ -110,7 +111,7 @@ impl StoreCore {
             return Ok(empty);
         }
         self.record_used_numbers(&change, &sealed)?;
-        // Pause syncs, because a sync would reopen a dirty segment that is being removed.
+        // Pause syncs, because a sync would reopen an unsynced segment while it is removed.
         let _paused = self.lifecycle.rounds().between(until)?;
         let mut removed = Vec::new();
         for id in empty {
@@ -127,7 +128,7 @@ impl StoreCore {
             }
             removed.push(id);
             if let Err(error) = self.state.lock().space.allocator.remove_segment(id) {
-                tracing::error!(%error, "a segment was removed that is in use");
+                tracing::error!(%error, "a removed segment still had space in use: report this");
             }
             self.counters.segments_removed.add(1);
         }
