@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// Reaches all paths below one directory through that directory's descriptor.
 ///
 /// A file system can be mounted over a directory in use, and the directory can be moved. The path
-/// of the directory then leads to another directory, possibly of another store, where nothing may
-/// be written. The descriptor keeps referring to the directory that was opened. Paths outside the
-/// directory are used as they are.
+/// of the directory then leads to another directory, possibly that of another store, to which this
+/// process must not write. The descriptor keeps referring to the directory that was opened. Paths
+/// outside the directory are used unchanged.
 #[derive(Clone, Debug)]
 pub struct Anchored {
     inner: Arc<dyn Medium>,
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(
             Host.list(&dir).unwrap(),
             [""; 0],
-            "no file may be created in the directory that took the path"
+            "no file may be created in the new directory at the old path"
         );
 
         medium.open(&root.path().join("beside"), WRITE).unwrap();

@@ -53,14 +53,14 @@ impl Change {
 #[derive(Clone, Debug)]
 pub(crate) struct Chance {
     state: u64,
-    /// Mean number of changes that survive, of four unsynced changes.
+    /// Survival rate of unsynced changes, in quarters: 0 to 4.
     quarters: u64,
-    /// Whether the rate differs between files: a file may be complete while another file is lost.
+    /// Whether each file has a separate rate: one file may survive whole while another is lost.
     varies_by_file: bool,
 }
 
 impl Chance {
-    /// Starts from `seed`, which also decides the share of changes that survive, from none to all.
+    /// Starts from `seed`, which also decides the survival rate, from none to all changes.
     pub(crate) fn new(seed: u64) -> Self {
         let mut chance = Self { state: seed, quarters: 0, varies_by_file: false };
         chance.quarters = chance.next() % 5;
@@ -68,7 +68,7 @@ impl Chance {
         chance
     }
 
-    /// Draws a new rate of survivors for the next file, if `varies_by_file` is set.
+    /// Draws a new survival rate for the next file, if `varies_by_file` is set.
     pub(crate) fn begin_file(&mut self) {
         if self.varies_by_file {
             self.quarters = self.next() % 5;

@@ -110,7 +110,8 @@ impl FaultyFile {
         self.next(op).map_or(Ok(()), |fault| Err(fault.error()))
     }
 
-    /// Stores every other sector of `buffer`.
+    /// Stores every other sector of `buffer`, beginning with the first; the sectors between them
+    /// keep their bytes in the file.
     fn write_torn(&self, buffer: &[u8], offset: u64) -> io::Result<()> {
         // Make one write from aligned memory, so that files open for direct I/O accept it too.
         let (mut memory, start) = aligned(buffer.len());

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn allocation_takes_blocks_and_length() {
+    fn allocate_reserves_blocks_and_extends_the_file() {
         let root = tempfile::tempdir().unwrap();
         let file = Host.open(&root.path().join("f"), WRITE).unwrap();
         file.allocate(1 << 20).unwrap();

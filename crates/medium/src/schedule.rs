@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Kinds of operation that are counted and can fail.
+/// Kinds of operation of a medium that a [`Schedule`] counts and can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
     /// [`Medium::create_dir`](crate::Medium::create_dir).

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use tokio::runtime::{Builder, Runtime};
 
-/// A client without tier or retries; each request has only the client's timeout.
+/// A client without a tier and without retries. Only the client's timeout limits a request.
 pub struct BaselineClient {
     factory: ClientFactory,
     store: Arc<dyn ObjectStore>,
@@ -42,7 +42,7 @@ impl BaselineClient {
         Ok(Self { store: factory.build()?, factory, runtime })
     }
 
-    /// Writes objects, `at_once` at a time.
+    /// Writes objects, with at most `at_once` requests in progress.
     ///
     /// # Errors
     /// The first error of a request.
@@ -55,7 +55,8 @@ impl BaselineClient {
         self.all(put, at_once).map(drop)
     }
 
-    /// Reads `range` of every object, `at_once` at a time. Returns the number of bytes read.
+    /// Reads `range` of every object, with at most `at_once` requests in progress. Returns the
+    /// number of bytes read.
     ///
     /// # Errors
     /// The first error of a request.

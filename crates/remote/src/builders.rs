@@ -80,7 +80,7 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
         .with_timeout(timeout)
         .with_connect_timeout(CONNECT_TIMEOUT.min(timeout));
     let allow_http = flag(&mut address, "allow_http")?;
-    // `readable`: whether others on the network can read the requests.
+    // `readable`: whether other machines on the network can read the requests.
     let (build, readable): (Build, bool) = match address.scheme.as_str() {
         #[cfg(feature = "s3")]
         "s3" => s3(address, options)?,
@@ -98,7 +98,7 @@ pub(crate) fn factory(mut address: ParsedAddress) -> Result<ClientFactory> {
         // Do not log the endpoint, because it may hold a user and a password.
         tracing::warn!(
             remote = name,
-            "this remote is reached by plain HTTP: the network reads its pages and can change them; use an \
+            "this remote is reached by plain HTTP: other machines on the network can read and change its pages; use an \
              https:// endpoint, or add allow_http=true to the address to accept that"
         );
     }

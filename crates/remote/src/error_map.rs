@@ -35,6 +35,8 @@ const ADVICE: [(&[&str], &str); 6] = [
          (or the profile, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY)",
     ),
     (
+        // A client without credentials requests them from the metadata service of the cloud, at
+        // one of these addresses.
         &["169.254.169.254", "169.254.170.2", "metadata.google.internal"],
         "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
          (GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY), or add ?anonymous=true",
@@ -94,7 +96,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         }
         (None, _, Some(300..=499)) => (
             ErrorKind::Fatal,
-            "the remote refuses this request: check that the endpoint is an object store and its style (path or virtual)",
+            "the remote refuses this request: check that the endpoint is an object store, and the option style (path or virtual)",
         ),
         _ => (ErrorKind::Retry, "the remote cannot be reached, or answers with an error"),
     };

@@ -22,7 +22,7 @@ use tokio::runtime::{Builder, Runtime};
 
 /// Threads of the runtime.
 const WORKERS: usize = 2;
-/// Concurrent requests of one batch.
+/// Maximum number of concurrent requests of one batch.
 const REQUESTS_AT_ONCE: usize = 16;
 /// Maximum length of a value that is requested without a range. Objects of a remote may be longer,
 /// up to a page of 512 MiB, and are requested with a range.
@@ -319,6 +319,6 @@ mod tests {
         assert!(error.contains("more than the 10 requested bytes"), "{error}");
         drop(backend);
         let sent = server.join().unwrap();
-        assert!(sent < SENT_MAX / 4, "{sent} bytes were read");
+        assert!(sent < SENT_MAX / 4, "{sent} bytes were sent before the client closed");
     }
 }

@@ -47,7 +47,7 @@ impl ParsedAddress {
         // slash.
         if authority.contains(['@', ':']) {
             return Err(Error::invalid(
-                "an address names no user and no password: credentials come from the environment",
+                "an address must have no user and no password: credentials come from the environment",
             )
             .with("address", RemoteAddress::shown(text)));
         }
@@ -55,8 +55,10 @@ impl ParsedAddress {
             if scheme == "file" { format!("/{path}") } else { path.trim_matches('/').to_owned() };
         let option = |pair: &str| {
             let (name, value) = pair.split_once('=').ok_or_else(|| {
-                Error::invalid("an option of an address is NAME=VALUE, and & in a value is %26")
-                    .with("address", RemoteAddress::shown(text))
+                Error::invalid(
+                    "write an option of an address as NAME=VALUE, with %26 for & in VALUE",
+                )
+                .with("address", RemoteAddress::shown(text))
             })?;
             Ok((name.to_owned(), decoded(value)?))
         };
@@ -106,7 +108,8 @@ impl ParsedAddress {
     }
 }
 
-/// `value` unchanged, percent-encoded as in URLs, and escaped as in Python's `repr`.
+/// The forms in which a message may contain `value`: unchanged, percent-encoded as in URLs (three
+/// variants), and escaped as in Python's `repr`.
 fn forms(value: &str) -> [String; 5] {
     let encoded = utf8_percent_encode(value, ENCODED).to_string();
     let (slashes, plus) = (encoded.replace("%2F", "/"), encoded.replace("%20", "+"));

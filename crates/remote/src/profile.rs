@@ -23,7 +23,8 @@ pub(crate) struct ProfileFiles {
     config: Option<PathBuf>,
 }
 
-/// The version of both files: device, inode, length, and time of the last change.
+/// The version of both files: device, inode, length in bytes, and time of the last modification in
+/// seconds and nanoseconds. `None` for a file that cannot be examined.
 pub(crate) type Stamp = [Option<(u64, u64, u64, i64, i64)>; 2];
 
 impl ProfileFiles {
@@ -55,8 +56,9 @@ impl ProfileFiles {
             Some(profile) => Ok(profile),
             None if self.named.is_none() => Ok(Profile::default()),
             None => Err(Error::invalid(
-                "neither ~/.aws/credentials nor ~/.aws/config has this profile: add it, or \
-                 correct its name",
+                "neither ~/.aws/credentials nor ~/.aws/config (or the files that \
+                AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name) has this profile: add it, or \
+                correct its name",
             )),
         }
     }

@@ -1,5 +1,6 @@
-//! Key rotation while a remote is open. The environment names the files, so the client runs in a
-//! separate process; the server is a minimal HTTP server that checks the key id.
+//! Key rotation while a remote is open. Environment variables name the credential files, so each
+//! client runs in a separate process with these variables. The server is a minimal HTTP server that
+//! checks the key id.
 #![cfg(feature = "s3")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -268,7 +268,7 @@ fn second_writer_writes_nothing_and_gc_removes_ends_of_prompts() {
     assert_eq!(
         get(&tier(server.port, "a"), &all, 0..256, long_deadline()),
         128,
-        "the ends were removed"
+        "gc must remove the ends of prompts and keep their beginnings"
     );
     let young = CollectOptions { budget: Some(0), grace: Duration::from_secs(3600), ..half };
     assert_eq!(collect(backend.as_ref(), &young, None, &mut |_| {}).unwrap().removed_objects, 0);
@@ -307,7 +307,7 @@ fn forged_object_is_rejected_and_rewritten() {
     let good = backend.get(name, None).unwrap().unwrap();
     backend.set(name, &forged(good.clone(), 3)).unwrap();
     let checked = |keys| fsck(backend.as_ref(), &inventory, keys, false, &mut |_| {}).unwrap();
-    assert_eq!(checked(None).damaged.len(), 0, "checksums match");
+    assert_eq!(checked(None).damaged.len(), 0, "the forged checksums must match");
     assert_eq!(checked(keyed().options.keys.as_deref()).damaged.len(), 1);
 
     let reader = keyed().tier();

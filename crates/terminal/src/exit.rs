@@ -55,7 +55,7 @@ impl Failure {
         Self { status: Status::Failed, line: line.into(), advice: advice.into() }
     }
 
-    /// Returns the failure of an open call.
+    /// Returns the failure of opening a store.
     #[must_use]
     pub fn unopened(error: &Error) -> Self {
         let advice = match error.kind() {
@@ -88,7 +88,7 @@ impl Failure {
     }
 }
 
-/// Returns whether the disk refused a read, a write or a sync.
+/// Returns whether the cause of `error` is `EIO`: the disk failed a read, a write or a sync.
 fn is_disk_failure(error: &Error) -> bool {
     let io = error.source().and_then(|cause| cause.downcast_ref::<io::Error>());
     io.and_then(io::Error::raw_os_error) == Some(Errno::IO.raw_os_error())

@@ -49,7 +49,8 @@ pub fn observed(dir: &Path) -> Result<Observed, Failure> {
 /// [`ritornello_node::owner_stats`]. If `dir` holds no store, the failure says so.
 #[must_use]
 pub fn unobserved(dir: &Path, error: &Error) -> Failure {
-    // Other errors say nothing about the files, whose disk may hang.
+    // Only an `Invalid` error can mean that `dir` holds no store. After other errors `dir` is not
+    // read, because its disk may hang.
     if error.kind() == ErrorKind::Invalid
         && let Err(failure) = check_existing(dir)
     {

@@ -22,8 +22,9 @@ const COLOURS: [RGBColor; 8] = [
 ];
 /// Width and height of a panel, in pixels.
 const PANEL: (u32, u32) = (400, 280);
-/// Height of the legend, and width of a name in it, in pixels.
+/// Height of the legend, in pixels.
 const LEGEND: u32 = 34;
+/// Width of one name in the legend, in pixels.
 const NAME: i32 = 130;
 const FONT: (&str, i32) = ("sans-serif", 15);
 
@@ -174,7 +175,8 @@ where
     Ok(())
 }
 
-/// Returns points between which every line is horizontal or vertical.
+/// Returns the points of a step line: `points`, and a corner before each point after the first,
+/// so that every segment is horizontal or vertical.
 fn corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut out = Vec::with_capacity(2 * points.len());
     for &(x, y) in points {

@@ -84,7 +84,7 @@ fn watch_signals() {
     if let Err(error) = watcher.spawn(watch) {
         tracing::debug!(
             %error,
-            "no thread to watch signals: a signal leaves temporary directories behind"
+            "the thread that watches signals could not be started: a signal leaves temporary directories behind"
         );
     }
 }

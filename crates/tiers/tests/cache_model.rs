@@ -7,8 +7,11 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 
+/// The prompts, as arguments of [`keys`]: number, pages shared with prompt 0, and number of pages.
 const PROMPTS: [(u8, usize, usize); 4] = [(0, 0, 30), (1, 10, 40), (2, 25, 33), (3, 0, 12)];
 
+/// A step of the test. The first number of `Put`, `Find`, `Get` and `Cancel` is the index of a
+/// prompt; the other numbers are the ends of a range of its pages, or the end of its leading pages.
 #[derive(Clone, Debug)]
 enum Step {
     Put(usize, usize, usize),

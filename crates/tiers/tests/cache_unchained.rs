@@ -280,7 +280,7 @@ impl Backend for RefusingRemote {
     }
     fn set(&self, name: &str, value: &[u8]) -> Result<()> {
         self.sets.fetch_add(1, Relaxed);
-        // The header, in the first unit, names the page's key.
+        // The header, which is within the first 4,096 bytes of the object, holds the page's key.
         let is_in = |key: &Vec<u8>| value[..4096].windows(key.len()).any(|bytes| bytes == key);
         match self.refused.iter().any(is_in) {
             true => Err(Error::retry("503")),

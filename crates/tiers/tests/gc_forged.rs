@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 
-/// Returns the header of a run of one page of one byte, which names `parent` as its parent.
+/// Returns the header of a run of one page of one byte, with `parent` as the key of the page before
+/// it.
 fn header(scope: ScopeId, parent: Vec<u8>, key: Vec<u8>) -> Vec<u8> {
     let header = RunHeader {
         scope,
@@ -102,7 +103,7 @@ fn forged_header_does_not_choose_what_gc_removes() {
         backend.1.lock().unwrap().insert(name.clone(), written);
         names.push(name);
     }
-    // An object without a valid seal names the older object as its parent.
+    // An object without a valid seal claims to continue the older object.
     let (scope, key) = (ScopeId([1; 16]), vec![7; 32]);
     let encoded = header(scope, vec![1; 32], key.clone());
     let mut forged = b"RTRNSEAL".to_vec();

@@ -6,8 +6,8 @@ use ritornello_format::PageHash;
 use ritornello_tiers::{PageTable, Residence, Tier};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Returns the keys of a prompt that begins with the first `fork` pages of prompt 0. Prompts with
-/// the same fork differ by `number`.
+/// Returns the page hashes of a prompt that begins with the first `fork` pages of prompt 0. Prompts
+/// with the same fork differ by `number`.
 fn prompt(number: usize, fork: usize, pages: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let own = if at < fork { 0 } else { number as u64 };
@@ -26,6 +26,10 @@ fn prompts() -> Vec<Vec<PageHash>> {
     forks.into_iter().map(|(number, fork, pages)| prompt(number, fork, pages)).collect()
 }
 
+/// A step of the test. `Claim`, `Lock` and `Forget` hold the index of a prompt and the two ends of a
+/// range of its pages, `Walk` the index of a prompt and a number of its leading pages, `Evict` a
+/// number of pages. `MarkPresent` ends the claim with this number, as a transfer that arrived or
+/// not, and `Unlock` ends the lock with this number.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Claim(Tier, usize, usize, usize),

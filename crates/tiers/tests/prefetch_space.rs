@@ -175,7 +175,7 @@ fn lookup_waits_for_expected_long_fetch() {
     assert!(found.decision.unwrap().recompute >= Duration::from_secs(60));
 }
 
-/// The put of a fetched page takes two seconds, twice as long as the shortest time limit.
+/// The put of a fetched page takes two seconds, twice the minimum timeout of such a put.
 #[test]
 fn long_page_is_fetched_to_a_slow_first_tier() {
     const LONG: u64 = 96 << 20;
@@ -213,8 +213,8 @@ fn long_page_is_fetched_to_a_slow_first_tier() {
     drop(node);
 }
 
-/// A step of a remote without a rate limit has 512 pages. At this remote's limit they would take 51
-/// seconds, longer than a transfer may wait.
+/// Without a rate limit, a prefetch fetches 512 pages in one step. At this remote's limit such a
+/// step would take 51 seconds, and a transfer may wait for only 30 seconds.
 #[test]
 fn slow_remote_is_loaded_in_short_steps() {
     let remote_dir = tempdir().unwrap();

@@ -92,7 +92,7 @@ fn conformance_detects_faulty_backends() {
 }
 
 #[test]
-fn cold_probe_of_256_pages_queries_12_times() {
+fn cold_probe_of_256_pages_sends_at_most_12_queries() {
     for log in 0..=7_u32 {
         let bytes = (8 << 20) >> log;
         for present in [0, 1, 31, 32, 85, 127, 128, 170, 171, 200, 255, 256] {

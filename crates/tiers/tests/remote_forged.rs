@@ -367,7 +367,7 @@ fn fsck_keeps_objects_of_unknown_keys() {
         fsck(remote.backend.as_ref(), &inventory, keys.as_deref(), repair, &mut |_| {}).unwrap()
     };
     let blind = check("", false);
-    assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "checksums match");
+    assert_eq!((blind.damaged.len(), blind.unauthenticated), (0, 15), "all checksums must match");
     let found = check("a", true);
     assert_eq!((found.objects, found.unauthenticated, found.removed), (15, 5, 1));
     assert_eq!((&found.damaged[0].0, found.unknown_key.len()), (&name, 5));

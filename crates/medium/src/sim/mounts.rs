@@ -34,7 +34,7 @@ impl Mounts {
         }
     }
 
-    /// Files that are not visible now.
+    /// Files whose names are in `unseen` of a mount: no path leads to them now.
     pub(super) fn files(&self) -> impl Iterator<Item = Inode> {
         self.0.values().flat_map(|mount| mount.unseen.files())
     }

@@ -84,7 +84,7 @@ fn unsynced_writes_are_kept_lost_and_torn() {
         let bytes = get(&disk.crash(seed), "/s/v/a").unwrap();
         assert!(bytes.len() == 8192 || bytes.len() == 8704);
         for sector in bytes.chunks(512) {
-            assert!(sector.iter().all(|byte| *byte == sector[0]), "sectors are atomic");
+            assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector was torn");
         }
         for block in bytes[..8192].chunks(4096) {
             let new = block.iter().filter(|byte| **byte == 2).count();

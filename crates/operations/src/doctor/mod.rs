@@ -25,8 +25,9 @@ holds a store, in that store under a separate scope, which is dropped afterwards
 the I/O mode, huge pages, the file system, free space and limits, and recommends changes. Exit code
 0: no fault, perhaps advice; 1: a fault.
 
-With --backend it checks the requirements of a remote backend, and the tier over it under faults:
-refusals, silence, truncated values, wrong bytes. It writes some MiB under separate object names.
+With --backend the command checks that a remote's backend meets the requirements, and that the tier
+over it loses only hits under faults: refusals, silence, truncated values, wrong bytes. The command
+writes some MiB under separate object names.
 
 Examples:
   ritornello doctor /nvme/kv

@@ -74,8 +74,8 @@ pub fn run(dir: &Path, is_store: bool) -> Result<(Rates, Vec<Finding>), Failure>
 
 fn pages(dir: &Path) -> Result<u64, Failure> {
     let room = Host.room(dir)?.available;
-    // Use an eighth of the free space, but at least 4 MiB, which leaves space for the file of the
-    // raw measurement and a margin.
+    // Use an eighth of the free space, which leaves space for the file of the raw measurement and a
+    // margin; but at least 4 MiB, and at most 64 MiB.
     Ok((room / 8 / PAGE as u64).clamp(16, PAGES_MAX))
 }
 

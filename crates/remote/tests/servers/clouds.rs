@@ -1,6 +1,6 @@
-//! The backend checks and the restart of `servers.rs` over emulators of Google Cloud Storage and
-//! Azure Blob Storage. Remotes of these two and of S3 are found by address or by environment
-//! variables.
+//! Runs the backend checks and the restart test of `servers.rs` over emulators of Google Cloud
+//! Storage and Azure Blob Storage. Also tests that the clients of S3 and of both clouds take
+//! endpoints and credentials from the address or from environment variables.
 
 use super::common::proxy::{Proxy, TOKEN};
 use super::common::server::{

@@ -194,8 +194,8 @@ impl Cache {
         })
     }
 
-    /// The time to allow for a transfer of `bytes`: for a get from the tiers of this machine, or
-    /// with `is_put` for a put to the first tier. See
+    /// The time to allow for a transfer of `bytes`, at least `least`: for a get from the tiers of
+    /// this machine, or with `is_put` for a put to the first tier. See
     /// [`Store::time_limit`](ritornello_store::Store::time_limit).
     #[must_use]
     pub fn time_limit(&self, bytes: u64, least: Duration, is_put: bool) -> Duration {

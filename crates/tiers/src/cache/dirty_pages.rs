@@ -36,6 +36,8 @@ struct PageRecord {
 }
 
 impl DirtyPages {
+    /// Marks pages `range` dirty. Also records the earlier pages back to the nearest recorded page,
+    /// as clean, so that the prompt can be reconstructed.
     pub(super) fn add(&self, pages: &PromptPages, range: Range<usize>) {
         let mut state = self.0.lock();
         let known = |at: &usize| state.pages.contains_key(&pages.hashes[*at]);
@@ -95,7 +97,8 @@ impl DirtyPages {
         whole: bool,
     ) -> Option<(PromptPages, Range<usize>)> {
         let mut state = self.0.lock();
-        // Pages of other processes, which are not recorded, may follow the pages of this process.
+        // In `victim`, pages of other processes, which are not recorded here, may follow the pages
+        // of this process.
         let count = victim.iter().rposition(|page| state.pages.contains_key(page))? + 1;
         let (mut prompt, mut keys, mut parent_key) = (Vec::new(), Vec::new(), None);
         let mut next = Some(victim[count - 1]);

@@ -23,9 +23,9 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum timeout of a put of fetched pages to the first tier
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum duration, at the remote's rate limit, of a step: the pages that a prefetch fetches at
-/// once. A single page may take longer. A step waits until the rate limit has let through the steps
-/// of the other three prefetches; four steps take less than [`MAX_LOOKUP_WAIT`] and
+/// Maximum duration of a step, the pages that a prefetch fetches at once, at the remote's rate
+/// limit. A step of a single page may take longer. The four concurrent prefetches share the rate
+/// limit, so a step may wait for three other steps; four steps end within [`MAX_LOOKUP_WAIT`] and
 /// [`READ_TIMEOUT`].
 const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
@@ -56,8 +56,8 @@ impl Fetch<'_> {
         let Self { tiers, job, .. } = *self;
         let (pages, first_tier) = (&job.pages, tiers.first());
         let step = self.step_pages();
-        // Every step ends at a multiple of `group`: the length of a full object in pages or, if a
-        // step is shorter, a power of two that divides this length.
+        // So that steps divide few objects, every step ends at a multiple of `group`: the length of
+        // a full object in pages or, if a step is shorter, a power of two that divides this length.
         let group = group_pages(pages.page_bytes).min(1 << step.ilog2());
         tiers.table.forget(first_tier.kind, &pages.hashes, range.start..pages.len());
         // A prefetch of a prompt with the same beginning may have fetched pages since the lookup.

@@ -95,8 +95,8 @@ impl LowerTiers {
         }
     }
 
-    /// Writes pages that were fetched from the remote to the first tier also to the local tiers
-    /// below it whose policy is write-through.
+    /// Queues writes of pages that a prefetch has put to the first tier: to each local tier below
+    /// the first whose policy is write-through.
     pub(super) fn fetched(&self, pages: &PromptPages, range: &Range<usize>) {
         for writer in self.writers.iter().filter(|writer| writer.to != Tier::Remote) {
             if writer.policy == WritePolicy::WriteThrough {

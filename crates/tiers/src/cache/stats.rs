@@ -268,8 +268,8 @@ pub struct GateStats {
     pub judged: u64,
     /// Total seconds of the loads whose time was reported.
     pub load_seconds: f64,
-    /// Total seconds by which reported loads, with the estimated time of computing the rest of the
-    /// prompt, exceeded the estimated time of computing the whole prompt.
+    /// Total seconds by which reported loads, plus the estimated time of computing the tokens after
+    /// the loaded pages, exceeded the estimated time of computing all tokens that the engine lacked.
     pub regret_seconds: f64,
 }
 

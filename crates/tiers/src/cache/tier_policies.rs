@@ -31,7 +31,7 @@ impl WritePolicy {
             ("none", _) => Ok(Self::Never),
             (_, Some(times @ 1..)) => Ok(Self::Selective(times)),
             _ => Err(Error::invalid(
-                "write is write_through, selective(N) with a number of hits from 1, write_back or none",
+                "write is write_through, write_back, none, or selective(N): after N hits, with N at least 1",
             )
             .with("given", word)),
         }
@@ -91,8 +91,8 @@ impl PrefetchPolicy {
             })
             .ok_or_else(|| {
                 Error::invalid(
-                    "prefetch is best_effort, wait_complete, timeout, or as in timeout(1, 0.25): \
-                     1 second, and 0.25 more for every 1,024 tokens",
+                    "prefetch is best_effort, wait_complete, timeout, or timeout(SECONDS, MORE), as in \
+                    timeout(1, 0.25): 1 second, and 0.25 seconds more for every 1,024 tokens",
                 )
                 .with("given", word)
             })

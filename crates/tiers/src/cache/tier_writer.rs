@@ -1,4 +1,5 @@
-//! The background writes to one tier: claims pages, queues them, and writes them.
+//! Writes pages to one tier in the background: claims them in the page table, queues them, and
+//! copies them to the tier.
 
 use super::local_tier::LocalTier;
 use super::pending_put::PendingPut;

@@ -19,9 +19,9 @@ use std::sync::Arc;
 const FULL_QUARTERS: u64 = 3;
 /// Quarters of a nearly full tier that dirty pages may use.
 const DIRTY_QUARTERS: u64 = 1;
-/// Pages that the page table evicts for one write-back batch, or dirty pages that a batch samples.
-/// A batch may write more pages: with a sampled page also the pages of its prompt before it, from
-/// the first dirty page.
+/// Maximum number of pages that the page table evicts for one write-back batch, or of dirty pages
+/// that the batch samples. A batch may write more pages: with a sampled page also the pages before
+/// it in its prompt, from the first dirty page.
 const BATCH_PAGES: usize = 64;
 
 /// The dirty pages of the tier above a write-back tier.

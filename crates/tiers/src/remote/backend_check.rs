@@ -110,14 +110,14 @@ fn check_fault(backend: Arc<dyn Backend>, fault: BackendFault, number: u8) -> Ou
         between.fail(fault);
         let during_fault = read_during_fault(&reader, &prompt, &pages);
         between.fail(BackendFault::None);
-        expect_eq("pages read during a fault are fewer than all", during_fault? < PAGES, true)?;
+        expect_eq("fewer than all pages are read during the fault", during_fault? < PAGES, true)?;
     }
     let mut out = vec![0; PAGES * PAGE_BYTES];
     let copied = tier().get(&prompt, 0..PAGES, &mut out, patient());
     expect_eq("pages read", copied.map_err(|error| error.to_string())?, PAGES)?;
     check_pages(&pages, &out, 0..PAGES)?;
     let copied = tier().get(&prompt, 3..PAGES - 1, &mut out[..(PAGES - 4) * PAGE_BYTES], patient());
-    expect_eq("pages from the middle", copied.map_err(|error| error.to_string())?, PAGES - 4)?;
+    expect_eq("pages read from the middle", copied.map_err(|error| error.to_string())?, PAGES - 4)?;
     check_pages(&pages, &out, 3..PAGES - 1)
 }
 

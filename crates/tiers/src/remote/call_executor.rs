@@ -103,7 +103,9 @@ impl CallExecutor {
         let shared = &self.shared;
         let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
-            return Err(Error::retry("the remote has failed too often: calls are paused"));
+            return Err(Error::retry(
+                "the remote has failed too often: calls pause for up to 60 s",
+            ));
         };
         let (answered, answer) = sync_channel(1);
         let caller = Arc::clone(shared);
@@ -155,7 +157,7 @@ impl<T> PendingCall<T> {
             }
             Err(_) => {
                 self.shared.record(self.kind, CallOutcome::Failed, "the backend panicked");
-                Err(Error::retry("the call to the remote ended without an answer"))
+                Err(Error::retry("the backend of the remote panicked during the call"))
             }
         }
     }

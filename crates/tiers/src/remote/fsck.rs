@@ -28,8 +28,8 @@ pub struct RemoteCheck {
     /// Sealed objects whose key is not available, and the reason: neither counted as damaged nor
     /// removed.
     pub unknown_key: Vec<(String, String)>,
-    /// Objects read that have no seal, or any object if no key was given: only their checksums are
-    /// verified.
+    /// Objects read of which only the checksums were verified, because they have no seal, or because
+    /// no key was given.
     pub unauthenticated: u64,
     /// Names of objects that could not be read, and the error: whether these objects are damaged is
     /// unknown.

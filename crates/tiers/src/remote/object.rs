@@ -1,5 +1,5 @@
-//! Objects: an object is a run header, padded to whole units, followed by the pages. In a sealed
-//! object the [`seal`] encloses the header, and the padding follows the seal.
+//! Objects: an object is a run header, padded to a multiple of 4 KiB ([`UNIT`]), followed by the
+//! pages. In a sealed object the [`seal`] encloses the header, and the padding follows the seal.
 //!
 //! The header has the format of a run header on disk, with the same checksums; fields that are
 //! meaningful on one machine only (store, slot, generation, extents) are zero or empty. Pages are
@@ -117,7 +117,8 @@ impl<'a> ObjectBytes<'a> {
 pub(super) struct Contents {
     pub(super) header: RunHeader,
     form: Form,
-    /// For a sealed object: the sealer and the pages' authenticators, which verify the pages.
+    /// For a sealed object that was read with keys: the sealer and the pages' authenticators, which
+    /// verify the pages.
     seal: Option<(Sealer, Vec<Hash>)>,
 }
 
@@ -370,7 +371,7 @@ mod tests {
         let mut out = vec![0; 700];
         let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
         let whole = ObjectBytes { at: 0, bytes: &forged };
-        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "checksums match");
+        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "its checksums must match");
         assert_eq!(out, vec![66; 700]);
         let rejected = |object: &[u8], options: &RemoteOptions| {
             read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()

@@ -30,7 +30,9 @@ impl fmt::Display for RejectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Damaged(why) => f.write_str(why),
-            Self::Unsealed => f.write_str("unsealed object under a sealed prefix"),
+            Self::Unsealed => {
+                f.write_str("the object has no seal, but the name of a sealed object")
+            }
             Self::UnknownKey(id) => {
                 write!(f, "sealed with the key `{id}`, which the key file does not hold")
             }
@@ -77,7 +79,7 @@ impl RejectedCounters {
         };
         let before = count.fetch_add(1, Relaxed);
         if before == 0 && !matches!(why, RejectReason::Damaged(_)) {
-            tracing::warn!(name, %why, "an object of the remote is not authentic and was not used; further objects are only counted");
+            tracing::warn!(name, %why, "an object of the remote could not be authenticated and was not used: check the key file, and who writes to the remote; further such objects are logged at level debug");
         } else {
             tracing::debug!(name, %why, "an object of the remote was not used");
         }

@@ -7,7 +7,7 @@
 //! the salt of its tenant, so the keys differ by tenant.
 //!
 //! A reader with a key verifies the header's authenticator before it parses the header, and a
-//! page's before it decompresses or copies the page.
+//! page's authenticator before it decompresses or copies the page.
 
 use super::keyring::{ID_BYTES, Key, KeyRing, id_text};
 use super::rejected::{RejectReason, Verified};
@@ -37,7 +37,7 @@ pub(super) const fn seal_bytes(pages: usize) -> usize {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Position<'a> {
     pub(super) key: &'a [u8],
-    /// The index of the page, and the number of pages.
+    /// The index of the page in its object, and the number of pages of the object.
     pub(super) page: usize,
     pub(super) pages: usize,
     pub(super) page_bytes: u64,

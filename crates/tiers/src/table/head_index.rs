@@ -69,8 +69,8 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Empties a slot, and moves later entries forward that a probe could no longer reach because
-    /// of the empty slot.
+    /// Removes the entry at `gap`. Moves later entries that a probe would reach only through the
+    /// gap into the gap, and empties the slot of the last entry moved.
     fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {

@@ -32,7 +32,9 @@ pub(super) struct Node {
     /// The first of `pages`; [`PageHash::NONE`] if `pages` is empty.
     pub(super) head: PageHash,
     pub(super) pages: Vec<PageHash>,
+    /// The value of the tree's clock, which counts walks and claims, when the node was last used.
     pub(super) age: AtomicU64,
+    /// Number of walks that visited the node.
     pub(super) hits: AtomicU32,
     pub(super) residences: [Residence; TIERS],
     pub(super) parent: Option<Id>,

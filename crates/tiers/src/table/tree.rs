@@ -372,7 +372,7 @@ impl Tree {
 
     /// Merges a node with its parent, if the node is the only child, both have the same state, and
     /// together they have at most [`NODE_PAGES_MAX`] pages. The node keeps its id, so that its
-    /// children stay valid.
+    /// children's links to it stay valid.
     fn merge(&mut self, id: Id) {
         let node = self.node(id);
         let Some(before) = node.parent else { return };

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Bytes per page: not a multiple of the unit of 4,096 bytes, so that pages are padded.
+/// Bytes per page: not a multiple of 4,096, so that stores pad pages.
 pub const PAGE: usize = 20_000;
 pub const TTL: Duration = Duration::from_secs(30);
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub const SCOPE: ScopeId = ScopeId([9; 16]);
-/// Bytes per page: not a multiple of the unit of 4,096 bytes.
+/// Bytes per page: not a multiple of 4,096, to which the header of an object is padded.
 pub const PAGE_BYTES: usize = 700;
 /// A key file with the key of all sealed objects, and an older key that seals no object.
 const KEYS: &str = "new 5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a\n\
@@ -30,7 +30,7 @@ pub fn prompts() -> [Vec<Vec<u8>>; 2] {
     [(0..11).map(key).collect(), vec![vec![99; 20]]]
 }
 
-/// Returns the bytes of the page with this key: noise for every third key.
+/// Returns the bytes of the page with this key: for every third key noise, which does not compress.
 pub fn content(key: &[u8]) -> Vec<u8> {
     let mut state = u64::from(key[0]);
     let mut noise = || {
