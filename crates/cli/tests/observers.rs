@@ -37,7 +37,7 @@ fn read_unowned(dir: &Path) -> serde_json::Value {
 fn unowned_store_is_read_and_not_changed() {
     let dir = scratch();
     filled(dir.path());
-    // An owner would close this directory to others.
+    // An owner would change this mode to 0700, which `stat` must not do.
     set_permissions(dir.path().join("segments"), Permissions::from_mode(0o755)).unwrap();
     let stat = read_unowned(dir.path());
     // With the index `lsm`, the end of an owner on a busy machine may be unclean.
@@ -48,7 +48,7 @@ fn unowned_store_is_read_and_not_changed() {
     assert_eq!((&stat["owner_epoch"], &stat["paths"][0]["dir"]), (&1.into(), &"segments".into()));
     assert_eq!(stat["segments"], stat["paths"][0]["segments"]);
     assert!(stat["segments"].as_u64().unwrap() > 0);
-    // Without the lock and the directory of clients, which a copy of a store may lack.
+    // Read the store again without LOCK and `clients`, which a copy of a store may lack.
     std::fs::remove_file(dir.path().join("LOCK")).unwrap();
     std::fs::remove_dir(dir.path().join("clients")).unwrap();
     assert_eq!(read_unowned(dir.path())["uuid"], stat["uuid"]);
@@ -157,6 +157,9 @@ fn owner_starts_while_stat_reads_store() {
         }
         assert!(owner.is_null(), "{owner}");
     }
-    assert!(served.says().starts_with("ready"), "the commands did not keep it from owning");
+    assert!(
+        served.says().starts_with("ready"),
+        "`stat` must not keep the process from becoming the owner"
+    );
     assert_eq!(served.end(Signal::TERM).0, Some(0));
 }

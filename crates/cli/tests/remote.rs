@@ -125,7 +125,7 @@ fn address_options_are_never_printed() {
 }
 
 #[test]
-fn plain_http_warns_once_per_host() {
+fn plain_http_to_another_machine_warns_once() {
     let warned = |address: &str| {
         let answer = ritornello(&["remote", "stat", address]);
         assert_ne!(answer.code, 0, "{address}");

@@ -25,7 +25,7 @@ fn client_takes_over_after_serve_ends() {
     assert_eq!(node.role(), Role::Client);
     let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
     assert_eq!((&stat["owner_pid"], &stat["pages"]), (&ready["owner_pid"], &PAGES.into()));
-    assert_eq!(stat["clients"], 1, "the command is no client");
+    assert_eq!(stat["clients"], 1, "`stat` must not count as a client");
     let (code, said) = served.end(Signal::TERM);
     let closed: Value = serde_json::from_str(&said[0]).unwrap();
     assert_eq!((code, closed["event"].as_str()), (Some(0), Some("closed")));

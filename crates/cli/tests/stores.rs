@@ -13,8 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Damages the stored page whose bytes are all `page`: finds the first unit of a segment file whose
-/// bytes are all `page`, and changes one of its bytes.
+/// Damages the stored page whose bytes are all `page`: finds the first 4,096 bytes of a segment file
+/// that are all `page`, and changes one of them.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
@@ -26,7 +26,7 @@ fn damage(dir: &Path, page: u8) {
             return;
         }
     }
-    panic!("no unit of a segment has the bytes of page {page}");
+    panic!("no segment file holds the bytes of page {page}");
 }
 
 #[test]

@@ -5,7 +5,8 @@ mod common;
 
 use common::{PAGES, keys, open_filled, ritornello, scope, scratch, text};
 
-/// The files of an owned store may be damaged or on a disk that hangs.
+/// `top` and `stat` must not read the files of an owned store, because the files may be damaged, or
+/// on a disk that hangs.
 #[test]
 fn top_of_owned_store_reads_no_file() {
     let (dir, away) = (scratch(), scratch());

@@ -102,7 +102,7 @@ fn describe(
         v.seconds
     )];
     for (reason, pages) in dropped {
-        lines.push(format!("repaired at open: {reason}, {}", count(*pages)));
+        lines.push(format!("repaired at open: {reason}, {} items", count(*pages)));
     }
     if !v.findings.is_empty() {
         let mut findings = table(&["scope", "generation", "page", "what is wrong"]);

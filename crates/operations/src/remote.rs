@@ -18,7 +18,7 @@ const FINDINGS_SHOWN: usize = 20;
 #[command(after_help = "\
 An ADDRESS is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX or file:///DIR; for
 another S3 server s3://BUCKET/PREFIX?endpoint=http://HOST:PORT. ?key=/FILE names the key file of
-sealed objects. Under `python -m ritornello` it may also be MODULE:CLASS.
+sealed objects. Under `python -m ritornello` an ADDRESS may also be MODULE:CLASS.
 
 Examples:
   ritornello remote stat s3://bucket/kv
@@ -56,8 +56,9 @@ pub struct StatArgs {
 /// Arguments of `remote fsck`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads all objects. Damaged pages are never delivered, with or without --repair; after their removal
-an engine that has the pages writes them again with its next put of their prompt or a continuation.
+Reads all objects. Damaged pages are never delivered, with or without --repair. After --repair has
+removed an object, an engine that has its pages writes them again when it next puts the same prompt
+or a continuation of it.
 With ?key=/FILE seals are verified; a wrong seal counts as damage. Exit code 1: an object was
 damaged or could not be read.
 
@@ -173,7 +174,7 @@ fn stat(context: &Context, args: &StatArgs) -> Result<Status, Failure> {
         return Ok(Status::Fine);
     }
     let mut lines = vec![format!(
-        "{} objects of {} pages in {} scopes: {}",
+        "{} objects with {} pages in all, in {} scopes: {}",
         count(answer.objects as u64),
         count(answer.pages),
         count(answer.scopes as u64),
@@ -367,7 +368,10 @@ fn gc(context: &Context, args: &GcArgs) -> Result<Status, Failure> {
             count(done.orphans)
         ));
         if done.failed > 0 {
-            print_stdout(&format!("{} objects could not be removed", count(done.failed)));
+            print_stdout(&format!(
+                "{} objects or unfinished files could not be removed",
+                count(done.failed)
+            ));
         }
         if done.unreadable > 0 {
             print_stdout(&format!(

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 For a store over several disks whose first directory, with the manifest and the index, is on a disk
-that is lost. The other directories have copies of the manifest and the scopes; the pages in them
-are found by their headers. Every byte is read and verified, so this takes as long as reading the
-disks.
+that is lost. The other directories have copies of the manifest and the scopes; the pages in these
+directories are found by their headers. Every byte is read and verified, so the command takes as
+long as reading the disks.
 
 Stop all processes of the store first. Never use the lost directory again if its disk comes back.
-If the command is interrupted, type it again. A policy.toml in the lost directory is not restored:
+If the command is interrupted, run it again. A policy.toml in the lost directory is not restored:
 write it again.
 
 Examples:
@@ -87,7 +87,7 @@ fn describe(args: &RestoreArgs, restored: &Restored) -> String {
     }
     for absent in &restored.absent {
         lines.push(format!(
-            "{absent} is absent: mount its disk, and type `ritornello fsck {dir} --salvage` to find \
+            "{absent} is absent: mount its disk, and run `ritornello fsck {dir} --salvage` to find \
              its pages, or `ritornello paths forget {dir} {absent}` if it is lost too"
         ));
     }

@@ -28,8 +28,8 @@ If another process owns the store, this command waits, and takes over when the o
 --must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end the command: clients'
 calls finish, all puts are made durable, and a client takes over. If a disk is mounted over the
 directory, or the directory is replaced by another store's, this command opens the directory at the
-path again. Each change of its role is a line on standard output: `ready`, `waiting`, `failed`,
-`reopening`, `closed`; with --json one object per line.
+path again. Each change of the command's role is a line on standard output: `ready`, `waiting`,
+`failed`, `reopening`, `closed`; with --json one object per line.
 
 Examples:
   ritornello serve /nvme/kv --capacity 200GiB
@@ -289,16 +289,16 @@ fn emit(context: &Context, event: &Event<'_>) {
             format!("ready: process {pid} owns {dir}, {}", bytes(capacity))
         }
         ("waiting", Some(pid), _) => {
-            format!("waiting: process {pid} owns {dir}; this one takes over when it ends")
+            format!("waiting: process {pid} owns {dir}; this process takes over when it ends")
         }
         ("failed", ..) => {
             format!(
-                "failed: a write or sync of {dir} failed; it is reopened when its disk takes writes"
+                "failed: a write or sync of {dir} failed; the store is reopened when its disk takes writes"
             )
         }
         ("reopening", ..) => match event.reason {
             None => format!(
-                "reopening: {dir} now leads to another disk or store; it is closed and opened again"
+                "reopening: {dir} now leads to another disk or store; the old store is closed, and the path is opened again"
             ),
             Some(reason) => format!("reopening: {dir} cannot be opened yet: {reason}"),
         },

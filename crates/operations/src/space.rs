@@ -63,7 +63,7 @@ pub enum PathsCommand {
     Add {
         /// The store's directory
         dir: PathBuf,
-        /// The directory to add: new or empty; or one of this store that lost its marker VOLUME
+        /// The directory to add: new or empty, or a directory of this store that lost its file VOLUME
         path: PathBuf,
     },
     /// Remove a directory: its pages are moved or evicted, and its files removed

@@ -118,7 +118,7 @@ fn shape(tuning: &IndexTuning) -> String {
     };
     format!(
         "size ratio {}, at most {} runs per level{target}; {} levels, {} sorted runs now, \
-         rewritten {:.2} times{}",
+         each byte rewritten {:.2} times{}",
         tuning.ratio,
         tuning.runs,
         tuning.levels,
@@ -147,8 +147,17 @@ pub fn eviction(stats: &EvictionStats) -> String {
 
 /// Formats the latest decisions about the index's shape, newest first.
 fn decisions(decided: &[IndexDecision]) -> impl std::fmt::Display {
-    let header =
-        ["operations", "because", "writes", "hits", "empty", "ranges", "T, K", "ns before", "ns"];
+    let header = [
+        "operations",
+        "because",
+        "writes",
+        "hits",
+        "empty",
+        "ranges",
+        "T, K",
+        "ns/op before",
+        "ns/op",
+    ];
     let mut out = table(&header);
     for made in decided.iter().rev().take(DECISIONS) {
         let share = |of: f64| format!("{:.0} %", of * 100.0);
@@ -244,7 +253,7 @@ fn describe(dir: &Path, s: &CatalogStats) -> String {
         row(
             "as lsm",
             format!(
-                "about {} of memory at most, {} on disk (an estimate by {} pages and {} runs)",
+                "about {} of memory at most, {} on disk (estimated from {} pages and {} runs)",
                 bytes(lsm.memory_bytes),
                 bytes(lsm.disk_bytes),
                 count(s.pages),

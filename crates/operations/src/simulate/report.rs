@@ -57,7 +57,7 @@ fn one(trace: &Summary, rows: &[Row]) -> String {
          hit rates in % leave out the first {} % of the requests; in brackets: blocks written per \
          distinct block\n\
          bytes written / bytes admitted, maximum of the table: {amplification:.4}\n\
-         {:.1} s, {} million block references per second",
+         simulated in {:.1} s, {} million block references per second",
         trace.trace,
         count(trace.requests as u64),
         count(trace.block_references as u64),

@@ -118,7 +118,8 @@ impl fmt::Display for SettingArg {
 
 fn size(text: &str) -> Result<u64, String> {
     let bytes = parse_bytes(text).map_err(|error| error.to_string())?;
-    if (1..=1 << 40).contains(&bytes) { Ok(bytes) } else { Err("from 1 B to 1 TiB".to_owned()) }
+    let valid = (1..=1 << 40).contains(&bytes);
+    if valid { Ok(bytes) } else { Err("expected a size from 1 B to 1 TiB".to_owned()) }
 }
 
 #[cfg(test)]

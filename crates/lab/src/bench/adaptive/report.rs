@@ -241,7 +241,7 @@ pub fn show(report: &Report) -> String {
         }
     }
     let mut decisions =
-        table(&["memtable", "operations", "because", "writes", "T/K", "ns before", "ns"]);
+        table(&["memtable", "operations", "because", "writes", "T/K", "ns/op before", "ns/op"]);
     for row in report.rows.iter().filter(|row| row.name == ADAPTIVE) {
         for made in &row.decisions {
             decisions.add_row([
@@ -261,8 +261,8 @@ pub fn show(report: &Report) -> String {
     }
     let Switch { moving, resting, p99_ratio } = report.switch;
     format!(
-        "{stages}\n\n{decisions}\n\n{out}\n\nputs while the setting changes: p50 {:.1} us, p99 {:.1} us of {}; \
-         otherwise p50 {:.1} us, p99 {:.1} us of {}; p99 to p99 {p99_ratio:.3}\n\n{hits}",
+        "{stages}\n\n{decisions}\n\n{out}\n\nputs while the setting changes: p50 {:.1} us, p99 {:.1} us of {} puts; \
+        otherwise p50 {:.1} us, p99 {:.1} us of {} puts; ratio of the p99 {p99_ratio:.3}\n\n{hits}",
         moving.p50_us,
         moving.p99_us,
         count(moving.puts),

@@ -119,7 +119,7 @@ pub fn run(context: &Context, args: &ClientsArgs) -> Result<Status, Failure> {
             Ok([put, driver.get(store, set, shape.sequences)?])
         };
         let mut other = || client.ask::<[Transferred; 2]>(&format!("move {}", set + 1));
-        // The order alternates, so that a drift of the disk affects both equally.
+        // The order alternates, so that a drift of the disk affects owner and client equally.
         let (own, other) = if round % 2 == 0 {
             let own = own(&mut driver)?;
             (own, other()?)

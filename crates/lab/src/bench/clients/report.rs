@@ -40,7 +40,7 @@ impl Report {
     /// Formats the report as a table.
     #[must_use]
     pub fn show(&self) -> String {
-        let beside = format!("with {} busy", self.clients);
+        let beside = format!("with {} busy clients", self.clients);
         let mut rows = table(&["p50 / p99, us", "in process", "through the socket", &beside]);
         let mut row = |name: &str, of: &dyn Fn(&Latencies) -> Latency| {
             let cells = [&self.own, &self.alone, &self.crowded].map(|latencies| {

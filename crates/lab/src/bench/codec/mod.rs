@@ -1,5 +1,4 @@
-//! `ritornello bench codec`: size and speed of codecs, and the effect of the lossy ones on
-//! attention.
+//! `ritornello bench codec`: size and speed of codecs, and the effect of lossy codecs on attention.
 
 mod attention;
 mod data;
@@ -186,8 +185,8 @@ fn show(report: &Report) -> String {
         ]);
     }
     format!(
-        "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads over {} before encoding, \
-         medians of {} rounds; targets: codec split, at most 0.76 of the bytes at 10 GB/s; codec int8, at most 1 % \
+        "{}; slices of one layer and {} tokens\n{out}\nrates of one of {} threads, which encodes {} per round; \
+        medians of {} rounds; targets: codec split, at most 0.76 of the bytes at 10 GB/s; codec int8, at most 1 % \
          attention error",
         report.source,
         report.page_tokens,

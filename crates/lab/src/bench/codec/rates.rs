@@ -52,7 +52,7 @@ impl Buffers {
                 share.input.extend(slice);
             }
             share.frames = vec![(Codec::Raw, 0); share.lengths.len()];
-            // Fill the buffer once, so that rates include no page faults.
+            // Write to both buffers once, so that rates include no page faults.
             share.encoded = vec![1; share.input.len()];
             share.back = vec![1; share.input.len()];
             share

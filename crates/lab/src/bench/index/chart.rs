@@ -9,7 +9,7 @@ const FIGURES: [(&str, Figure); 6] = [
     ("pages put per second", |row| Some(row.ingest_per_s)),
     ("probe of a sequence, p50, µs", |row| Some(row.probe_p50_us)),
     ("pages removed per second", |row| Some(row.removes_per_s)),
-    ("bytes to storage, per 40 bytes of a page put", |row| row.write_amplification),
+    ("bytes written to storage / (40 bytes per page put)", |row| row.write_amplification),
     ("opening after SIGKILL, ms", |row| row.recovery_killed_ms),
     ("resident bytes per page", |row| Some(row.memory_bytes_per_entry)),
 ];

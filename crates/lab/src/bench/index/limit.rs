@@ -13,6 +13,7 @@ use std::time::Instant;
 /// Number of eight-byte words over which the timed reads are spread: 128 MiB, more than the caches
 /// of most processors hold.
 const PLACES: usize = 1 << 24;
+/// Number of timed reads.
 const STEPS: u32 = 1 << 20;
 /// Bytes per append. [`APPENDS`] is the number of appends.
 const APPEND: usize = 4096;

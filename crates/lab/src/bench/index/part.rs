@@ -163,8 +163,8 @@ impl<'a> Syncer<'a> {
     fn note(&mut self, pages: u64) -> Result<(), Failure> {
         self.waiting += pages;
         let due = match self.sync {
-            // The index refuses inserts above a limit of unsynced bytes, so sync before it is
-            // reached.
+            // The index refuses inserts above a limit of unsynced bytes, so sync it below this
+            // limit.
             Sync::Off => {
                 self.backend == Backend::Run && self.index.stats().pending_bytes > PENDING_BYTES_MAX
             }
