@@ -1,8 +1,8 @@
 //! # ritornello-lab
 //!
 //! The laboratory of the command `ritornello`: `bench` measures the store and its parts against the
-//! limits of the machine and against each other, and `soak` loads, faults and kills a small store
-//! for a long time.
+//! limits of the machine and against each other, and `soak` puts a small store under load, faults
+//! and kills for a long time.
 //!
 //! **Promises.** Bytes read to measure throughput are compared with the bytes put, except pages
 //! that a lossy codec encodes. Files of a measurement are removed when it ends, also by Ctrl-C, but

@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// Reaches all paths below one directory through that directory's descriptor.
 ///
 /// A file system can be mounted over a directory in use, and the directory can be moved. The path
-/// of the directory then leads to another directory, possibly that of another store, to which this
-/// process must not write. The descriptor keeps referring to the directory that was opened. Paths
-/// outside the directory are used unchanged.
+/// of the directory then leads to another directory, possibly to the directory of another store, to
+/// which this process must not write. The descriptor keeps referring to the directory that was
+/// opened. Paths outside the directory are used unchanged.
 #[derive(Clone, Debug)]
 pub struct Anchored {
     inner: Arc<dyn Medium>,

@@ -63,7 +63,7 @@ pub enum BenchCommand {
     Host(HostArgs),
     /// Walks of the page table, compared with reads of memory
     Table(TableArgs),
-    /// Size and speed of the codecs, and the effect of the lossy ones on attention
+    /// Size and speed of codecs, and the effect of lossy codecs on attention
     Codec(CodecArgs),
     /// Index backends, measured under equal conditions
     Index(IndexArgs),

@@ -19,6 +19,7 @@ const PAGE_BYTES: usize = 256 << 10;
 const PAGES_PER_OBJECT: usize = 32;
 /// Objects that the plain client transfers concurrently, as the tier does.
 const CONCURRENCY: usize = 4;
+/// Pages per probe.
 const PROBE_PAGES: usize = 256;
 /// Maximum duration of each call of the tier.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -168,7 +169,7 @@ fn measure<'a>(
         )?);
         if (0..refs.len()).zip(out.chunks(PAGE_BYTES)).any(|(at, out)| side.page(at) != out) {
             return Err(Failure::failed(
-                "WRONG BYTES: the remote tier returned other bytes than were written",
+                "WRONG BYTES: the remote tier returned bytes that differ from the bytes written",
                 "report this, with the object store",
             ));
         }

@@ -42,6 +42,7 @@ fn node_pages(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Pages of a prompt.
 const PAGES: usize = 256;
 /// Timed walks of each kind.
 const WALKS: usize = 20_000;
@@ -173,7 +174,7 @@ fn busy() -> Duration {
     Duration::new(spent.tv_sec.unsigned_abs(), spent.tv_nsec as u32)
 }
 
-/// Returns the hashes of prompt `number`, which shares no page with others.
+/// Returns the page hashes of prompt `number`, which shares no page with other prompts.
 fn prompt(number: usize) -> Vec<PageHash> {
     let page = |at: usize| {
         let mixed = ((number * PAGES + at) as u128 + 1)

@@ -160,7 +160,9 @@ impl Changer {
         let Ok(stats) = self.store.stats() else { return };
         let allocated = stats.catalog.allocated_bytes;
         if allocated > capacity {
-            let why = format!("{allocated} bytes are allocated, more than {capacity}");
+            let why = format!(
+                "{allocated} bytes are allocated, more than the capacity of {capacity} bytes"
+            );
             self.totals.fail(why);
         }
     }

@@ -1,6 +1,6 @@
 //! Runs the backend checks and the restart test of `servers.rs` over emulators of Google Cloud
-//! Storage and Azure Blob Storage. Also tests that the clients of S3 and of both clouds take
-//! endpoints and credentials from the address or from environment variables.
+//! Storage and Azure Blob Storage. Tests that the clients of S3 and of both clouds take endpoints
+//! and credentials from the address or from environment variables.
 
 use super::common::proxy::{Proxy, TOKEN};
 use super::common::server::{

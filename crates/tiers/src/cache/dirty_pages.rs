@@ -36,8 +36,8 @@ struct PageRecord {
 }
 
 impl DirtyPages {
-    /// Marks pages `range` dirty. Also records the earlier pages back to the nearest recorded page,
-    /// as clean, so that the prompt can be reconstructed.
+    /// Marks pages `range` dirty. Records the earlier pages back to the nearest recorded page as
+    /// clean, so that the prompt can be reconstructed.
     pub(super) fn add(&self, pages: &PromptPages, range: Range<usize>) {
         let mut state = self.0.lock();
         let known = |at: &usize| state.pages.contains_key(&pages.hashes[*at]);

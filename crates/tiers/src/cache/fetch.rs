@@ -23,10 +23,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Minimum timeout of a put of fetched pages to the first tier
 /// ([`Store::time_limit`](ritornello_store::Store::time_limit)).
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Maximum duration of a step, the pages that a prefetch fetches at once, at the remote's rate
-/// limit. A step of a single page may take longer. The four concurrent prefetches share the rate
-/// limit, so a step may wait for three other steps; four steps end within [`MAX_LOOKUP_WAIT`] and
-/// [`READ_TIMEOUT`].
+/// Maximum duration of a step at the remote's rate limit. A step fetches the pages that a prefetch
+/// requests together. A step of a single page may take longer. The four concurrent prefetches share
+/// the rate limit, so a step may wait for three other steps; four steps end within
+/// [`MAX_LOOKUP_WAIT`] and [`READ_TIMEOUT`].
 const STEP_DURATION: Duration = Duration::from_secs(1);
 /// Interval at which a prefetch checks whether another prefetch has stored pages.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);

@@ -34,7 +34,7 @@ const COPY_BYTES: u64 = 8 << 20;
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost,
-/// except those of cancelled jobs.
+/// except the pages of cancelled jobs.
 #[derive(Debug)]
 pub(super) struct TierWriter {
     pub(super) to: Tier,

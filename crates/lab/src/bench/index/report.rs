@@ -152,8 +152,8 @@ pub fn show(report: &Report) -> String {
     }
     let Limits { memory_access_ns, append_sync_us } = report.limits;
     format!(
-        "{out}{more}\na record is {}; write amplification counts bytes to storage\n\
-         limits: a read from memory {memory_access_ns:.0} ns, 4 KiB appended and synced \
+        "{out}{more}\nwrite amp.: bytes written to storage, divided by {} for each page put; own: by the backend's count\n\
+        limits: a read from memory {memory_access_ns:.0} ns, 4 KiB appended and synced \
          {append_sync_us:.0} us",
         bytes(40)
     )

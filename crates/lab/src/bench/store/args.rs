@@ -50,10 +50,10 @@ with pages of 192 KiB, and once with pages of 16 KiB, 64 KiB, 192 KiB and 8 MiB 
 
 --paths measures a store over several directories, one per disk: the raw limit of each directory
 alone and of all directories at the same time (the sum), then put and get with calls of each length in
---call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. It needs about
-three times --total, spread over the directories, and memory for a call of each length. --throttle
-emulates slow disks: it limits the transfers in each directory to a rate; the store then uses blocking
-calls on threads instead of io_uring.
+--call-bytes, as many calls as --total holds. Ratios are to the sum of the same round. The measurement
+needs about three times --total, spread over the directories, and memory for a call of each length.
+--throttle emulates slow disks: it limits the transfers in each directory to a rate; the store then
+uses blocking calls on threads instead of io_uring.
 
 Examples:
   ritornello bench store --paths /nvme1,/nvme2 --call-bytes 256MiB,2GiB

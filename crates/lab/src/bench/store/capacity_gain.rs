@@ -16,8 +16,8 @@ use std::path::Path;
 const CAPACITY_SHARE: u64 = 4;
 /// Minimum number of puts that fit into the store, so that the store evicts gradually.
 const PUTS_MIN: u64 = 8;
-/// Approximate number of segments, so that the unused end of a segment is a small part of the
-/// store.
+/// Approximate number of segments of the store: few, so that the unused ends of the segments are a
+/// small part of the store.
 const SEGMENTS: u64 = 8;
 
 /// Puts all pages of `shape` into a store in `dir` that holds about a quarter of them, once raw and

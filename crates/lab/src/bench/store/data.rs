@@ -110,8 +110,8 @@ struct Bench<'a> {
     codec: Codec,
     segment_bytes: u64,
     store_dir: &'a Path,
-    /// Whether the raw limit is measured before the store. The order alternates, so that a drift of
-    /// the disk affects both equally.
+    /// Whether the raw limit is measured before the store. The order alternates by round, so that a
+    /// drift of the disk affects the raw limit and the store equally.
     raw_first: bool,
 }
 

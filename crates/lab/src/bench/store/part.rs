@@ -125,7 +125,7 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
 /// Runs a command with `input` as its standard input. Returns the answer that it prints as JSON.
 ///
 /// # Errors
-/// If the command cannot be started, fails, or prints another answer.
+/// If the command cannot be started, fails, or does not print a valid answer.
 pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure> {
     use std::io::Write;
     let name = command.get_program().to_string_lossy().into_owned();

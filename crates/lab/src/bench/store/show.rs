@@ -63,7 +63,7 @@ fn rates(r: &Report) -> Option<String> {
     if let (Some(files), Some(disk), Some(put)) = (r.files, r.bytes_on_disk, r.bytes_put) {
         let segments = put / r.segment_bytes.unwrap_or(1).max(1);
         text += &format!(
-            "\n{files} files (target: at most {}), {} on disk for {} put: {:.2}",
+            "\n{files} files (target: at most {}), {} on disk for {} put: {:.2} times as much",
             segments + 16,
             bytes(disk),
             bytes(put),
@@ -73,7 +73,7 @@ fn rates(r: &Report) -> Option<String> {
     if let Some(encoded) = &r.encoded {
         text += &format!(
             "\n{}: {:.3} of the size; relative to raw pages: put {:.2}, into fresh space {:.2}, get {:.2}; \
-             CPU of a put {:.2}, of a get {:.2}\n{} encoded pages fit into {} of segments, {} raw pages: {:.2}",
+             CPU of a put {:.2}, of a get {:.2}\n{} encoded pages fit into {} of segments, and {} raw pages: ratio {:.2}",
             encoded.codec,
             encoded.size,
             encoded.put_ratio,

@@ -331,7 +331,7 @@ impl Bench {
             if let Some(writer) = writer {
                 writer
                     .join()
-                    .unwrap_or_else(|_| Err(Failure::failed("the writer panicked", "")))?;
+                    .unwrap_or_else(|_| Err(Failure::failed("the putting thread panicked", "")))?;
             }
             read?;
             if times.is_empty() {

@@ -33,16 +33,22 @@ pub struct Figures {
     pub get16_p99_us_evicting: f64,
     /// `get16_p99_us_evicting` divided by `get16_p99_us_writing`.
     pub get16_p99_ratio: f64,
+    /// Touches while the store was filled and overwritten.
     pub gets: u64,
+    /// Touches among `gets` that found at least one page.
     pub gets_hit: u64,
+    /// Share of the segments' space that is kept free.
     pub reserve_share: f64,
+    /// Share of the segments' space that pads pages and headers.
     pub padding_share: f64,
     pub reserve_padding_share: f64,
     pub extents_per_run: f64,
     pub small_pages: PiecePercentiles,
     pub large_pages: PiecePercentiles,
+    /// Maximum bytes of the store's allocated blocks, over `allocated_samples` samples.
     pub allocated_bytes_max: u64,
     pub allocated_samples: u64,
+    /// Capacity of the store.
     pub budget_bytes: u64,
     pub files: u64,
     pub write_amplification: f64,
@@ -101,7 +107,7 @@ impl Report {
         row("pieces per page, longer", &|f| {
             format!("p99 {}, max {}", f.large_pages.p99, f.large_pages.max)
         });
-        row("maximum blocks, of the budget", &|f| {
+        row("maximum allocated, of the capacity", &|f| {
             format!(
                 "{} of {}, {} samples",
                 bytes(f.allocated_bytes_max),
