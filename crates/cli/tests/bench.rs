@@ -62,7 +62,10 @@ fn store_report_has_every_documented_key() {
     assert_eq!(number(&json, "/page_bytes"), f64::from(192 << 10));
     assert!(number(&json, "/bytes_put") >= f64::from(16 << 20));
     assert!(number(&json, "/files") <= number(&json, "/bytes_on_disk") / f64::from(1 << 20) + 16.0);
-    assert!(json["probe"]["python_p50_us"].is_null(), "no interpreter was given");
+    assert!(
+        json["probe"]["python_p50_us"].is_null(),
+        "without an interpreter this figure must be null"
+    );
 }
 
 #[test]

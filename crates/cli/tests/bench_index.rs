@@ -28,7 +28,7 @@ fn index_rows_have_every_documented_key() {
         assert!(json["limits"]["append_sync_us"].as_f64().unwrap() > 0.0);
         let svg = std::fs::read_to_string(&picture).unwrap();
         assert!(svg.contains("pages put per second") && svg.contains("run"), "{svg}");
-        assert_eq!(rows.len(), 6, "two backends, three ways to sync: {json:#}");
+        assert_eq!(rows.len(), 6, "two backends with three ways to sync make six rows: {json:#}");
         for row in rows {
             assert_eq!(row["puts"], puts);
             for name in ["ingest_per_s", "probe_p50_us", "probe_p99_us", "removes_per_s"] {

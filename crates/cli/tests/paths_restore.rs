@@ -82,7 +82,7 @@ fn lost_first_directory_is_restored() {
     }
     let new = root.path().join("new");
     refused(&new, &format!("stop all processes that use the store [pid={}]", std::process::id()));
-    assert!(!new.exists(), "a refused restore creates nothing");
+    assert!(!new.exists(), "a refused restore must create nothing");
     node.close().unwrap();
     drop(node);
     refused(&dirs[0], "not empty");

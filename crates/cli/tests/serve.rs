@@ -29,7 +29,7 @@ fn client_takes_over_after_serve_ends() {
     let (code, said) = served.end(Signal::TERM);
     let closed: Value = serde_json::from_str(&said[0]).unwrap();
     assert_eq!((code, closed["event"].as_str()), (Some(0), Some("closed")));
-    assert!(!dir.path().join("owner.sock").exists(), "an owner that closed leaves no socket");
+    assert!(!dir.path().join("owner.sock").exists(), "an owner that closed must leave no socket");
     assert_eq!(node.ensure_owner().unwrap(), Role::Owner);
     node.close().unwrap();
     assert_eq!(probe(dir.path()), PAGES);

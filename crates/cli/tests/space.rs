@@ -33,7 +33,12 @@ fn store_is_resized_drained_and_destroyed() {
     let answer = ritornello(&["paths", "drain", text(&home), text(&second)]);
     assert_eq!((answer.code, answer.err.contains("last")), (2, true), "{}", answer.err);
     let answer = ritornello(&["destroy", text(&home)]);
-    assert_eq!((answer.code, home.exists()), (2, true), "not confirmed: {}", answer.err);
+    assert_eq!(
+        (answer.code, home.exists()),
+        (2, true),
+        "without --yes the store must stay: {}",
+        answer.err
+    );
     let answer = ritornello(&["destroy", text(&home), "--yes"]);
     assert_eq!((answer.code, home.exists(), second.exists()), (0, false, false), "{}", answer.err);
 }

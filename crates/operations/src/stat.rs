@@ -233,7 +233,7 @@ fn describe(dir: &Path, s: &CatalogStats) -> String {
     row(
         "written",
         format!(
-            "{} for {} admitted ({:.3}), {} by the index",
+            "{} to segments for pages of {} ({:.3} times), {} by the index",
             bytes(h.written_bytes),
             bytes(h.admitted_bytes),
             h.write_amplification,

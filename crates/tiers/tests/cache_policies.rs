@@ -37,7 +37,7 @@ fn selective_writes_pages_hit_often_enough() {
     assert_eq!(written(&cache), 7);
     find(&cache, &often[..7]);
     cache.flush().unwrap();
-    assert_eq!(written(&cache), 7, "pages are written once");
+    assert_eq!(written(&cache), 7, "each page must be written once");
     cache.close().unwrap();
     let below = open(&[&disk(&dir, 128)]);
     assert_eq!(find(&below, &often).local, 7);
@@ -220,7 +220,11 @@ fn writes_of_unchained_pages_are_not_merged() {
         cache.submit_put_copy(scope, keys, first, &source, options, Control::default()).unwrap()
     };
     for ticket in [put(b"abc", 0), put(b"xycd", 3)] {
-        assert_eq!(ticket.wait(Some(TTL)).unwrap().pages, 0, "the host tier has no space");
+        assert_eq!(
+            ticket.wait(Some(TTL)).unwrap().pages,
+            0,
+            "the full host tier must take no page"
+        );
     }
     cache.flush().unwrap();
     drop(reading);

@@ -65,7 +65,11 @@ fn pages_found_on_disk_are_promoted_before_load() {
         let policy = PrefetchPolicy::parse(policy).unwrap();
         let cache = open_with(&[&host(&dir, 64), &disk(&dir, 128)], policy);
         let found = find_once(&cache, &prompt);
-        assert_eq!((found.readiness, found.load), (Readiness::Ready, 500), "no lookup waits");
+        assert_eq!(
+            (found.readiness, found.load),
+            (Readiness::Ready, 500),
+            "the lookup must not wait for the promotion"
+        );
         until("pages are promoted", || tier(&cache, "host").promoted_pages == 500);
         release(&cache, &found);
         until("pages are found on the first tier", || {

@@ -107,12 +107,16 @@ fn other_machine_finds_any_subset_of_pages() {
     }
     let written = objects(far.path());
     let is_page = |path: &PathBuf| path.to_str().unwrap().ends_with(".1");
-    assert_eq!(written.iter().filter(|path| is_page(path)).count(), 5, "one object per page");
+    assert_eq!(
+        written.iter().filter(|path| is_page(path)).count(),
+        5,
+        "each page must be one object"
+    );
     let cache = open(&[&disk(&two, 64), &remote(far.path())]);
     store(&cache, &some([3]), None);
     let wanted = some(0..10);
     let first = look_once(&cache, &wanted);
-    assert_ne!(first.readiness, Readiness::Ready, "a lookup does not wait for the remote");
+    assert_ne!(first.readiness, Readiness::Ready, "a lookup must not wait for the remote");
     let found = look(&cache, &wanted);
     assert_eq!((found.local, found.load, found.fetched), (6, 6, 5));
     assert_eq!(spans(&found), [(Tier::Disk, 6)]);
@@ -198,7 +202,10 @@ fn cancelled_prefetch_of_unchained_pages_stops() {
     remote.set_fault(BackendFault::Hangs);
     let (ours, theirs) = (some(0..20), some(5..20));
     assert_eq!(look_once(&cache, &ours).readiness, Readiness::Querying);
-    assert!(!cache.cancel(&apart(), &refs(&theirs)).unwrap(), "another list of keys");
+    assert!(
+        !cache.cancel(&apart(), &refs(&theirs)).unwrap(),
+        "another list of keys must not cancel this prefetch"
+    );
     assert!(cache.cancel(&apart(), &refs(&ours)).unwrap());
     remote.set_fault(BackendFault::None);
     until("the prefetch ends", || cache.stats().unwrap().prefetch.running == 0);

@@ -57,7 +57,7 @@ fn writer_does_not_follow_planted_links() {
     let prompt = Prompt { scope: &scope, page_bytes: PAGE as u64, chained: true, keys: &[&key] };
     let put = sealed_tier(backend).put(&prompt, 0..1, |_| &page, after(20_000));
     assert_eq!(std::fs::read(&target).unwrap(), b"precious");
-    assert_eq!(put.unwrap(), 1, "planted links do not block writes");
+    assert_eq!(put.unwrap(), 1, "planted links must not block the write");
 }
 
 #[test]

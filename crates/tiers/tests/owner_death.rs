@@ -53,7 +53,11 @@ fn flush_reports_lost_pages_that_disk_tier_had() {
     assert!(said.map_while(Result::ok).any(|line| line.contains(READY)));
     let cache = open(&[&host(&ours, 16), &disk]);
     assert_eq!(put(&cache, &keys(1, 0, 8), 0), 8);
-    assert_eq!(pages_written_by_cache(&cache), 0, "the owner wrote the pages");
+    assert_eq!(
+        pages_written_by_cache(&cache),
+        0,
+        "the owner has written the pages, so the cache must write none"
+    );
     owner.kill().unwrap();
     owner.wait().unwrap();
     let error = cache.flush().unwrap_err();

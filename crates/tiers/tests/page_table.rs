@@ -190,7 +190,10 @@ impl Model {
                     at += span.pages;
                 }
                 for pair in spans.windows(2) {
-                    assert_ne!(pair[0].residences, pair[1].residences, "spans have maximal length");
+                    assert_ne!(
+                        pair[0].residences, pair[1].residences,
+                        "neighbouring spans must differ in a residence"
+                    );
                 }
                 let next = pages.get(at).and_then(|page| self.pages.get(page)).copied();
                 assert_eq!(
@@ -277,7 +280,7 @@ proptest! {
         for tier in [Tier::Host, Tier::Disk] {
             let _ = table.evict(tier, usize::MAX);
         }
-        prop_assert_eq!(table.stats().nodes, 0, "the table keeps no page without a tier");
+        prop_assert_eq!(table.stats().nodes, 0, "the table must keep no page that is on no tier");
         prop_assert_eq!(table.stats().pages, 0);
     }
 }

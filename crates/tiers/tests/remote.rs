@@ -75,7 +75,7 @@ fn built_in_backends_conform() {
         }
     }
     let left = std::fs::read_dir(dir.path().join("try")).unwrap();
-    assert!(left.flatten().all(|entry| entry.path().is_dir()), "no unfinished file stays");
+    assert!(left.flatten().all(|entry| entry.path().is_dir()), "no unfinished file may stay");
 }
 
 #[test]
@@ -112,7 +112,11 @@ fn cold_probe_of_256_pages_sends_at_most_12_queries() {
             let queries = backend.exists_calls();
             assert!(queries <= 12, "{queries} queries for {present} pages of {bytes} bytes");
             assert_eq!(probe(&tier, &all, bytes), present);
-            assert_eq!(backend.exists_calls(), queries, "the answers are cached");
+            assert_eq!(
+                backend.exists_calls(),
+                queries,
+                "a second probe must use the cached answers"
+            );
         }
     }
 }
@@ -164,7 +168,7 @@ fn faults_cost_hits_and_deliver_no_wrong_byte() {
         assert!(tier.stats().pages_lost > 0, "{fault:?}: {:?}", tier.stats());
         if matches!(fault, BackendFault::Unavailable | BackendFault::Refused | BackendFault::Hangs)
         {
-            assert!(tier.stats().calls.open, "{fault:?}: the breaker is open");
+            assert!(tier.stats().calls.open, "{fault:?}: the breaker must be open");
             let fresh = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
             // The deadline is long, because on a busy machine the backend may refuse the call late;
             // a call that hangs gets a short deadline, because it lasts until its deadline.
@@ -196,7 +200,7 @@ fn truncated_object_is_detected_by_read() {
     assert_eq!(probe(&reader, &all, 300_000), 40);
     let read = get(&reader, &all, 300_000, 0..40);
     assert!(read < 40);
-    assert_eq!(probe(&reader, &all, 300_000), 0, "the damaged object is cached as missing");
+    assert_eq!(probe(&reader, &all, 300_000), 0, "the damaged object must be cached as missing");
 }
 
 #[test]
@@ -325,7 +329,7 @@ fn old_objects_are_removed_unless_continued_recently() {
         CollectOptions { max_age: Some(Duration::from_secs(5_000)), dry_run: true, ..KEEP };
     let would = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((would.objects, would.removed_objects, would.failed), (8, 4, 0));
-    assert_eq!(present(&backend, &first), 32, "no object was removed");
+    assert_eq!(present(&backend, &first), 32, "a dry run must remove no object");
     let options = CollectOptions { dry_run: false, ..options };
     assert_eq!(collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap(), would);
     assert_eq!([&first, &second, &third].map(|prompt| present(&backend, prompt)), [16, 32, 0]);
@@ -340,7 +344,7 @@ fn budget_removes_ends_first_outside_grace() {
     let options = CollectOptions { budget: Some(all - 1), ..KEEP };
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!(one.removed_objects, 1);
-    assert_eq!(present(&backend, &first), 24, "the prompt's end was removed");
+    assert_eq!(present(&backend, &first), 24, "the last object of the prompt must be removed");
     // The budget removes three more objects: the remaining object that only the first prompt uses,
     // and both objects of the third prompt.
     let options = CollectOptions { budget: Some(all * 9 / 16), ..KEEP };
@@ -349,12 +353,12 @@ fn budget_removes_ends_first_outside_grace() {
     let grace = Duration::from_secs(2_000);
     let nothing = CollectOptions { budget: Some(0), grace, ..KEEP };
     collect(backend.as_ref(), &nothing, None, &mut |_| {}).unwrap();
-    assert_eq!(present(&backend, &second), 32, "the prompt is within the grace period");
+    assert_eq!(present(&backend, &second), 32, "objects within the grace period must stay");
     collect(backend.as_ref(), &CollectOptions { budget: Some(0), ..KEEP }, None, &mut |_| {})
         .unwrap();
     let mut left = 0;
     backend.list("", &mut |_| left += 1).unwrap();
-    assert_eq!(left, 0, "the clock object was also removed");
+    assert_eq!(left, 0, "the object that read the clock must be removed too");
 }
 
 #[test]
@@ -391,7 +395,11 @@ fn orphans_are_removed_first() {
     let one = collect(backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((one.removed_objects, one.orphans), (1, 1));
     let tier = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    assert_eq!(put(&tier, &second, 1 << 20, 0..32), 32, "the next put writes the objects again");
+    assert_eq!(
+        put(&tier, &second, 1 << 20, 0..32),
+        32,
+        "the next put must write the removed objects again"
+    );
     assert_eq!(present(&backend, &second), 32);
 }
 
@@ -453,7 +461,7 @@ fn damage_and_other_versions_are_distinguished() {
     assert!(why(&damaged).contains("page 2 of 8"), "{}", why(&damaged));
     assert!(why(&newer).contains("another format"), "{}", why(&newer));
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
-    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "up to the damaged object");
+    assert_eq!(get(&reader, &all, 1 << 20, 0..20), 10, "the read must end at the damaged object");
     assert_eq!(fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap().removed, 2);
     let reader = RemoteTier::new(Arc::clone(&backend) as Arc<dyn Backend>);
     assert_eq!(put(&reader, &all, 1 << 20, 0..20), 20);

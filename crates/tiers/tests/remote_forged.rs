@@ -149,7 +149,10 @@ fn forged_page_is_delivered_without_a_key() {
     let mut out = vec![0; PAGE];
     let read = |p: &Prompt<'_>, until| remote.tier("").get(p, 5..6, &mut out, until);
     assert_eq!(with_prompt(&SCOPE, read).unwrap(), 1);
-    assert_eq!(out, [66; PAGE], "as documented for a remote without a key");
+    assert_eq!(
+        out, [66; PAGE],
+        "a reader without a key must accept the forged page, as documented"
+    );
 }
 
 #[test]
@@ -288,10 +291,14 @@ fn unsealed_object_under_sealed_name_is_rejected() {
     assert_eq!(
         get(&remote.tier("a"), &SCOPE, 0..PAGES),
         0,
-        "sealed and plain objects have different names"
+        "a reader with a key must find no plain object"
     );
     assert_eq!(put(&remote.tier("a"), &SCOPE).pages_written, PAGES as u64);
-    assert_eq!(get(&remote.tier(""), &SCOPE, 0..PAGES), PAGES, "both forms exist");
+    assert_eq!(
+        get(&remote.tier(""), &SCOPE, 0..PAGES),
+        PAGES,
+        "the plain objects must stay beside the sealed objects"
+    );
     for name in &plain {
         let planted = name.replace("ritornello/3/", "ritornello/4/");
         remote.backend.set(&planted, &remote.value(name)).unwrap();
@@ -317,7 +324,11 @@ fn rotation_reads_older_keys_until_they_are_removed() {
     assert_eq!(get(&last, &OTHER, 0..PAGES), PAGES);
     assert_eq!(get(&last, &SCOPE, 0..PAGES), 0);
     assert_eq!(last.stats().rejected, RejectedObjects { unknown_key: 1, ..Default::default() });
-    assert_eq!(put(&last, &SCOPE).pages_written, 128, "only a rejected object is rewritten");
+    assert_eq!(
+        put(&last, &SCOPE).pages_written,
+        128,
+        "only the rejected object must be written again"
+    );
     assert_eq!(get(&remote.tier("b"), &SCOPE, 0..128), 128);
 }
 
@@ -389,7 +400,11 @@ fn gc_keeps_objects_that_sealed_objects_continue() {
     };
     let collected = collect(remote.backend.as_ref(), &options, None, &mut |_| {}).unwrap();
     assert_eq!((collected.objects, collected.removed_objects, collected.orphans), (5, 1, 0));
-    assert_eq!(get(&remote.tier("a"), &SCOPE, 0..PAGES), PAGES - 1, "the end was removed");
+    assert_eq!(
+        get(&remote.tier("a"), &SCOPE, 0..PAGES),
+        PAGES - 1,
+        "only the last object must be removed"
+    );
 }
 
 #[test]

@@ -69,7 +69,7 @@ struct Tier {
 struct Space {
     allocated_bytes: u64,
     free_bytes: u64,
-    /// Bytes of space that is freed, but not yet durably.
+    /// Bytes of space whose release is not durable yet.
     limbo_bytes: u64,
     /// Bytes of pages removed while leased; their space is freed when the lease ends.
     deferred_bytes: u64,
@@ -195,7 +195,7 @@ impl Snapshot {
         line(
             "space",
             format!(
-                "{} allocated: {} free, {} in limbo, {} leased, {} being written, {} quarantined",
+                "{} allocated: {} free, {} becoming free, {} leased, {} being written, {} quarantined",
                 bytes(space.allocated_bytes),
                 bytes(space.free_bytes),
                 bytes(space.limbo_bytes),
@@ -218,7 +218,7 @@ impl Snapshot {
         line(
             "written",
             format!(
-                "{} for {} admitted ({:.3}), {} by the index",
+                "{} to segments for pages of {} ({:.3} times), {} by the index",
                 bytes(writes.written_bytes),
                 bytes(writes.admitted_bytes),
                 writes.write_amplification,

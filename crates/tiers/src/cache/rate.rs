@@ -121,7 +121,7 @@ mod tests {
         let others = rate.wait(30_000, &Control::default()).unwrap();
         assert!(
             others <= Duration::from_millis(30),
-            "a transfer's own time is not counted as delay"
+            "a transfer's own time must not count as delay"
         );
         assert!(start.elapsed() >= Duration::from_millis(60));
         let soon = Control {
@@ -129,7 +129,10 @@ mod tests {
             ..Control::default()
         };
         assert_eq!(rate.wait(3_600_000_000, &soon), None);
-        assert!(rate.wait(1, &Control::default()).is_some(), "a stopped transfer reserves no time");
+        assert!(
+            rate.wait(1, &Control::default()).is_some(),
+            "a stopped transfer must reserve no time"
+        );
         assert_eq!(RateLimiter::default().wait(u64::MAX, &soon), Some(Duration::ZERO));
     }
 
@@ -151,6 +154,6 @@ mod tests {
         let soon = Instant::now() + Duration::from_secs(10);
         let late = Control { deadline: Some(soon), ..Control::default() };
         assert!(!rate.wait_in_steps(100_000_000, &late));
-        assert_eq!(rate.backlog(), 0, "a write that would be late reserves no time");
+        assert_eq!(rate.backlog(), 0, "a write that would be late must reserve no time");
     }
 }

@@ -204,7 +204,8 @@ pub struct CallStats {
     pub calls: u64,
     /// Attempts that were retries.
     pub retries: u64,
-    /// Calls that ended with an error or timed out. Panics are not counted.
+    /// Calls that ended with an error or timed out. A panic of the backend is not counted, unless
+    /// the caller began to wait for the call only after its deadline.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,

@@ -152,12 +152,12 @@ mod tests {
         let (pages, range) = take(10);
         put(10, 12);
         write_back.evict_source(&pages, range);
-        assert_eq!(local(), 12, "pages before dirty pages stay");
+        assert_eq!(local(), 12, "pages before dirty pages must stay");
         put(0, 12);
         let (pages, range) = take(12);
         assert_eq!(local(), 12);
         write_back.evict_source(&pages, range);
-        assert_eq!(local(), 12, "pages that a lookup found again stay");
+        assert_eq!(local(), 12, "pages that a lookup found again must stay");
         put(0, 12);
         let (pages, range) = take(12);
         write_back.evict_source(&pages, range);

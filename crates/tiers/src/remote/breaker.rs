@@ -99,9 +99,9 @@ mod tests {
         assert_eq!(breaker.admit(start), None);
         let later = start + FIRST;
         assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
-        assert_eq!(breaker.admit(later), None, "one trial at a time");
+        assert_eq!(breaker.admit(later), None, "no second trial may begin during the first");
         assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Failed, later), None);
-        assert_eq!(breaker.admit(later + FIRST), None, "the wait has doubled");
+        assert_eq!(breaker.admit(later + FIRST), None, "the wait must double after a failed trial");
         assert_eq!(breaker.admit(later + 2 * FIRST), Some(HalfOpenTrial));
         assert_eq!(breaker.record(HalfOpenTrial, CallOutcome::Answered, later), Some(false));
         assert_eq!(breaker.admit(later), breaker.admit(later));
@@ -116,7 +116,7 @@ mod tests {
         let later = start + FIRST;
         assert_eq!(breaker.admit(later), Some(HalfOpenTrial));
         breaker.record(Regular, CallOutcome::Failed, later);
-        assert_eq!(breaker.admit(later + FIRST), None, "the trial is still in progress");
+        assert_eq!(breaker.admit(later + FIRST), None, "no call may be made during the trial");
         assert_eq!(breaker.record(Regular, CallOutcome::Answered, later), Some(false));
     }
 

@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(cache.get("forged", now + NOT_FOUND_FOR), Some(false));
         assert_eq!(cache.get("forged", now + REJECTED_FOR), None);
         cache.record("forged", true, now);
-        assert!(cache.is_rejected("forged"), "a query does not clear the rejection");
+        assert!(cache.is_rejected("forged"), "a query must not clear the rejection");
         cache.mark_lost("forged", now);
         cache.record("forged", false, now);
         assert!(cache.is_rejected("forged"));

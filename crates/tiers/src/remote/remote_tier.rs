@@ -379,7 +379,7 @@ mod tests {
         assert_eq!(fixture.get(), 0);
         assert_eq!(fixture.probe(), 0);
         fixture.expire_missing(&name);
-        assert_eq!(fixture.probe(), 0, "the lost object is queried separately");
+        assert_eq!(fixture.probe(), 0, "the lost object must be queried separately");
         fixture.backend.set(&name, &value).unwrap();
         fixture.expire_missing(&name);
         assert_eq!((fixture.probe(), fixture.get()), (72, 72));

@@ -202,7 +202,10 @@ mod tests {
             let before = heads.moved;
             heads.add(head(3 * number + 1), Id(number as u32));
             assert!(heads.moved <= before + MOVES_PER_INSERTION || heads.old.0.is_empty());
-            assert!(heads.old.0.len() <= 4 * heads.len(), "the old array outlives its entries");
+            assert!(
+                heads.old.0.len() <= 4 * heads.len(),
+                "the old array must be dropped once it is empty"
+            );
         }
     }
 }
