@@ -5,6 +5,7 @@
 use ritornello_device::driver::Launch;
 use ritornello_device::driver::emulated::run_kernel;
 use ritornello_device::layout::{Direction, Kernel, Layout, MoveEntry, Span, Word};
+use std::hint::black_box;
 use std::time::Instant;
 
 const BYTES: usize = 256 << 20;
@@ -13,7 +14,7 @@ const RUNS: usize = 5;
 fn main() -> ritornello_format::Result<()> {
     let (pool, mut arena) = (vec![1_u8; BYTES + 16], vec![2_u8; BYTES + 4096]);
     let mut target = vec![3_u8; BYTES];
-    let copy = best(|| target.copy_from_slice(&arena[..BYTES]));
+    let copy = best(|| black_box(&mut target).copy_from_slice(black_box(&arena[..BYTES])));
     println!("memcpy {:.1} GB/s", BYTES as f64 / copy / 1e9);
     let skip = arena.as_ptr().align_offset(4096);
     let base = pool.as_ptr() as u64 + pool.as_ptr().align_offset(16) as u64;

@@ -1,5 +1,5 @@
 // Compiles `kv.cu` for the CPU, for the emulated device and tests. One call of a kernel runs one
-// warp, in a loop over its lanes.
+// warp, whose lanes are loops.
 
 #include <cstring>
 
@@ -15,6 +15,8 @@ struct alignas(8) uint2 {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads, blocks)
 #define LANES(lane) for (unsigned lane = 0; lane < 32; lane++)
+#define LANE_COUNT 32
+#define LANE_SLOT(lane) lane
 #define WARP warp
 #define WARPS warps
 

@@ -12,6 +12,8 @@
 
 #ifndef LANES
 #define LANES(lane) if (const unsigned lane = threadIdx.x % 32; true)
+#define LANE_COUNT 1
+#define LANE_SLOT(lane) 0
 #define WARP ((blockIdx.x * blockDim.x + threadIdx.x) / 32)
 #define WARPS (gridDim.x * blockDim.x / 32)
 #endif
@@ -39,22 +41,23 @@ struct Move {
   u32 slot;
 };
 
-// Moves the part of a unit that one lane moves. `Word` has 16, 8, 4 or 1 bytes; `bytes` and both
-// addresses are multiples of its length.
+// Moves a unit. `Word` has 16, 8, 4 or 1 bytes; `bytes` and both addresses are multiples of its
+// length. On a GPU each thread is one lane and has the words of this lane only; on a CPU one thread
+// is all lanes of a warp (`LANE_COUNT`) and, as the warp does, loads all words before it stores any.
 template <typename Word>
-__device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes, u32 lane) {
+__device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes) {
   constexpr u32 WORDS = LANE_BYTES / sizeof(Word);
   Word *target = reinterpret_cast<Word *>(to);
   const Word *source = reinterpret_cast<const Word *>(from);
   if (bytes == UNIT) {
-    Word words[WORDS];
+    Word words[WORDS][LANE_COUNT];
 #pragma unroll
-    for (u32 i = 0; i < WORDS; i++) words[i] = source[i * 32 + lane];
+    for (u32 i = 0; i < WORDS; i++) LANES(lane) words[i][LANE_SLOT(lane)] = source[i * 32 + lane];
 #pragma unroll
-    for (u32 i = 0; i < WORDS; i++) target[i * 32 + lane] = words[i];
+    for (u32 i = 0; i < WORDS; i++) LANES(lane) target[i * 32 + lane] = words[i][LANE_SLOT(lane)];
   } else {
     const u32 count = bytes / sizeof(Word);
-    for (u32 i = lane; i < count; i += 32) target[i] = source[i];
+    LANES(lane) for (u32 i = lane; i < count; i += 32) target[i] = source[i];
   }
 }
 
@@ -79,7 +82,7 @@ __device__ __forceinline__ void move_pages(const Span *spans, u32 count, u32 uni
     const u32 bytes = span.bytes - skip < UNIT ? span.bytes - skip : UNIT;
     char *pool = reinterpret_cast<char *>(span.base + move.block * span.stride + skip);
     char *slot = arena + static_cast<u64>(move.slot) * 4096 + span.offset + skip;
-    LANES(lane) move_unit<Word>(TO_POOL ? pool : slot, TO_POOL ? slot : pool, bytes, lane);
+    move_unit<Word>(TO_POOL ? pool : slot, TO_POOL ? slot : pool, bytes);
   }
 }
 
