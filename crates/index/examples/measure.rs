@@ -123,9 +123,7 @@ fn main() -> Result<()> {
     let started = Instant::now();
     index.checkpoint()?;
     println!("checkpoint {:.1} ms", started.elapsed().as_secs_f64() * 1e3);
-    let before = resident();
     let index = reopen(index, "checkpoint")?;
-    let _ = before;
     let started = Instant::now();
     let removed = index.drop_scope(SLOT);
     println!(

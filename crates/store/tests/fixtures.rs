@@ -125,7 +125,7 @@ fn format_1_store_holds_every_kind_of_file_and_slice() {
                 extents = extents.max(header.extents.len());
                 slices = slices.max(header.slices_per_page);
                 parents.insert(header.parent.is_some());
-                keys.extend(header.keys.iter().map(Vec::len));
+                keys.extend(header.keys.iter().map(<[u8]>::len));
             }
         }
     }

@@ -253,8 +253,9 @@ impl PrefixIndex for ArtIndex {
         {
             let _writer = self.numbers.lock();
             self.check_not_poisoned()?;
-            let touched: Vec<RunId> = self.touched.lock().keys().copied().collect();
-            for section in touched.chunks(OPS) {
+            let touched = self.touched.lock().clone();
+            let runs: Vec<RunId> = touched.keys().copied().collect();
+            for section in runs.chunks(OPS) {
                 let mut batch = Batch::default();
                 for &run in section {
                     // `record` includes the recency from `touch`, which is not in the tree yet.
@@ -263,11 +264,9 @@ impl PrefixIndex for ArtIndex {
                     }
                 }
                 self.apply_or_poison(&batch)?;
-                let mut touched = self.touched.lock();
-                for run in section {
-                    touched.remove(run);
-                }
             }
+            // Keep runs that were touched again during the write.
+            self.touched.lock().retain(|run, recency| touched.get(run) != Some(recency));
         }
         let pending = self.gauges.pending.load(Ordering::Relaxed);
         if !self.options.durable {

@@ -108,7 +108,7 @@ pub fn run(part: &IndexPart) -> Result<Status, Failure> {
             drop(index);
         }
         IndexPart::Open(spec) => {
-            let load = Load::new(Workload::Chains, spec.entries)?;
+            let load = Load::new(spec.workload, spec.entries)?;
             let started = Instant::now();
             let index = open(spec, load.run_pages())?;
             let open_ms = started.elapsed().as_secs_f64() * 1e3;

@@ -180,6 +180,7 @@ impl StoreCore {
                 // it.
                 state.space.free(&extents);
                 drop(state);
+                *self.maintenance.drain.failed.lock() = None;
                 self.maintenance.drain.drained.notify_all();
                 if started.elapsed() > Duration::from_secs(1) {
                     tracing::info!(
