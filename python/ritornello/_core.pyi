@@ -154,8 +154,9 @@ class Device:
         a collection of such objects; the pool and its unfinished moves keep it alive.
 
         `way` decides how bytes are moved: "auto" measures a kernel and the copy engines for about
-        30 ms, "length" uses the copy engines for pieces of at least 32 KiB, "copies" uses them for
-        all, and "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an argument is
+        30 ms and uses the faster way, "length" uses the copy engines if the pool's pieces have at
+        least 32 KiB on average and a kernel otherwise, "copies" always uses the copy engines, and
+        "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an argument is
         invalid, two spans share bytes, or memory is not allocated on the device. RetryError: not
         enough memory is free. FatalError: the device is broken.
         """
@@ -178,7 +179,7 @@ class Device:
 
 @final
 class DevicePool:
-    """Registered KV memory of an engine. The length is the number of blocks."""
+    """Registered KV memory of an engine. `len()` returns the number of its blocks."""
 
     @property
     def page_bytes(self) -> int:
@@ -196,8 +197,8 @@ class DevicePool:
 
 @final
 class DevicePages:
-    """Some pages of a `DevicePool`; accepted by `Store.submit_get` and `Store.submit_put`. The
-    length is the number of pages.
+    """Some pages of a `DevicePool`; accepted by `Store.submit_get` and `Store.submit_put`. `len()`
+    returns the number of these pages.
     """
 
     def __len__(self) -> int: ...
@@ -208,13 +209,13 @@ class DevicePages:
         part: tuple[int, int] | None = None,
         after: int | None = None,
     ) -> DeviceMove:
-        """Starts to copy page `n` of `slots` to page `n`, for all pages, after the work that is now
-        queued on stream `after`. `part`: the first offset in a page that is copied, and the offset
-        after the last; both are 0, the size of a page, or between two spans. Until the move has
-        ended, no other call or work writes to the slots or accesses the blocks. InvalidError: no
-        pages, fewer slots than pages, more than 8,192 pages, slots of another device or page size,
-        a block that does not exist or occurs twice, or an invalid `part`. RetryError: too many
-        moves wait. FatalError: the device is broken.
+        """Starts to copy the pages in `slots` to the pages of this object, page `n` to page `n`,
+        after the work that is now queued on stream `after`. `part`: the first offset in a page that
+        is copied, and the offset after the last; both are 0, the size of a page, or between two
+        spans. Until the move has ended, no other call or work may write to the slots or access the
+        blocks. InvalidError: no pages, fewer slots than pages, more than 8,192 pages, slots of
+        another device or page size, a block that does not exist or occurs twice, or an invalid
+        `part`. RetryError: too many moves are queued. FatalError: the device is broken.
         """
     def gather(
         self,
@@ -223,9 +224,9 @@ class DevicePages:
         part: tuple[int, int] | None = None,
         after: int | None = None,
     ) -> DeviceMove:
-        """Starts to copy page `n` to page `n` of `slots`: see `scatter`, also for errors; a block
-        may occur twice. Until the move has ended, no other call or work accesses the slots or
-        writes to the blocks.
+        """Starts to copy the pages of this object to the pages in `slots`: see `scatter`, also for
+        errors; a block may occur twice. Until the move has ended, no other call or work may access
+        the slots or write to the blocks.
         """
 
 @final
@@ -277,7 +278,8 @@ class LeasedPrefix:
 
 @final
 class Outcome:
-    """Result of a ticket. `pages`: leading pages stored (put), or filled and verified (get).
+    """Result of a ticket. `pages`: number of leading pages stored (put), or filled and verified
+    (get).
     `bytes`: payload moved. `reason`: "" if all pages were moved, else why the first missing page
     was not moved ("not_found", "checksum", "header", "io", "no_space", "staging_full", "cancelled",
     "deadline", ...). `ok[i]`: page i was moved.
@@ -305,17 +307,18 @@ class Ticket:
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """Returns the outcome, or None if the ticket is not done within `timeout` seconds."""
     def wait_section(self, number: int, timeout: float | None = None) -> bool:
-        """Waits until sections up to `number` of all pages are verified, or the ticket is done:
-        its outcome then names the filled pages. Returns False if neither happens within `timeout`
-        seconds. Verified sections may be read, but the memory must not be changed until the ticket
-        is done. Without sections, waits until the ticket is done.
+        """Waits until sections 0 to `number` of all pages are verified, or the ticket is done: the
+        ticket's outcome then tells which pages are filled. Returns False if neither happens within
+        `timeout` seconds. Verified sections may be read, but the memory must not be changed until
+        the ticket is done. Without sections, waits until the ticket is done.
         """
     def order(self, stream: int | None, timeout: float = 30.0) -> bool:
-        """Makes later work of `stream` wait until a put of `DevicePages` has read its blocks: this
-        work may write to them before the ticket is done. Waits until all reads are queued on the
-        device. With None, waits until the blocks were read, for engines whose work has no stream.
-        Returns False, and orders nothing, if that takes longer than `timeout` seconds. Returns True
-        without an effect for other tickets. FatalError: the device is broken.
+        """Makes later work of `stream` wait until a put of `DevicePages` has read its blocks: such
+        work may write to the blocks before the ticket is done. Returns when all reads are queued on
+        the device. With None, for engines whose work has no stream, returns when the blocks have
+        been read. Returns False, without an effect on `stream`, if either takes longer than
+        `timeout` seconds. For any other ticket returns True without an effect. FatalError: the
+        device is broken.
         """
 
 @final
@@ -354,8 +357,8 @@ class StorePolicy:
         and `configure`.
         """
     def check_hash(self, algorithm: str) -> None:
-        """Raises InvalidError, which names the permission, if keys of `algorithm` may not be
-        used.
+        """Raises InvalidError, which names the missing permission, if the policy does not permit
+        keys that the hash `algorithm` makes.
         """
 
 @final
@@ -425,10 +428,10 @@ class Store:
     ) -> LeasedPrefix:
         """Leases the leading pages that are stored. In a scope whose keys do not chain, leases
         every page that is stored. For several scopes: the leading pages that all scopes have, under
-        one lease. After the call, the process has leased at most as much space as no process has
-        leased: half of the store, if no other process has leases. If a prefix needs more, its
-        leading pages that fit are leased, and `pages` counts these. RetryError if the first page
-        does not fit: release leases.
+        one lease. The space that a process has leased may not exceed the space that no process has
+        leased: the limit is half of the store, if no other process has leases. If a prefix would
+        exceed the limit, only its leading pages within the limit are leased, and `pages` is their
+        number. RetryError if not even the first page is within the limit: release leases.
         """
     def release(self, lease: int) -> None: ...
     def exists(self, scope: Scope, keys: Sequence[bytes]) -> list[bool]: ...
@@ -455,15 +458,17 @@ class Store:
         timeout: float | None = None,
         after: int | None = None,
     ) -> Ticket:
-        """`copy=True`: the bytes are copied into bounded staging before this returns, so that the
-        memory may be reused; pages that do not fit into staging are skipped (reason
+        """`copy=True`: the bytes are copied into staging, which is bounded, before the call
+        returns, so that the memory may be reused; pages that do not fit into staging are skipped
+        (reason
         "staging_full"). Pages that are already stored are not copied; if such a page is evicted
         before the put reaches the owner, the put ends before this page (reason "not_found").
         `copy=False`: the memory must not change until the ticket is done.
 
         `DevicePages`, as many as `keys`, are copied into the pinned memory of the device after the
-        work that is now queued on stream `after`; `copy` has no effect. Puts leave half of this
-        memory free: pages that would need it are skipped (reason "staging_full"). Pages that are
+        work that is now queued on stream `after`; `copy` has no effect. A put takes pinned memory
+        only while at least half of it stays free for loads: the pages after that are skipped
+        (reason "staging_full"). Pages that are
         already stored are not read. The blocks must not change until the ticket is done;
         `Ticket.order` allows changes sooner.
         """
@@ -498,17 +503,19 @@ class Store:
         disk.
         """
     def keys(self, scope: Scope, *, after: int = 0, limit: int = 1000) -> tuple[list[bytes], int]:
-        """Returns keys of a scope, ordered by the time of the put, and the `after` of the next
-        call, 0 if no further key exists. Returns at least `limit` keys, or 16,384 if `limit` is
-        larger, unless fewer remain. Reads from disk.
+        """Returns keys of a scope, earlier puts first, and the `after` of the next call, 0 if no
+        further key exists. The keys of pages that were stored together are returned together:
+        returns at least `limit` keys (16,384 if `limit` is larger), unless fewer remain, and often
+        more. Reads from disk.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get, or with `put` a put, of `nbytes`: four times as
-        long as the slowest directory is expected to need, at most 60, but at least `least`.
+        long as the slowest directory is expected to need, at most 60 s, but at least `least`.
         """
     def flush(self) -> None:
         """Makes acknowledged puts and deletes durable. Raises RitornelloError, once, if an owner
-        died that had acknowledged puts or deletes since the last flush: repeat them.
+        died that had acknowledged puts or deletes since the last flush: repeat these puts and
+        deletes.
         """
     def resize(self, capacity: str | int) -> None:
         """Changes the capacity of a store in use. A smaller store keeps the most recently used
@@ -532,8 +539,8 @@ class Store:
     @property
     def problem(self) -> str:
         """Why the store is not fully usable; "" if it is. Either a write or sync of the owner
-        failed, and the owner has not reopened the store yet, or the owner does not answer. A client
-        requests the answer from the owner.
+        failed, and the owner has not reopened the store yet, or the owner does not answer. In a
+        client, reading this property sends a request to the owner.
         """
     def __enter__(self) -> Store: ...
     def __exit__(
@@ -575,9 +582,10 @@ class Lookup:
         """Pages fetched so far, and pages to fetch in all."""
     @property
     def estimate(self) -> tuple[float, float, float] | None:
-        """The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-        computing the whole prompt. None while the lookup is not "ready", if the gate was not used
-        or has no measurements, or if the engine already holds all found pages.
+        """The gate's estimates in seconds: of the load, of computing the tokens after the loaded
+        pages, and of computing all tokens that the engine lacks, without a load. None while the
+        lookup is not "ready", if the gate was not used or has no measurements, or if the engine
+        already holds all found pages.
         """
     @property
     def leases(self) -> list[tuple[TierName, int]]:
@@ -685,9 +693,9 @@ class Cache:
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records the duration of a load: the load that the gate decided in the lookup `found`. If
-        this time and the estimated time to compute the remaining tokens exceed the estimated time
-        to compute the whole prompt, `stats` counts the excess as regret.
+        """Records the `seconds` that a load took, which the gate decided in the lookup `found`. If
+        `seconds` plus the estimated time to compute the tokens after the loaded pages exceed the
+        estimated time to compute without a load, `stats` counts the excess as regret.
         """
     def time_limit(self, nbytes: int, least: float, *, put: bool = False) -> float:
         """Returns the seconds to allow for a get of `nbytes`, or with `put` for a put to the first
@@ -733,7 +741,7 @@ class Cache:
 
 def destroy(path: str | PathLike[str]) -> None:
     """Removes the files of a store from all its directories, and no other file. No process may have
-    it open.
+    the store open.
     """
 
 def run_cli(argv: Sequence[str], python: str) -> int: ...

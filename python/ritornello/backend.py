@@ -1,9 +1,10 @@
 """Interface of a class that serves as a remote's backend, opened as `module:Class?argument=value`.
 
 Arguments of an address are strings. The constructor gets them by name, except the options `zstd`
-and `key`, which the remote uses itself. Methods are called from several threads. An exception fails
-the call, which is retried at most twice, before its deadline. `errors.FatalError` means that an
-operator must act first: the remote does not call the backend for a minute. `TypeError`,
+and `key`, which are for Ritornello (compression, and the file of the key that seals objects).
+Methods are called from up to 8 threads. If a method raises an exception, the call is repeated at
+most twice, within its deadline. `errors.FatalError` means that an operator must act first: the
+remote then does not call the backend for a minute. `TypeError`,
 `AttributeError`, a value of the wrong type, and more bytes from `get` than requested count as
 `FatalError`.
 """
@@ -13,8 +14,8 @@ from typing import Any, Protocol
 
 
 class Backend(Protocol):
-    """Named values. A name may be written again, with the same pages but not always with the same
-    bytes: the last complete write wins.
+    """A store of values (byte strings) by name. A name may be written again, with the same pages
+    but not always with the same bytes: the last complete write wins.
 
     `ritornello doctor --backend module:Class` checks that a class meets this contract.
     """

@@ -13,8 +13,8 @@ __all__ = [
 
 
 class RitornelloError(Exception):
-    """Base class of all errors. An error of this class itself says that pages are missing, where
-    the return value of the call cannot say so. The engine then computes the missing pages.
+    """Base class of all errors. An error of this class itself, not of a subclass, says that pages
+    are missing, if the return value of the call cannot say so: compute the missing pages.
     """
 
     kind: ClassVar[Literal["miss", "invalid", "retry", "fatal", "closed"]] = "miss"
@@ -27,7 +27,9 @@ class InvalidError(RitornelloError, ValueError):
 
 
 class SettingError(InvalidError):
-    """A setting of `Store.open` or `Cache.open` is invalid: every call with it fails."""
+    """A setting of `Store.open` or `Cache.open` is invalid: repeating the call with the same
+    setting fails again.
+    """
 
 
 class RetryError(RitornelloError):

@@ -1,9 +1,9 @@
 """Mooncake's store as a remote: `ritornello.mooncake:Mooncake?master=HOST:50051&host=HOST`.
 
 Requires `mooncake.store` (from `mooncake-transfer-engine` or one of its other wheels) and a running
-`mooncake_master`. Reads go by range into buffers that are registered with the transfer engine once.
-The store cannot list its names, so `ritornello remote` does not work with it. Mooncake evicts
-objects at any time.
+`mooncake_master`. Values are read by range, into buffers that the constructor registers with
+Mooncake's transfer engine. Mooncake cannot list its names, so `ritornello remote` does not work
+with it. Mooncake evicts objects at any time.
 """
 
 import ctypes
@@ -18,10 +18,11 @@ from ritornello.errors import FatalError, RetryError
 # a buffer. A value longer than `BUFFER_BYTES` is read in parts.
 BUFFERS = 8
 BUFFER_BYTES = 9 << 20
-# Timeout in seconds of the connection that checks whether the master can be reached, before
-# `setup`, which would try for 90 seconds.
+# Timeout in seconds of a connection that checks, before `setup`, whether the master can be reached:
+# `setup` itself would try for 90 seconds.
 CONNECT = 5
-# Status codes of the store: a name that does not exist, and a name whose write is in progress.
+# Mooncake's status code for a name that does not exist. `ABSENT` also has the code for a name whose
+# write is in progress.
 NOT_FOUND = -704
 ABSENT = (NOT_FOUND, -703)
 

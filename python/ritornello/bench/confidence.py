@@ -51,7 +51,7 @@ def interval(groups: Groups, statistic: Statistic = mean, seed: int = 0) -> Inte
 
 
 def ratio(above: Groups, below: Groups, seed: int = 0) -> Interval:
-    """Returns the ratio of two means. Sessions are paired by index."""
+    """Returns the mean of `above` divided by the mean of `below`. Sessions are paired by index."""
     return _bootstrap([above, below], lambda drawn: mean(drawn[0]) / mean(drawn[1]), seed)
 
 
@@ -71,7 +71,10 @@ def _bootstrap(
 ) -> Interval:
     sizes = {len(groups) for groups in runs}
     if len(sizes) != 1:
-        raise ValueError(f"runs of {sorted(sizes)} sessions cannot be paired")
+        raise ValueError(
+            f"runs of {sorted(sizes)} sessions cannot be paired: use runs with equal numbers of "
+            "sessions"
+        )
     (size,) = sizes
     rng = random.Random(seed)
     whole = [list(chain.from_iterable(groups)) for groups in runs]

@@ -1,4 +1,6 @@
-"""The engines' counters of a run, read from `/metrics` before and after it."""
+"""The growth of the engines' counters during a run, from reads of `/metrics` before and after the
+run.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,8 +9,9 @@ from dataclasses import dataclass
 from ritornello.bench.client import Server, ServingError
 from ritornello.bench.metrics import Metrics
 
+# Maximum sum of the pauses between reads of the counters after a run, and one such pause. vLLM
+# updates the counters some time after an answer.
 COUNTERS_SECONDS = 10.0
-# Pause between two reads of the counters, which vLLM updates some time after an answer.
 POLL_SECONDS = 0.25
 
 
@@ -26,8 +29,8 @@ class MetricsWatch:
         return cls(servers, await _read(servers))
 
     async def end(self, prompt_tokens: int) -> Metrics | None:
-        """Returns the growth of the counters, once they account for `prompt_tokens`, or after about
-        ten seconds; None if a server does not serve `/metrics`.
+        """Returns the growth of the counters once the servers have counted at least `prompt_tokens`
+        prompt tokens, or after about ten seconds; None if a server does not serve `/metrics`.
         """
         if self.before is None:
             return None

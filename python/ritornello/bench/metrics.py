@@ -13,8 +13,8 @@ LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 PROMPT_TOKENS = "vllm:prompt_tokens_total"
 CONNECTOR_PREFIX = "vllm:ritornello_"
-# vLLM counts tokens of tiers that it does not know under one name. vLLM knows all tiers of our
-# connector except the remote.
+# vLLM counts the tokens of all tiers that it does not know under this name. It knows all tiers of
+# our connector except the remote.
 TIERS = {"external_unspecified": "remote"}
 
 Labels = tuple[tuple[str, str], ...]
@@ -56,7 +56,7 @@ class Metrics:
         )
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """Returns totals by the values of a label."""
+        """Returns the totals of the samples of `name`, by the value of their label `label`."""
         found: dict[str, float] = {}
         for (of, has), value in self.samples.items():
             values = dict(has).get(label)

@@ -17,7 +17,8 @@ from ritornello.bench.prompts import Source, joined
 class MultiRoundQA:
     """Lengths are in tokens. Without `time_s`, each of `num_users` users asks all rounds. With
     `time_s`, new users replace finished users until `time_s` seconds have passed, and `ramp_up`
-    gives the first users fewer rounds. A user's rounds go to the servers round robin.
+    gives the first `num_users` users different numbers of rounds (`rounds_of`). A user's rounds go
+    to the servers round robin.
     """
 
     source: Source
@@ -55,7 +56,8 @@ class MultiRoundQA:
         add(
             "--disable-ramp-up",
             action="store_true",
-            help="with --time: let the first users ask all rounds too, instead of fewer",
+            help="with --time: let the first --num-users users ask all rounds, instead of "
+            "different numbers of rounds",
         )
         add(
             "--init-user-id",
@@ -70,12 +72,13 @@ class MultiRoundQA:
 
     @property
     def gap_s(self) -> float:
-        """Seconds between two questions of one user."""
+        """Minimum seconds between two questions of one user."""
         return self.num_users / self.qps
 
     def rounds_of(self, slot: int) -> int:
-        """Returns how many rounds the first user of a slot asks. With `ramp_up` first users ask
-        different numbers of rounds, so that they do not finish at the same time.
+        """Returns how many rounds the first user of a slot asks: the user of slot 0 all rounds and,
+        with `ramp_up`, the users of higher slots fewer, so that they do not finish at the same
+        time.
         """
         if self.time_s is None or not self.ramp_up:
             return self.num_rounds
@@ -90,8 +93,8 @@ class MultiRoundQA:
         """Runs users one after another until `time_s` has passed; without `time_s`, one user."""
         user, rounds = slot, self.rounds_of(slot)
         begin = slot / self.qps
-        # Check the clock too: after `time_s` seconds a user asks no question and leaves `begin`
-        # unchanged, so a check of `begin` alone would never end the loop.
+        # Check the clock and `begin`: a user that finds `time_s` over asks no question and leaves
+        # `begin` unchanged, so a check of `begin` alone would never end the loop.
         while self.time_s is None or max(begin, driver.now()) < self.time_s:
             begin = await self._ask_rounds(driver, user, rounds, begin)
             if self.time_s is None:

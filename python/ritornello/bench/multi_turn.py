@@ -73,7 +73,7 @@ class MultiTurn:
             "--sub-question-input-length",
             type=int,
             default=0,
-            help="tokens of each later question (default: as the first)",
+            help="tokens of each later question (default: --request-length)",
         )
         add("--output-length", type=int, default=64, help="tokens of an answer (64)")
         add("--request-rate", type=float, default=1.0, help="requests per second, on average (1)")

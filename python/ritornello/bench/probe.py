@@ -20,7 +20,9 @@ WARM_UP = 500
 
 
 def measure(question: Mapping[str, Any]) -> dict[str, float]:
-    """Probes for all keys repeatedly. Returns the median in microseconds, and the pages found."""
+    """Probes for all keys `PROBES` times. Returns the median time of a probe in microseconds, and
+    the number of pages found.
+    """
     scope = rt.Scope.opaque(**question["scope"])
     keys = [bytes.fromhex(key) for key in question["keys"]]
     times = []

@@ -22,8 +22,8 @@ def wide_console(columns: int = COLUMNS) -> Console:
 
 @contextmanager
 def progress_bar(title: str, stream: TextIO) -> Iterator[Callable[[Record], None]]:
-    """Shows the number of requests that have ended, failed requests included; silent if `stream` is
-    not a terminal.
+    """Shows the number of requests that have ended, failed requests included. Yields the function
+    to call for each of these requests. Silent if `stream` is not a terminal.
     """
     console = Console(file=stream)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())

@@ -12,8 +12,9 @@ from ritornello.bench.metrics import Metrics
 class Row:
     """Requests of one round, with or without a history. `history_tokens`: mean tokens of the
     history. `ttft_low_s` to `ttft_high_s`: 95 % interval of the mean, over sessions. `gap`: time
-    between chunks of an answer. `prompt_tokens_s` and `answer_tokens_s`: mean tokens per second of
-    one request, up to its first token and after it. `hit_rate`: cached tokens as a share of the
+    between chunks of an answer. `prompt_tokens_s`: mean, over requests, of the prompt's tokens
+    divided by the TTFT. `answer_tokens_s`: mean, over requests, of the answer's tokens after the
+    first, divided by the time after the first token. `hit_rate`: cached tokens as a share of the
     prompt tokens of the answers that report cached tokens; None if no answer does.
     """
 
@@ -36,9 +37,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Total:
-    """Results of the whole run. Tokens per second are over the run's duration, hits included.
-    `hit_tokens`, by supplying tier, and `counters` of the connector come from the engines; None
-    without `/metrics`.
+    """Results of the whole run. Tokens per second are over the run's duration, and include cached
+    tokens. `hit_tokens`: cached prompt tokens by the tier that supplied them. `counters`: the
+    connector's counters. Both come from the engines' `/metrics`; None without it.
     """
 
     requests: int
@@ -107,8 +108,8 @@ def _answer_speed(record: Record) -> float:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """Returns one row for each round; the requests of a round that have no history have a separate
-    row.
+    """Returns the rows of answered requests, by round: one row for a round's requests with a
+    history, one for its requests without a history.
     """
     groups: dict[tuple[int, bool], list[Record]] = {}
     for record in records:

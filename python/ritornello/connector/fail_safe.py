@@ -38,7 +38,7 @@ RETRY_SECONDS_MAX = 5.0
 STABLE_SECONDS = 60.0
 # A store whose policy refuses the engine's keys is closed, and opened again after a pause:
 # `REFUSED_PARTS` times as long as its opening and closing took, at most `REFUSED_SECONDS_MAX`, and
-# not shorter than the pause after another failure.
+# not shorter than the pause would be after any other failure.
 REFUSED_PARTS = 20
 REFUSED_SECONDS_MAX = 60.0
 # Maximum number of failed stores that are being closed; while this number is reached, no store is
@@ -175,7 +175,9 @@ class FailSafeStore:
         self._hash = algorithm
 
     def permits_retention(self) -> bool:
-        """Returns whether requests may retain pages; logs the first refusal."""
+        """Returns whether the store's policy permits requests to retain pages; logs the first
+        refusal.
+        """
         permitted = self.call("policy", lambda store: store.policy.allow_request_retention, None)
         if permitted is False and "retain" not in self._logged:
             self._logged["retain"] = monotonic()
@@ -337,8 +339,8 @@ class FailSafeStore:
         self._closers[:] = [thread for thread in self._closers if thread.is_alive()]
         if len(self._closers) >= CLOSING_MAX:
             raise RetryError(
-                f"{CLOSING_MAX} failed stores of this process are still being closed: their disks "
-                "do not answer"
+                f"{CLOSING_MAX} failed stores of this process are still being closed, because "
+                "their disks do not answer: check the disks"
             )
 
     def _adopt(self, store: "Store") -> bool:

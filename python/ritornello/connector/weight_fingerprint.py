@@ -1,5 +1,5 @@
-"""Fingerprint of a model's weight files: cheap to compute, and different for weights that differ in
-a name, a size, a header or a sampled byte.
+"""Fingerprint of a model's weight files: cheap to compute, and different if a file's name, its
+size, its header or a sampled byte differs.
 
 Names, sizes and headers cannot tell a model from its fine-tune: both have the same tensors of the
 same shapes. Therefore bytes in the middle of every tensor are hashed as well. A file that is not
@@ -34,7 +34,9 @@ def weight_files(model: Path) -> list[Path]:
 
 
 def fingerprint(model: Path) -> bytes | None:
-    """Returns 32 bytes, or None if there are no weights or they cannot be read."""
+    """Returns the fingerprint, 32 bytes, of the weights in a file or folder; None if there are no
+    weight files or they cannot be read.
+    """
     files = weight_files(model)
     if not files:
         return None

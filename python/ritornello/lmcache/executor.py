@@ -1,4 +1,4 @@
-"""Runs queries of the store without blocking the engine's threads.
+"""Runs queries to the store without blocking the engine's threads.
 
 In the process that owns the store a query takes microseconds, and runs in the caller. In other
 processes it passes through a socket to the owner, which may be dead or stopped, and runs on one
@@ -22,14 +22,15 @@ REPEAT_SECONDS = 0.003
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
 # A query, called with True if it was dropped. A dropped query must report its completion too,
-# because a caller waits for the report. A query returns True to be called again; a deadline inside
-# each query limits how long it does so.
+# because LMCache waits for the report. A query returns True to be called again. The repeats end,
+# because the cache limits how long a lookup stays pending.
 Query = Callable[[bool], bool | None]
 
 
 class LookupExecutor:
     """Begins queries in submission order. `at_once` returns whether a query would return without
-    waiting for another process. Such a query runs in the caller unless the thread exists.
+    waiting for another process. Such a query runs in the caller, unless the background thread
+    exists.
     """
 
     def __init__(self, at_once: Callable[[], bool]) -> None:

@@ -1,5 +1,6 @@
 """The formats in which objects of a family (model, object group and salt) are stored. A lookup
-needs them, because LMCache does not give it the sizes of the objects.
+needs these formats, because a format is a part of the scope of an object, and LMCache does not tell
+in which formats objects were stored.
 
 The formats are read from the store's scopes, so that they survive restarts and include formats in
 which other processes stored objects. Reading the formats is expensive. After a miss and before a
@@ -42,7 +43,7 @@ class FormatCatalog:
         self._scopes: dict[Family, dict[ObjectFormat, Scope]] = {}
         # By model and object group: the salt of an object does not change its format.
         self._used: dict[tuple[str, int], frozenset[ObjectFormat]] = {}
-        # Whether objects that this process has put or read were serialized.
+        # `is_serialized` of all formats that this process has put or read.
         self._serialized: frozenset[bool] = frozenset()
         self._due = clock()
 

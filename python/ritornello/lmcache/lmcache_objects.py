@@ -59,8 +59,8 @@ class TicketItems(NamedTuple):
 
 
 class ObjectStore:
-    """The store under LMCache's names. Thread-safe. `staged`: gets go through the store's staging
-    memory.
+    """The store, with LMCache's objects as its pages. Thread-safe. `staged`: gets go through the
+    store's staging memory.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -156,8 +156,8 @@ class ObjectLookup:
 
 @lru_cache(maxsize=256)
 def fits(stored: ObjectFormat, wanted: ObjectFormat) -> bool:
-    """Returns whether an object of one format can be used as another. Serialized objects do not
-    show their layout, so they fit.
+    """Returns whether an object in the format `stored` can be loaded where an object in the format
+    `wanted` is expected. Serialized objects do not show their layout, so they fit every format.
     """
     layout, expected = (each.layout.partition("@")[0] for each in (stored, wanted))
     return layout == expected or stored.is_serialized

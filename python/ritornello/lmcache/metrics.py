@@ -1,4 +1,4 @@
-"""The adapter's counters among LMCache's own metrics, whose naming in 0.5.6 they follow.
+"""The adapter's counters among LMCache's own metrics, named like the metrics of LMCache 0.5.6.
 
 LMCache publishes its metrics through OpenTelemetry's global meter provider: to `/metrics` of its
 HTTP server, or to a collector. The adapters of a process share one counter for each name, and are
@@ -31,8 +31,8 @@ COUNTERS = {
     "deleted_pages": "Objects that LMCache deleted.",
     "errors": "Calls to the store that failed.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
-    "exceeded the estimated time to compute the whole prompt.",
+    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
+    "after them, exceeded the estimated time to compute without a load.",
 }
 REASONS = {
     "missed_pages": "Objects that were to be loaded and were not, by reason.",
@@ -41,8 +41,10 @@ REASONS = {
     "prefetches": "Prefetches from the remote, by outcome.",
     "tier_written_pages": "Objects written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",
-    "tier_lost_pages": "Objects that no other tier could supply for a write, by tier.",
-    "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
+    "tier_lost_pages": "Objects not written to a tier because no other tier could supply "
+    "them, by tier.",
+    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
+    "failures or while all threads were busy (spared).",
 }
 
 # The functions that return the counts of an adapter, and the value of its attribute `store`. An

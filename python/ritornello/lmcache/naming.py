@@ -24,7 +24,7 @@ HASH_BYTES_MAX = 64 - RANK_BYTES
 # does not name its hash: the two weak hashes that it supports have 8 bytes (builtin) and 16 bytes
 # (xxhash).
 STRONG_HASH_BYTES = 32
-# Maximum number of cached prefixes: more than an engine has workers.
+# Maximum number of prefixes that `RankPrefixes` keeps: more than an engine has workers.
 RANK_PREFIXES_MAX = 4096
 # Separates the fields of a key in the native interface, which is one string.
 SEPARATOR = "@"
@@ -154,7 +154,10 @@ def parse_name(text: str) -> ObjectName:
     """
     model, rank, group, digest, *salt = text.split(SEPARATOR)
     if len(salt) > 1:
-        raise ValueError(f"{text!r} is not an object key of LMCache")
+        raise ValueError(
+            f"{text!r} is not an object key of LMCache: expected "
+            "model@kv_rank@group@chunk_hash[@salt]"
+        )
     family = Family(model, int(group, 16), salt[0] if salt else "")
     return ObjectName(family, page_key(int(rank, 16), bytes.fromhex(digest)))
 

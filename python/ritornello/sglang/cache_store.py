@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from ritornello.sglang.settings import Settings
 
 # Maximum number of pieces (the pages of one lookup of SGLang) that are leased until SGLang reads
-# them. For a further piece the leases of the oldest piece are released.
+# them. A further piece takes the place of the oldest piece, whose leases are released.
 LEASED_MAX = 256
+# Interval at which the cache's counters are added to the meter.
 REPORT_SECONDS = 1.0
 # Passed as the key before a piece if the keys of the pages before it are unknown. The tiers of this
 # machine store such a piece; a remote does not, because it packs pages into objects by their
@@ -53,8 +54,8 @@ class Leased:
 
 
 class SGLangCacheStore(SGLangStore):
-    """The tiers of one rank. Created by the thread of SGLang's scheduler, which must not wait for a
-    remote.
+    """The tiers of one rank. SGLang's scheduler thread creates this object, and must not wait for a
+    remote in later calls.
     """
 
     uses_prompts = True

@@ -35,8 +35,8 @@ class RestorablePrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Which pages are stored for a side pool: page `i` if `pages[i]` is true. `window`: pages
-    required at the end of a prefix, under the policy `trailing_pages`.
+    """Which pages are stored for a side pool: page `i` if `pages[i]` is true. `window`: number of
+    pages at the end of a prefix that the policy `trailing_pages` requires.
     """
 
     pool: str
@@ -48,7 +48,7 @@ class Presence:
 @dataclass(frozen=True, slots=True)
 class SidePool:
     """A side pool in a lookup. `scopes`: one for each part of a page; none if the storage does not
-    have the pool. `window`: pages required at the end of a prefix, as in `Presence`.
+    have the pool. `window`: as in `Presence`.
     """
 
     pool: str

@@ -33,8 +33,8 @@ COUNTERS = {
     "save_seconds": "Seconds of saves.",
     "errors": "Calls to the store that failed.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
-    "exceeded the estimated time to compute the whole prompt.",
+    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
+    "after them, exceeded the estimated time to compute without a load.",
 }
 REASONS = {
     "missed_pages": "Pages that were to be loaded and were not, by reason.",
@@ -44,8 +44,10 @@ REASONS = {
     "prefetches": "Prefetched pieces of prompts, by outcome.",
     "tier_written_pages": "Pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Pages that a tier refused or failed to write, by tier.",
-    "tier_lost_pages": "Pages that no other tier could supply for a write, by tier.",
-    "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
+    "tier_lost_pages": "Pages not written to a tier because no other tier could supply them, "
+    "by tier.",
+    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
+    "failures or while all threads were busy (spared).",
 }
 
 # Prometheus registers a name once in a process: storages that are attached later use the same
@@ -56,8 +58,8 @@ _lock = Lock()
 
 def metrics_of(config: "HiCacheStorageConfig") -> Callable[[Counts], None]:
     """Returns a thread-safe function that adds amounts to the counters. The function does nothing
-    if SGLang's metrics are off, or if SGLang's metrics classes are not those that
-    this module expects.
+    if SGLang's metrics are off, or if the counters cannot be created, for example because SGLang's
+    metrics classes have changed.
     """
     if not config.enable_storage_metrics:
         return _ignore

@@ -32,11 +32,11 @@ POLL_SECONDS = 0.003
 # Maximum time that a lookup waits for a remote. The core's policies end the waiting for the pages
 # of one pool after at most 30 seconds.
 WAIT_SECONDS = 35.0
-# Time after which no further windows are looked up.
+# Time from the first lookup of a window, after which no further windows are looked up.
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
-# windows of up to this many shorter prefixes, so at most 16 further pages of a pool, the number
-# that a remote is asked about in one call.
+# windows of up to `WINDOWS_STEP` shorter prefixes. These have at most 16 pages of a pool that were
+# not looked up yet, and one call to a remote can ask for 16 pages.
 WINDOWS_STEP = 16
 
 
@@ -103,8 +103,9 @@ def main_requests(piece: Piece, gate: "Gate") -> list[Request]:
 
 class PieceLookup:
     """Looks up one piece. `held`: the lookups whose leases are not released yet; the caller
-    releases them, also if a method raises. `hit`: the lookup that decided the number of pages of
-    the main pool. `waits`: whether this thread may wait for a remote, until `ended` is set.
+    releases these leases, also if a method raises. `hit`: the lookup that decided the number of
+    pages of the main pool. `waits`: whether this thread may wait for a remote, until `ended` is
+    set.
     """
 
     def __init__(
@@ -185,8 +186,8 @@ class PieceLookup:
         return min(self._cache.lookup(scope, keys, gate="never").local for scope in scopes)
 
     def _fetch_whole(self, leading: int) -> int:
-        """Fetches and leases the pages of side pools that need all pages. Returns the longest
-        prefix for which these pools have them.
+        """Fetches and leases the pages of the side pools that need all pages of a prefix. Returns
+        the length, at most `leading`, of the longest prefix whose pages all these pools have.
         """
         piece, tokens = self._piece, self._piece.page_tokens
         whole = [at for at, side in enumerate(piece.sides) if side.policy == ALL]

@@ -131,7 +131,9 @@ class Pool:
         self.replicated = False
 
     def describe(self, engine: Engine) -> None:
-        """Sets the engine whose pages are stored. Raises if the pool cannot be served."""
+        """Sets the engine that computes this pool's pages, and thereby their scopes. Raises if the
+        pool cannot be served.
+        """
         split = split_factor(engine, self._shape, self._split) if self._in_place else 1
         if not self._memory.page_bytes:
             self._memory = (
@@ -262,8 +264,8 @@ class Pool:
         return fitting
 
     def page_ids(self, keys: Sequence[bytes], indices: Any) -> list[int] | None:
-        """Returns the page numbers of `indices`; None if these are not one whole page for each key,
-        and counts the pages as refused.
+        """Returns the page numbers of `indices`. Returns None, and counts the pages as refused, if
+        `indices` are not one whole page for each key.
         """
         ids = page_ids(indices, len(keys), self._tokens) if self._scopes else None
         if ids is None:

@@ -22,7 +22,8 @@ MODES = ("EXTEND", "MIXED")
 # measurement is dropped. SGLang has only a few steps in flight.
 PENDING_MAX = 16
 
-# Takes the tokens before a prefill, the tokens in it, and its seconds.
+# Arguments: the number of tokens before a prefill, the number of tokens that the prefill computed,
+# and its duration in seconds.
 Record = Callable[[int, int, float], object]
 
 

@@ -1,4 +1,5 @@
 """SGLang's storage backend: moves pages between SGLang's host pools and the store.
+
 A host pool is SGLang's buffer in host memory for one kind of cache data. The main pool, `kv`, holds
 K and V; side pools hold further parts of a page, such as the states of Mamba layers.
 
@@ -151,8 +152,9 @@ class RitornelloStorage(HiCacheStorage):
         self._pools = {}
 
     def on_flush(self) -> None:
-        """Begins an epoch if the weights changed since the last flush. Called while SGLang holds no
-        page that it computed before the change, and no storage thread of SGLang is in a call.
+        """Begins an epoch if the weights changed since the last flush. Called when a flush ends:
+        SGLang then holds no page that it computed before the change, and none of its storage
+        threads is in a call.
         """
 
         def action() -> None:
@@ -175,7 +177,7 @@ class RitornelloStorage(HiCacheStorage):
             self._early.begin(operation)
 
     def on_prefetch_end(self, operation: Any) -> None:
-        """Ends the lookup of an operation that SGLang's scheduler ended, because its request was
+        """Ends the lookup of an operation that SGLang's scheduler ended because the request was
         aborted or no longer waits for the lookup.
         """
         keys = operation.all_hash_values

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ritornello.sglang")
 
 # Minimum deadlines in seconds of one call of SGLang, which moves at most 128 pages of the main
-# pool; many bytes may take up to 60 seconds (`Store.time_limit`). A load that takes longer is
-# assumed to be slower than computing, and delays SGLang's other loads.
+# pool; for many bytes the deadline is up to 60 seconds (`Store.time_limit`). A load that would take
+# longer is assumed to be slower than computing, and would delay SGLang's other loads.
 GET_SECONDS = 10.0
 PUT_SECONDS = 30.0
 
@@ -211,10 +211,14 @@ class SGLangStore(FailSafeStore):
         """
 
     def report(self, last: bool = False) -> None:
-        """Adds counters of tiers to the meter."""
+        """Adds the growth of the counters of tiers to the meter. Does nothing in a store without
+        tiers.
+        """
 
     def record_prefill(self, before: int, tokens: int, seconds: float) -> None:
-        """Takes a measurement of the engine: it computed `tokens` tokens after `before` tokens."""
+        """Tells the gate that the engine computed `tokens` tokens after `before` tokens in
+        `seconds`. Does nothing in a store without tiers.
+        """
 
     def _put_options(
         self, scope: "Scope", keys: Sequence[bytes], before: Sequence[bytes] | None

@@ -1,4 +1,4 @@
-"""Which data path serves an engine: the only place that decides this.
+"""Chooses the data path that serves an engine.
 
     CPU                   `CpuPath`: our own copies between KV memory and the store
     CUDA, ROCm, XPU       `OffloadingPath`: vLLM's own offloading to host memory, our tier below it

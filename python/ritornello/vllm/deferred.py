@@ -25,8 +25,8 @@ Table = Sequence[Sequence[int]]
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step whose outcome is unknown. `loads`: it has synchronous loads. `tables`: block tables of
-    its requests.
+    """A step whose outcome is unknown. `loads`: the step has synchronous loads. `tables`: block
+    tables of its requests.
     """
 
     number: int

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
-# vLLM's executor whose workers are on one machine, if there is one node.
+# vLLM's executor that runs all workers of an engine with a single node on this machine.
 ONE_MACHINE = "mp"
-# A group whose layers differ in the bytes of a block, as workers see it.
+# vLLM's class, in a worker, of a KV cache group whose layers differ in the bytes of a block.
 MIXED_LAYERS = "UniformTypeKVCacheSpecs"
 
 
@@ -61,9 +61,10 @@ def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
 
 
 def stages_are_equal(layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool) -> bool:
-    """Returns whether all stages have equal bytes in a block. `layers`: number of layers of each
-    stage. `groups`: the KV cache groups of one stage. A draft's layers are in the last stage only,
-    and several groups may be split unequally even if the layers are not.
+    """Returns whether all stages are known to have equal bytes in a block. `layers`: number of
+    layers of each stage. `groups`: the KV cache groups of one stage. A draft's layers are in the
+    last stage only, and of several groups a stage may have more layers than another stage even if
+    all stages have equal numbers of layers in all.
     """
     if has_draft_kv or len(set(layers)) != 1 or len(groups) != 1:
         return False

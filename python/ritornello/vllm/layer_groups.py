@@ -1,4 +1,4 @@
-"""Groups of layers that a load delivers in order, and which of them a step has reached."""
+"""The groups of layers that a load delivers in order, and the groups that a step has reached."""
 
 from collections.abc import Mapping
 
@@ -38,8 +38,8 @@ class LayerGroups:
 
     def reach(self, name: str) -> int | None:
         """Returns the number of the group that must have arrived before a layer runs; None if this
-        step has waited for this group. For an unknown layer the number is above the numbers
-        of all groups.
+        step has waited for this group already. For an unknown layer the number is above the numbers
+        of all groups, so that the step waits for all of them.
         """
         self._due.discard(name)
         group = self._group_of.get(name, len(self._group_of))

@@ -92,7 +92,7 @@ def spans(
 def _check_device(name: str, cache: CacheTensor, device_type: str) -> None:
     device = str(getattr(cache.device, "type", cache.device))
     if device != device_type:
-        raise LayoutError(f"{name}: its KV cache is in {device} memory")
+        raise LayoutError(f"{name}: its KV cache is in {device} memory, expected: {device_type}")
 
 
 def _span(name: str, cache: CacheTensor, blocks: int) -> Span:

@@ -20,12 +20,12 @@ from ritornello.vllm.metadata import Load, PageBlocks, WorkerReport
 from ritornello.vllm.request_state import LeasedMatch, Request, RequestState
 from ritornello.vllm.store import Lease, PromptLength, VllmStore
 
-# Duration of a lease. A claim is used for half of this time, after which a waiting request is
-# looked up again. A load therefore begins with about 30 seconds of its lease left or more. Its
-# deadline is 10 seconds, and up to 60 for a long load (`Store.time_limit`).
+# Duration of a lease. A claim is used for half of this time; after that a waiting request is looked
+# up again. A load therefore begins while its lease has about 30 seconds left or more. The deadline
+# of a load is 10 seconds, and up to 60 for a long load (`Store.time_limit`).
 LEASE_SECONDS = 60.0
-# A load that reads more than this number of bytes for each worker is asynchronous. A step that
-# waited for such a load would delay the other requests of the step by more than the time of a step.
+# A load that reads more than this number of bytes for each worker is asynchronous: if a step waited
+# for it, the other requests of the step would be delayed by more than the usual time of a step.
 ASYNC_LOAD_BYTES = 16 << 20
 # Maximum time that a request waits for the answer of a remote and for pages that a tier is
 # fetching; the tiers' own limits are expected to end the wait earlier.

@@ -53,8 +53,8 @@ class Save(NamedTuple):
 class StepMetadata:
     """Work of one step.
 
-    `identity` comes with the first work and after every change (a reset changes the epoch), and is
-    valid until the next identity. `covered` comes with `identity`: the counts of weight changes
+    `identity` is sent with the first work and after every change (a reset changes the epoch), and
+    is valid until the next identity. `covered` is sent with it: the counts of weight changes
     when its epoch began, empty if weights are not watched. `prefill`: the numbers of tokens before
     the step's prefill and in it, if workers measure its duration. `freed`: requests that finished
     or were preempted since the last step: the engine may give their blocks to other requests.

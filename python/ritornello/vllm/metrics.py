@@ -22,13 +22,13 @@ COUNTERS = {
     "loaded_pages": "Pages read from the store, verified, and put into KV memory.",
     "loaded_bytes": "Bytes read from the store.",
     "load_seconds": "Time that the engine waited for loads.",
-    "layer_wait_seconds": "Part of load_seconds that layers waited during a step.",
-    "layer_loads": "Loads that came layer by layer while a step computed.",
+    "layer_wait_seconds": "Part of load_seconds: time that layers waited during steps.",
+    "layer_loads": "Loads that arrived layer by layer while a step computed.",
     "step_loads": "Loads that a step waited for before its first layer.",
-    "apart_loads": "Loads that ran concurrently with other requests.",
+    "apart_loads": "Asynchronous loads: no step waited for them, and other requests ran.",
     "gate_load_seconds": "Seconds of the loads whose duration the gate had estimated.",
-    "gate_regret_seconds": "Seconds by which load time and the estimated time to compute the rest "
-    "exceeded the estimated time to compute the whole prompt.",
+    "gate_regret_seconds": "Seconds by which loads, with the estimated time to compute the tokens "
+    "after them, exceeded the estimated time to compute without a load.",
     "saved_pages": "Pages stored, including pages that were already stored.",
     "saved_bytes": "Bytes written to the store.",
     "save_seconds": "Time that the engine spent handing pages over to be saved.",
@@ -46,8 +46,10 @@ REASONS = {
     "prefetches": "Prefetched objects, by outcome.",
     "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",
-    "tier_lost_pages": "Objects that no other tier could supply for a write, by tier.",
-    "remote_calls": "Remote calls, by result: calls, failures, and calls skipped.",
+    "tier_lost_pages": "Objects not written to a tier because no other tier could supply "
+    "them, by tier.",
+    "remote_calls": "Calls to the remote: made (calls), failed (failures), and skipped after "
+    "failures or while all threads were busy (spared).",
 }
 
 

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 # Shorter prefills mostly measure the fixed cost of a step, which a load does not save.
 TOKENS_MIN = 128
 PREFILL_SHARE = 0.9
-# Maximum number of steps without output; engines have at most one per pipeline stage, and one more.
+# Maximum number of scheduled steps whose output has not arrived. Engines have fewer: at most one
+# for each pipeline stage, and one more.
 STEPS_MAX = 64
 
 
@@ -44,7 +45,9 @@ class Step(Protocol):
 
 
 class PrefillTimes:
-    """Calls `record` with the tokens before a prefill, the tokens in it, and its seconds."""
+    """Calls `record` with the number of tokens before a prefill, the number of tokens that the
+    prefill computed, and its duration in seconds.
+    """
 
     def __init__(self, record: Callable[[int, int, float], object]) -> None:
         self._record = record

@@ -15,15 +15,16 @@ from ritornello.vllm.store import VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons after which a save is repeated. The next attempt may find room in staging; or it finds the
-# pages that a concurrent put has stored, and writes the remaining pages.
+# Reasons for which a put stored fewer pages, after which the save is repeated. The next attempt may
+# find room in staging ("staging_full"), or finds the pages that a concurrent put has stored, and
+# writes the remaining pages ("superseded").
 TRANSIENT = frozenset({"staging_full", "superseded"})
 
 
 @dataclass(slots=True)
 class LoadResult:
-    """Outcome of a load. `unfilled`: (group, index in the sequence, block) of pages that were not
-    filled completely. `reason`: why the first failed read failed.
+    """Outcome of a load. `unfilled`: (group, index of the page in its sequence, block) of each page
+    that was not filled completely. `reason`: why the read that failed first failed.
     """
 
     bytes: int = 0

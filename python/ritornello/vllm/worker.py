@@ -37,7 +37,7 @@ from ritornello.vllm.weights import watch
 # Minimum deadline of a load; a long load may take up to 60 seconds (`Store.time_limit`). A load
 # that takes longer is assumed to be slower than computing, and the request continues without it.
 LOAD_SECONDS = 10.0
-# Maximum time a stopping engine waits for its last saves.
+# Maximum time that a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
 WEIGHTS_CHANGED = "weights_changed"
 
@@ -61,7 +61,8 @@ class WorkerSide:
         self._meter = meter
         self._shard = Shard(worker_rank, blocks, groups, memory)
         store.memory_problem = self._shard.kv_memory.problem
-        # None before the first identity, and if this worker's memory cannot be used (any longer).
+        # None before the first identity, and if this worker's memory cannot be used, or not any
+        # longer.
         self._held: HeldObjects | None = None
         # The counts of weight changes when the identity's epoch began.
         self._covered = b""

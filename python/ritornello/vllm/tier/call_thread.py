@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-# Maximum number of queued calls while the owner does not answer.
+# Maximum number of calls that wait for the thread, which an owner that does not answer may block.
 QUEUED_CALLS_MAX = 4096
 
 

@@ -1,7 +1,7 @@
 """Counters of the tier, besides the counters that vLLM's tiering manager keeps for every tier."""
 
-# Name on /metrics, help text, and whether the counter has a label `reason`.
 PREFIX = "vllm:kv_offload_ritornello_"
+# By name, without `PREFIX`: the help text, and whether the counter has a label `reason`.
 COUNTERS = {
     "lookups": ("Calls to the store that answered lookups; one call answers many chunks.", False),
     "lookup_seconds": ("Time of the calls that answered lookups, in seconds.", False),
@@ -16,13 +16,20 @@ COUNTERS = {
     "gate_decisions": ("Gate decisions (all, some, none), by group and prompt.", True),
     "gate_load_seconds": ("Seconds of the loads whose duration the gate had estimated.", False),
     "gate_regret_seconds": (
-        "Seconds by which load time and the estimated time to compute the rest exceeded the "
-        "estimated time to compute the whole prompt.",
+        "Seconds by which loads, with the estimated time to compute the tokens after them, "
+        "exceeded the estimated time to compute without a load.",
         False,
     ),
     "prefetches": ("Prefetches from the remote, by outcome.", True),
     "tier_written_pages": ("Chunks written to a tier from the tier above, by tier.", True),
     "tier_dropped_pages": ("Chunks that a tier refused or failed to write, by tier.", True),
-    "tier_lost_pages": ("Chunks that no other tier could supply for a write, by tier.", True),
-    "remote_calls": ("Remote calls, by result: calls, failures, and calls skipped.", True),
+    "tier_lost_pages": (
+        "Chunks not written to a tier because no other tier could supply them, by tier.",
+        True,
+    ),
+    "remote_calls": (
+        "Calls to the remote: made (calls), failed (failures), and skipped after failures or "
+        "while all threads were busy (spared).",
+        True,
+    ),
 }

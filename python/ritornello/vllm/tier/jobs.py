@@ -1,4 +1,4 @@
-"""Loads and stores in progress, and their results.
+"""Loads and puts in progress, and their results.
 
 A job is vLLM's order to move chunks between its host tier and this tier. It has one ticket for each
 series of consecutive chunks of a group, and is done when all its tickets are done: until then the
@@ -38,8 +38,8 @@ class TicketPart:
 
 @dataclass(slots=True)
 class Job:
-    """`started`: a time of `monotonic`. `decision`: the lookup with which the gate decided to
-    load.
+    """A load or, if `load` is false, a put. `started`: a time of `monotonic`. `decision`: the
+    lookup with which the gate decided to load.
     """
 
     number: int

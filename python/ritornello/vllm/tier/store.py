@@ -2,7 +2,7 @@
 
 A store that this process owns answers from memory. If another process owns the store, calls go over
 a socket to that process, which may be stopped. Lookups then run on vLLM's lookup thread, and calls
-without a result (`release`, `touch`) on a background thread. Loads and stores run on the threads of
+without a result (`release`, `touch`) on a background thread. Loads and puts run on the threads of
 the store.
 """
 
@@ -25,8 +25,8 @@ LEASE_SECONDS = 60.0
 # Minimum deadline of a load; a long load may take up to 60 seconds (`Store.time_limit`). A load
 # that takes longer is assumed to be slower than computing.
 LOAD_SECONDS = 10.0
-# Minimum deadline of a store; a long store may take up to 60 seconds. Until a store ends, vLLM pins
-# its chunks in the host tier.
+# Minimum deadline of a put; a long put may take up to 60 seconds. Until a put ends, vLLM pins its
+# chunks in the host tier.
 STORE_SECONDS = 30.0
 
 
@@ -62,7 +62,7 @@ class ChunkStore(FailSafeStore):
         pages: "PoolPages",
         retain_until: float | None,
     ) -> "Ticket | None":
-        """Starts to store rows, which must not change until the ticket is done. None if the store
+        """Starts to store rows, which must not change until the ticket is done. None if the put
         could not be started. `first`: the chunk number of `keys[0]`, 0 if unknown. `before`: the
         keys before `keys[0]`, all of them from the first chunk, or only the last.
         """
@@ -120,8 +120,8 @@ class TierStore(ChunkStore):
         return self._is_owner
 
     def end_step(self) -> None:
-        """Makes a client ask for its role again in the next step, because it may have become the
-        owner after the owner died. An owner remains the owner until the store is reopened.
+        """Makes a client query its role again in the next step, because a client becomes the owner
+        if the owner dies. An owner remains the owner until the store is reopened.
         """
         if not self._is_owner:
             self._is_owner = None

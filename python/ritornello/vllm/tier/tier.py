@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# Maximum time a stopping engine waits for its last stores.
+# Maximum time that a stopping engine waits for its last puts.
 CLOSE_SECONDS = 10.0
 # Reasons for which the store or this tier refuses a page, without a failure: vLLM does not have to
 # back off.
@@ -243,8 +243,8 @@ class Tier:
             "Callable[[HostRows, Group, Scope, Sequence[bytes], Sequence[int]], Ticket | None]"
         ),
     ) -> list[TicketPart]:
-        """Starts one ticket for each series of consecutive chunks, or no ticket if `refusal` names
-        a reason.
+        """Starts one ticket for each series of consecutive chunks, or no ticket if `refusal` is the
+        reason why the chunks are not moved.
         """
         if refusal or self._rows is None:
             return [TicketPart(range(len(keys)), None, refusal or "error")]
@@ -270,7 +270,9 @@ class Tier:
 
     @staticmethod
     def _place(transfer: Transfer, key: bytes) -> int:
-        """Returns how many tokens of the request precede a chunk's end; 0 if this is unknown."""
+        """Returns how many tokens of the request precede the end of the chunk `key`; 0 if this
+        number is unknown.
+        """
         return transfer.req_context.get_offload_key_position(key) or 0
 
     def take_finished(self) -> list[FinishedJob]:
@@ -364,8 +366,8 @@ class Tier:
         self._guard.cover(reading)
 
     def close(self) -> None:
-        """Cancels loads, waits for the last stores (at most `CLOSE_SECONDS`), and waits until the
-        kernel no longer uses the host tier, which vLLM unmaps next.
+        """Cancels loads, waits at most `CLOSE_SECONDS` for the last puts and cancels the puts that
+        remain, and waits until the kernel no longer uses the host tier, which vLLM unmaps next.
         """
         self._jobs.cancel(lambda job: job.load)
         if not self._jobs.wait(CLOSE_SECONDS):
