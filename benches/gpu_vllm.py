@@ -12,9 +12,9 @@ of engines in `OUT/ENGINE.log`.
 
 Engines: `none` has no connector; `offloading` is vLLM's `OffloadingConnector`, in host memory;
 `tier` is this connector with vLLM's copies, and a disk below vLLM's host memory; `own` is this
-connector with its own copies (`RITORNELLO_DEVICE=own`), to and from the disk; `own-memory` keeps
-this store in /dev/shm; `own-graphs` captures CUDA graphs. The suffix `-restarted` means a new
-process with the store of the previous engine.
+connector with its own copies (`RITORNELLO_DEVICE=own`), to and from the disk; `own-memory` is `own`
+with the store in /dev/shm; `own-graphs` is `own` with CUDA graphs. The suffix `-restarted` means a
+new process with the store that the engine of this name without the suffix has filled.
 
 Passes: `cold` computes the prompts; `repeated` finds them in GPU memory; `second` follows when GPU
 memory was emptied and overwritten with zeros; `restarted` is the first pass of a new process, and
@@ -22,8 +22,8 @@ its store was dropped from the page cache. An answer is compared with the answer
 whole prompt was computed, or the whole prompt was found: steps of different sizes round
 differently. The answers of `own-graphs` are compared with its own earlier answers, because graphs
 divide attention differently. All KV blocks of a prompt are compared, by digests, with the blocks of
-`none`. The exit status is 1 if an answer differs, or a block of a prompt that was computed or found
-whole, or if an engine was not measured.
+`none`. The exit status is 1 if an answer differs, if a block differs although its prompt was
+computed or found whole, or if an engine was not measured.
 
 With `--tiny` the model has two small layers, to test this script.
 """
@@ -182,7 +182,10 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
     name = engine.name
     kind, began, old = KINDS[name], monotonic(), set(SHM.glob("vllm_offload_*"))
     if name != "none" and not baseline.answers:
-        raise EngineError("the engine `none` gave no answers, with which others are compared")
+        raise EngineError(
+            "the engine `none`, with whose answers other engines are compared, gave no answers: "
+            "read its log"
+        )
     store = bench.store(kind)
     if kind.restarted and not store.exists():
         raise EngineError(f"the engine whose store {name} uses left no store")

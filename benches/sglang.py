@@ -5,7 +5,8 @@
 Each call moves 128 pages of a real host pool, as SGLang's calls do. The file backend gets copies of
 pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
 Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gib` (seconds of
-processor time per GiB: 1074 divided by it is the MB/s that one idle core allows). Operations:
+processor time per GiB: 1074 divided by this number is the MB/s that one idle core allows).
+Operations:
 
     put           until the calls return: then the file backend's bytes are in the page cache,
                   Ritornello's are on the disk

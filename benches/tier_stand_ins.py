@@ -72,4 +72,4 @@ def engine_of(settings: dict[str, Any]) -> Any:
 
 
 class FullAttentionSpec:
-    """Stands in for a class of vLLM that `RitornelloTier` recognises by this name."""
+    """Stand-in for a class of vLLM that `RitornelloTier` recognises by its name."""

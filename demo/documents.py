@@ -29,7 +29,9 @@ class Prompt:
 
 
 def text(seed: int, characters: int) -> str:
-    """Generates sentences. Documents of different seeds differ in their second word."""
+    """Generates sentences of at least `characters` characters. Documents of different seeds differ
+    in their second word.
+    """
     chance = random.Random(seed)
     written = [f"Document {seed}."]
     size = 0
@@ -55,6 +57,9 @@ def prompts(tokenize: Callable[[str], list[int]], per_length: int) -> list[Promp
             # next lines check this.
             tokens = tokenize(text(document, 3 * room))
             if len(tokens) < room:
-                raise ValueError(f"document {document}: {len(tokens)} tokens, {room} needed")
+                raise ValueError(
+                    f"document {document} has {len(tokens)} tokens, and {room} are needed: "
+                    "generate more characters for each token"
+                )
             made.append(Prompt(document, length, (*tokens[:room], *question)))
     return made

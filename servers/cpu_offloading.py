@@ -37,7 +37,7 @@ class CopyingWorker(OffloadingWorker):
             rows = region.create_next_worker_view(cache.page_size_bytes * blocks_per_chunk)
             split = rows.unflatten(1, (blocks_per_chunk, cache.page_size_bytes))
             pairs.append((cache.tensor, split))
-        # Groups share tensors: each copies the bytes of its own layers, without padding.
+        # Groups share tensors. Each group copies only the bytes of its layers, without padding.
         self._groups = [
             [
                 (

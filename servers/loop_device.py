@@ -1,4 +1,6 @@
-"""Loop devices with a file system, which can be throttled or cut short. They need root."""
+"""Loop devices with a file system, which can be throttled, or fail beyond an offset. Requires
+root.
+"""
 
 from __future__ import annotations
 

@@ -14,11 +14,12 @@ BYTES_MAX = 1 << 30
 BLOCKS = (64, 512, 4096)
 # With "auto" the pool chooses between kernel and copies.
 WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
-# Moves that are in flight together, so that the time of one launch is hidden.
+# Moves that are in flight together, so that launching a move overlaps with other moves.
 MOVES = 4
 ROUNDS = 3
 # Above this number of pieces, one call of torch for each piece takes too long to measure.
 CALLS_MAX = 40_000
+# Programs of the Triton kernel.
 PROGRAMS = 12
 # Pages of a move, moves, and matrix products of the measurement in which both run concurrently.
 PAGES, BESIDE, PRODUCTS = 512, 16, 20
@@ -125,9 +126,9 @@ def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> l
         _copy_pieces(sources, targets, shape.piece)
         rig.finish()
 
-    calls = {"torch index_copy_": index_copy, "one Triton program a piece": triton}
+    calls = {"torch index_copy_": index_copy, f"Triton, {PROGRAMS} programs": triton}
     if len(order) * shape.layers <= CALLS_MAX:
-        calls["one torch copy_ a piece"] = each
+        calls["one torch copy_ per piece"] = each
     return [Copy(way, "scatter", run) for way, run in calls.items()]
 
 

@@ -25,9 +25,10 @@ from servers.vllm import VLLMServer
 
 ENGINES = 2
 ANSWER_SECONDS = 300.0
-# Number of prompts that are sent twice to compare the answers with those of the engine alone.
+# Number of prompts that are sent twice, to compare their answers with the answers of the engine
+# alone.
 CHECKS = 3
-# Seconds between the two times, in which the first engine's pages reach the tiers.
+# Seconds between the two requests with a prompt, in which the first engine's pages reach the tiers.
 STORED_SECONDS = 4.0
 # Answers by prompt and number of cached tokens: equal prompts with equally many cached tokens must
 # get equal answers.

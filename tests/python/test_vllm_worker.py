@@ -346,7 +346,7 @@ def test_memory_that_became_unusable_stops_loads_and_saves(
     metadata = loading("b", asynchronous=True)
     side.load(metadata)
     side.save(metadata)
-    # Loads that were submitted end by themselves; no call of the device follows.
+    # The load of "a", which was submitted before, ends normally. No get or put follows it.
     assert len(store.outcomes) == 1
     assert side.take_completed_loads() == ({"a", "b"}, {"b"})
     report = side.results.take_report()

@@ -36,7 +36,7 @@ WAIT_SECONDS = 35.0
 WINDOWS_SECONDS = 1.0
 # The first round of lookups is for the window of the longest prefix only. Each later round adds the
 # windows of up to `WINDOWS_STEP` shorter prefixes. These have at most 16 pages of a pool that were
-# not looked up yet, and one call to a remote can ask for 16 pages.
+# not looked up yet: the remote is queried for at most 16 objects at a time.
 WINDOWS_STEP = 16
 
 

@@ -1,4 +1,4 @@
-"""Adapters made by LMCache's factory in this process, called as its controllers call them."""
+"""Adapters made by LMCache's factory in this process, called as LMCache's controllers call them."""
 
 import gc
 import select

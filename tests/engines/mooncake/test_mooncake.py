@@ -65,7 +65,7 @@ class Process:
         return int(first), int(second)
 
     def kill(self) -> None:
-        """Kills the process without warning, like a failed machine."""
+        """Kills the process by SIGKILL, as the failure of a machine would end it."""
         self.process.kill()
         self.process.communicate()
 

@@ -1,5 +1,5 @@
-"""SGLang's classes in this process, its servers in others; a tiny model; one store for the
-session.
+"""Fixtures: a storage in this process on one store for the session, and a tiny model for servers
+of SGLang.
 """
 
 import logging

@@ -58,7 +58,7 @@ class Sources:
         self.members = cache(self._members)
 
     def file(self, module: str) -> Path | None:
-        """Returns the file of a module; None if it is in no root."""
+        """Returns the file of a module; None if no root has the module."""
         below = module.replace(".", "/")
         files = (f"{below}.py", f"{below}/__init__.py", f"{below}.pyi")
         paths = (root / file for root in self.roots for file in files)
@@ -90,7 +90,7 @@ class Sources:
         )
 
     def _find(self, module: str, name: str) -> Declared | None:
-        """Returns the declaration of `name`, through imports; None if it is in no root."""
+        """Returns the declaration of `name`, following imports; None if it is not in a root."""
         if self.file(module) is None:
             return None
         node = self.names(module).get(name)
@@ -147,7 +147,7 @@ class Sources:
         return found
 
     def methods(self, module: str, name: str) -> dict[str, Function]:
-        """Returns the methods of a class, with inherited ones."""
+        """Returns the methods of a class, including inherited methods."""
         members = self.members(module, name)
         return {n: d.node for n, d in members.items() if isinstance(d.node, FUNCTIONS)}
 
@@ -165,7 +165,9 @@ class Sources:
         return tuple(name for name, field in found.items() if _is_field(field))
 
     def constructor(self, module: str, name: str) -> Parameters | None:
-        """Returns the parameters of a class; None if they are not declared in a root."""
+        """Returns the parameters of a class's constructor; None if they are not declared in a
+        root.
+        """
         init = self.methods(module, name).get("__init__")
         if init is not None:
             return parameters(init)
@@ -218,7 +220,7 @@ def absolute(module: str, node: ast.ImportFrom, file: Path | None) -> str:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yields statements, also below `if`, `try` and `with`."""
+    """Yields the statements of `body`, including statements inside `if`, `try` and `with`."""
     for node in body:
         yield node
         for part in ("body", "orelse", "finalbody", "handlers"):

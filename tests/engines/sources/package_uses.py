@@ -264,7 +264,9 @@ def _override_problem(ours: Function, base: Function, lenient: bool) -> str:
     """
     are_properties = [bool(set(PROPERTIES) & set(decorators(method))) for method in (ours, base)]
     if any(are_properties):
-        return "" if all(are_properties) else "only one of them is a property"
+        if all(are_properties):
+            return ""
+        return "is a property in our class only" if are_properties[0] else "must be a property"
     taken, passed = parameters(ours), parameters(base)
     for mine, theirs in zip(taken.positional, passed.positional, strict=False):
         if mine != theirs:

@@ -22,7 +22,7 @@ def sources_of(engine: str, version: str) -> Path:
         assert spec is not None and spec.origin is not None
         return Path(spec.origin).parents[1]
     folder = ROOT / f"build/env/{engine}-{version}-sources"
-    assert (folder / ".stamp").is_file(), f"engines/sources.sh {engine} {version} has not been run"
+    assert (folder / ".stamp").is_file(), f"run engines/sources.sh {engine} {version} first"
     return folder
 
 

@@ -69,7 +69,9 @@ class LenderConnector(KVConnectorBase_V1, SupportsHMA):
         assert metadata
         for facts in metadata.values():
             if not isinstance(facts, Facts):
-                raise ValueError(f"handshake of {type(facts).__name__}")
+                raise ValueError(
+                    f"received {type(facts).__name__}, the handshake of another connector"
+                )
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
         asked = tuple(request.prompt_token_ids)

@@ -68,10 +68,11 @@ class TierEngine(Engine):
         return manager._tier
 
     def forget_all(self) -> None:
-        """Empties vLLM's prefix cache, and fills its host tier with the chunks of another prompt;
-        the store keeps everything. vLLM pins a chunk of the host tier while the chunk is
-        stored below it. This method therefore waits for stores before the other prompt, so that its
-        chunks find room, and after it, so that later prompts can replace them.
+        """Empties vLLM's prefix cache, and fills its host tier with the chunks of the filler, a
+        prompt that no test uses; the store keeps everything. vLLM pins a chunk of the host tier
+        while the tier below stores it. This method therefore waits for the end of puts twice:
+        before the filler, so that its chunks find room, and after it, so that later prompts can
+        replace its chunks.
         """
         self.forget()
         self._unpin()
@@ -80,8 +81,9 @@ class TierEngine(Engine):
         self.forget()
 
     def _unpin(self) -> None:
-        """Waits for the stores of all chunks, which needs the steps of short prompts: vLLM offloads
-        a chunk one step after the step that computed it, and unpins the chunk in a later step.
+        """Waits until the tier below has stored all chunks, and vLLM has unpinned them. Sends short
+        prompts, because vLLM needs steps for both: it offloads a chunk one step after the step that
+        computed the chunk, and unpins the chunk in a later step.
         """
         self.ask([1, 2, 3], answer=2)
         if self.tier is not None:
@@ -99,8 +101,8 @@ class TierEngine(Engine):
         }
 
     def offloaded(self) -> dict[str, float]:
-        """Returns vLLM's counts of offloading, with the tier's counts. vLLM reports counts with a
-        later engine step, which a short answer causes.
+        """Returns vLLM's counts of offloading, with the tier's counts. First asks for a short
+        answer, because vLLM reports counts with a later engine step.
         """
         self.ask([1, 2, 3], answer=4)
         found: dict[str, float] = {"disk": self.external_tokens()}
@@ -140,7 +142,7 @@ def obey(engine: TierEngine, order: dict[str, Any]) -> Any:
             engine.offloaded()
             return engine.offloaded()
         case "flush":
-            # A lookup does not see stores in progress.
+            # A lookup does not see puts in progress.
             engine._unpin()
             engine.tier._store._store.flush()
         case "stop":

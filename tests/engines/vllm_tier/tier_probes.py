@@ -56,8 +56,8 @@ class Digests:
 def fail_loads(
     engine: TierEngine, monkeypatch: pytest.MonkeyPatch, places: Sequence[int] | None
 ) -> None:
-    """Makes every load report the chunks at the indices `places` as failed, or all chunks if it is
-    None, and overwrites their rows.
+    """Makes every load report the chunks at the indices `places`, or all chunks if `places` is
+    None, as failed, and overwrites their rows.
     """
     rows, load, account = rows_of(engine), Tier.load, jobs.account
     running: dict[int, Any] = {}
