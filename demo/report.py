@@ -82,7 +82,10 @@ def broken_claims(samples: Sequence[Sample]) -> list[str]:
         if sample.warm["local"]:
             broken.append(f"{where}: the new process had hits in vLLM's own prefix cache")
         if not sample.same_split:
-            broken.append(f"{where}: warm and local requests computed different numbers of tokens")
+            broken.append(
+                f"{where}: with the store the new process computed a different number of tokens "
+                "than vLLM did with its own prefix cache"
+            )
         elif not sample.identical:
             broken.append(
                 f"{where}: answers from the store differ from answers from vLLM's prefix cache"

@@ -245,11 +245,11 @@ class DeviceSlots:
 
 @final
 class DeviceMove:
-    """A move between blocks and slots. It keeps both alive until it has ended."""
+    """A move between blocks and slots, which it keeps alive until it has ended."""
 
     def wait(self, timeout: float = 30.0) -> bool:
-        """Returns whether the move has ended within `timeout` seconds. FatalError: the device is
-        broken.
+        """Waits for the end of the move. Returns whether the move has ended within `timeout`
+        seconds. FatalError: the device is broken.
         """
     def fence(self, stream: int, timeout: float = 30.0) -> bool:
         """Makes later work of `stream` wait until the move has ended. Returns False, and does not
@@ -259,8 +259,8 @@ class DeviceMove:
 
 @final
 class LeasedPrefix:
-    """The pages that `Store.lease_prefix` leased. They stay readable until `release()`, or until
-    `ttl` (at most one hour) has passed.
+    """The pages that a call of `Store.lease_prefix` leased. They stay readable until `release()`,
+    or until the call's `ttl` (in seconds, at most one hour) has passed.
     """
 
     @property
@@ -381,10 +381,10 @@ class Store:
         """Opens the directory as its owner, or as a client of the process that owns it.
 
         `path` may be a list of directories, one per disk. The first has the store's metadata, and
-        the others only pages. A new store is created with all of them; directories that an existing
-        store lacks are added, and its other directories stay in use. `paths`: directories of all
-        pages of a new store, so that the directory `path` has only metadata. `capacity`, of the
-        whole store, may be omitted if the directory holds a store. `codec` applies to scopes for
+        the others only pages. A new store is created with all of them. An existing store gets the
+        directories that it lacks, and keeps directories that the list omits. `paths`: directories
+        for the pages of a new store; `path` then has only its metadata. `capacity`, of the whole
+        store, may be omitted if the directory holds a store. `codec` applies to scopes for
         which no codec is configured. `write_budget` limits drive wear: "2TB/day", "500GiB/hour",
         "20MB/s", or bytes per day; when the budget runs short, pages are written when they are put
         for the second time. `index` rarely needs to be given: "run", or "run:8GiB" with a ceiling
@@ -693,7 +693,7 @@ class Cache:
     def take_loads(self) -> list[tuple[TierName, int, float]]:
         """Returns the loads of this process since the last call: tier, bytes and seconds."""
     def record_outcome(self, found: Lookup, seconds: float) -> None:
-        """Records the `seconds` that a load took, which the gate decided in the lookup `found`. If
+        """Records that the load which the gate decided in the lookup `found` took `seconds`. If
         `seconds` plus the estimated time to compute the tokens after the loaded pages exceed the
         estimated time to compute without a load, `stats` counts the excess as regret.
         """
@@ -718,7 +718,7 @@ class Cache:
     def closed(self) -> bool: ...
     @property
     def policy(self) -> StorePolicy:
-        """Permissions of the lowest tier of this machine when the cache was opened."""
+        """The permissions of the lowest tier of this machine when the cache was opened."""
     @property
     def capacity_bytes(self) -> int:
         """Capacity of the lowest tier of this machine."""

@@ -54,7 +54,7 @@ if stats["poisoned"]:
     deadline = time.monotonic() + 20
     while store.problem and time.monotonic() < deadline:
         time.sleep(0.05)
-    # The first flush says that puts may be lost, if there were any.
+    # The first flush fails if acknowledged puts may be lost.
     for _ in range(2):
         try:
             after.append(store.put_batch(SCOPE, keys, [page_of(key) for key in keys]))

@@ -210,7 +210,7 @@ def test_copy_mounted_over_store_is_opened(
 # the store has, and whether the store is open.
 CHROOT = """
 import logging, os, sys
-import numpy.random  # It loads modules at its first use, which the chroot lacks.
+import numpy.random  # Imported before chroot: it loads modules, which the chroot lacks.
 from test_real_mounts import FailSafeStore, SMALL_SCOPE, StoreSettings, put_small
 os.chroot(sys.argv[1])
 os.chdir("/")

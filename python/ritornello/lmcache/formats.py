@@ -4,8 +4,8 @@ in which formats objects were stored.
 
 The formats are read from the store's scopes, so that they survive restarts and include formats in
 which other processes stored objects. Reading the formats is expensive. After a miss and before a
-deletion they are therefore read at limited intervals only. They are also read whenever LMCache asks
-for usage or keys.
+deletion they are therefore read at limited intervals only. A query of LMCache for usage or keys
+always reads them.
 """
 
 from collections.abc import Callable

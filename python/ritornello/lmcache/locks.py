@@ -26,7 +26,9 @@ class LeasedKeys:
 
 
 class Locks:
-    """Locks by family. Thread-safe. Locks that are never released expire with their lease."""
+    """Locks on objects, by family. Thread-safe. Locks that are never released expire with their
+    lease.
+    """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
         self._seconds = seconds

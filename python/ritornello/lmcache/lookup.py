@@ -31,8 +31,8 @@ class ObjectLookup:
     None, only objects without a layout are found, as `NativeClient` stores them. If `seconds` is
     not 0, objects that are found are leased.
 
-    `advance` is repeated until it returns True. Then `found[i]` is whether object `i` is stored,
-    and `leases` protect the found objects from eviction.
+    The caller repeats `advance` until it returns True. After that `found[i]` is whether object `i`
+    is stored, and `leases` protect the found objects from eviction.
     """
 
     def __init__(

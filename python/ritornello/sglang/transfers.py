@@ -5,7 +5,8 @@ memory of one batch. The calls are made by `HiCacheController._page_transfer`, w
 operation, names the keys and the memory of all batches. The wrapped method passes them to the
 storage before the first call, and tells it when the last call has returned.
 
-`_page_transfer` is private. `READ_IN` names the versions of SGLang whose sources were read. There
+`_page_transfer` is private. `READ_IN` names the versions of SGLang whose sources were read. In
+these versions:
 
 * `hash_value` and `host_indices` of the operation are complete when the method begins, and their
   values are never changed in place;

@@ -51,9 +51,9 @@ def refusal(vllm_config: "VllmConfig") -> str:
 
 
 def options(vllm_config: "VllmConfig") -> dict[str, str]:
-    """Returns the options that identify the draft's KV; none without a draft model. They omit the
-    draft's configuration: vLLM changes it while it builds the model, which may happen in another
-    process.
+    """Returns the options that identify the draft's KV; none without a draft model. The draft's
+    configuration is not among them, because vLLM changes it while it builds the model, which may
+    happen in another process.
     """
     if not keeps_kv(vllm_config):
         return {}

@@ -114,8 +114,9 @@ class CacheLookups:
     def _search_of(self, state: RequestState, group: Group, key: bytes) -> WindowSearch:
         search = state.searches.get(group.number)
         if search is None:
-            # With "best_effort" no answer is pending, so all windows are looked up in one step.
-            # Each window looked up on the remote would be fetched.
+            # With "best_effort" no answer is pending, so all windows are looked up in one step, and
+            # each window that is looked up on the remote is fetched. Therefore only the first
+            # window is looked up there.
             until = inf if self._cache.waits_for_remote else 0.0
             search = state.searches[group.number] = WindowSearch(key, until)
         if search.step != self._step:
@@ -124,9 +125,9 @@ class CacheLookups:
         return search
 
     def _waits(self, state: RequestState, search: WindowSearch, key: bytes) -> bool:
-        """Returns whether `key`, in a group with a window, is not looked up in this step, because
-        other lookups are pending: of a chained group, which decides where the window ends; of a
-        window that contains `key`; or of the rounds of windows that have begun.
+        """Returns whether `key`, the last chunk of a window, is not looked up in this step: because
+        the lookup of a chained group, which decides where the window must end, is pending; because
+        a pending window contains `key`; or because the next round of windows must not begin yet.
         """
         if state.prefix_pending_in == self._step or key in search.keys:
             return True

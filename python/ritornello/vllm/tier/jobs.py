@@ -96,7 +96,9 @@ class Jobs:
         return finished_jobs
 
     def cancel(self, which: Callable[[Job], bool]) -> None:
-        """Cancels jobs. They are done when the kernel has finished their I/O."""
+        """Cancels the jobs for which `which` returns true. A cancelled job is done when the kernel
+        has finished its I/O.
+        """
         for ticket in self._tickets(which):
             ticket.cancel()
 

@@ -1,9 +1,9 @@
 """Wraps methods of vLLM's engine core, in the scheduler's process.
 
-All calls to workers and all resets of the prefix cache pass through the engine core, one at a time
-and between two schedules. After a call, before the next step is scheduled, every worker checks its
-weights. Workers also check before a reset, so that the epoch that begins with the reset includes
-the changes that they find.
+All calls to workers and all resets of the prefix cache pass through the engine core, one at a time,
+never while it schedules a step. After a call, before the next step is scheduled, every worker
+checks its weights. Workers also check their weights before a reset, so that the epoch that begins
+with the reset covers the changes that they find.
 """
 
 import functools
@@ -37,9 +37,9 @@ class StepObserver(Protocol):
 
 
 class EngineHooks:
-    """Hooks of one process. A guard belongs to the engine core whose hooked method is called first
-    after the guard was made. This is the engine core for which it was made, because vLLM runs one
-    engine core in a process at a time.
+    """Hooks of one process. A guard is made while vLLM constructs an engine core, and is assigned
+    to the engine core whose hooked method is called next. Both are the same engine core, because
+    vLLM runs one engine core in a process at a time.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class EngineHooks:
         # None if the workers cannot be watched.
         self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
         self._hooked: set[type] = set()
-        # Observers for the engine core whose hooked method is called next, and observers by engine
-        # core.
+        # Observers of the engine core that is being constructed, which are not assigned yet, and
+        # observers by engine core.
         self._new_observers: WeakSet[StepObserver] = WeakSet()
         self._observers: WeakKeyDictionary[Any, WeakSet[StepObserver]] = WeakKeyDictionary()
 
