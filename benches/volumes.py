@@ -31,7 +31,7 @@ from servers.loop_device import (
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("disks", "calls of", "put GiB/s", "to sum", "get GiB/s", "to sum", "sum, write", "read")
 # Size of the loop devices: `SPACE` times `--total`, divided equally, plus `DEVICE_MIB` MiB for
-# each.
+# each device.
 SPACE, DEVICE_MIB = 3.5, 256
 
 

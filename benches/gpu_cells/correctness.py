@@ -77,7 +77,7 @@ def by_layout(rows: Rows) -> Rows:
 
 def _is_exact(rig: Rig, memory: Memory, way: str, seed: int) -> bool:
     """Returns whether a scatter and a gather of a random section of random blocks move all bytes of
-    the section correctly, and change no others.
+    the section correctly, and change no other bytes.
     """
     draw = random.Random(seed)
     pool = rig.pool(memory, way)

@@ -85,8 +85,8 @@ class Report:
 
     def prefill_tokens_s(self, history: int) -> float:
         """Returns how many prompt tokens the engine alone computes per second until the first token
-        of an answer: the median of its answered questions after a history of this length; 0 if
-        there are none.
+        of an answer: the median over its answered questions with a history of this length; 0 if it
+        answered no such question.
         """
         seen = self._records(self.reference(ALONE), history)
         computed = [(r.prompt_tokens - (r.cached_tokens or 0)) / r.ttft_s for r in _returning(seen)]

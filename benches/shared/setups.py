@@ -131,7 +131,7 @@ class Place:
 
 def extra_config(setup: Setup, place: Place, engine: int = 0) -> dict[str, Any] | None:
     """Returns the settings of the connector, or of `RitornelloTier`, in one engine; None for an
-    engine without both. Each engine has its own host tier, as on separate machines; the engines
+    engine that has neither. Each engine has its own host tier, as on separate machines; the engines
     share the tiers below.
     """
     if setup.name in (ALONE, OFFLOADING):

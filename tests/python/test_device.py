@@ -652,8 +652,8 @@ def test_dropped_device_completes_its_put(store: rt.Store) -> None:
     check_stored(store, KEYS, put.pages, content)
 
 
-# Frees memory right after puts of it that are refused, or end at their deadline: copies from it may
-# still be in flight.
+# Frees memory right after a put from this memory was refused, or ended at its deadline: copies from
+# the memory may still be in flight.
 FREEING = """
 import sys, numpy as np, ritornello as rt
 device = rt.Device.open(staging=256 << 20, emulated=True)

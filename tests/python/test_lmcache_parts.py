@@ -389,7 +389,7 @@ def test_close_ends_pending_queries() -> None:
 
 def test_query_without_thread_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the executor cannot start its thread, it calls the query as dropped, so that the query
-    reports its end to the caller, which waits for it.
+    reports its end to LMCache, which waits for the report.
     """
     from threading import Event
 

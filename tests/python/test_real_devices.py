@@ -180,8 +180,8 @@ def fail_flush(store: rt.Store, disk: Disk) -> str:
     """Puts runs whose flush fails because `disk` fails all requests for data, until the caller
     calls `disk.cut(0)`. Returns the name of the runs.
     """
-    # Try three times: the owner also flushes every two seconds. If it does so just before the disk
-    # is cut, `flush` finds nothing to write, and does not fail.
+    # Try three times: the owner also flushes every two seconds. If the owner flushes just before
+    # the disk is cut, `flush` finds nothing to write, and does not fail.
     for name in ("between", "between, again", "between, the third time"):
         put_small(store, name, 5)
         disk.cut(disk.data)

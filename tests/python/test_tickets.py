@@ -1,4 +1,4 @@
-"""Transfers that run while the caller does something else."""
+"""Tickets: transfers that run in the background, while the caller continues."""
 
 import asyncio
 import contextlib

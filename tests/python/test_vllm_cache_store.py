@@ -29,7 +29,7 @@ KEYS = keys_of("prompt", 5)
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[CacheStore]:
     """The cache of a machine that has no pages itself. Another machine has written the prompt to
-    the remote of both.
+    the remote of both machines.
     """
 
     def machine(name: str) -> CacheStore:

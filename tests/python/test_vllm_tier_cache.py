@@ -75,7 +75,7 @@ def stats(rig: TierHarness) -> dict[str, Any]:
 @pytest.fixture
 def other(machine: Machine) -> TierHarness:
     """The tier of a machine that has no chunks itself. Another machine has written the prompt, in
-    two puts, to the remote of both.
+    two puts, to the remote of both machines.
     """
     first = machine("first")
     request = first.begin("r", KEYS)

@@ -65,7 +65,7 @@ class StoreSettings:
     @property
     def has_remote(self) -> bool:
         """Whether the last tier is a remote. Puts and lookups of chained pages then need all keys
-        before the page, because the remote's name for a page depends on them.
+        before the page, because a remote packs pages into objects by their position in the prompt.
         """
         return bool(self.tiers) and self.tiers[-1].split()[0] not in LOCAL_TIERS
 

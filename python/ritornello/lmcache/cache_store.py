@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Duration of a lookup's leases if the caller of `find` wants none: `find` releases them before it
-# returns.
+# Duration of a lookup's leases if the caller of `find` wants no leases: `find` releases them before
+# it returns.
 SHORT_SECONDS = 1.0
 
 

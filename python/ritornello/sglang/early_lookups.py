@@ -37,8 +37,8 @@ Hashes = Callable[[Any, int], list[str]]
 
 
 class EarlyLookups:
-    """Lookups of one storage. `pool` returns its main pool, None while it has none; `sides` the
-    side pools of SGLang's transfers.
+    """Lookups of one storage. `pool` returns the storage's main pool, None while it has no main
+    pool; `sides` returns the side pools that SGLang's transfers name.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ class Pool:
         return self._store.put(self._scopes[0], keys[:fitting], pages[:fitting], before)
 
     def get_flat(self, keys: Sequence[bytes], pages: Sequence[Any]) -> int:
-        """Loads pages into `pages`, one contiguous tensor for each."""
+        """Loads pages into `pages`, which has one contiguous tensor for each page."""
         return self.finish_get(self.begin_get_flat(keys, pages))
 
     def begin_get_flat(

@@ -98,7 +98,8 @@ class RitornelloStorage(HiCacheStorage):
         kind = SGLangCacheStore if settings.tiers else SGLangStore
         self._store = kind(settings, self._meter, lambda: self._epoch != updates.epoch)
         self._store.open()
-        # `reads`: the `ReadAhead` of the transfer that runs on the thread; absent or None if none.
+        # `reads`: the `ReadAhead` of the transfer that runs on the thread. The attribute is missing
+        # or None if no transfer runs.
         self._on_thread = local()
         self._paces = Paces()
         watch_transfers()

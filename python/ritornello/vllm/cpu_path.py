@@ -342,8 +342,8 @@ class CpuPath(KVConnectorBase_V1, SupportsHMA):
         with self._meter.hook():
             finished, failed = self._worker.take_completed_loads()
         # With one KV cache group, vLLM learns the failed blocks, and keeps the blocks before the
-        # first of them. With several groups the connector cannot name blocks, and vLLM computes the
-        # whole request.
+        # first failed block. With several groups the connector cannot name blocks, and vLLM
+        # computes the whole request.
         groups = len(self._kv_cache_config.kv_cache_groups)
         return KVConnectorTransferResults(
             finished_sending=self._worker.results.take_finished_sending(),

@@ -5,7 +5,7 @@
     CUDA, on demand       `DevicePath`: our own copies between GPU and store
 
 A data path is a connector (`KVConnectorBase_V1`) whose constructor takes two further arguments, as
-`CpuPath` describes them. `RitornelloConnector` passes every call of vLLM to it.
+`CpuPath` describes them. `RitornelloConnector` passes every call of vLLM to the data path.
 """
 
 from typing import Any

@@ -12,9 +12,10 @@ WorkerRank = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """One KV cache group on one worker. `layer_bytes`: bytes of one layer's block. `heads`: KV
-    heads in it. `head_major`: each head is one contiguous range of the block. `arrangement`: how
-    the worker's attention arranges the bytes in a block, where the configuration does not tell.
+    """One KV cache group on one worker. `layer_bytes`: bytes of one layer in a block. `heads`: KV
+    heads in a block. `head_major`: each head is one contiguous range of a layer's bytes in a block.
+    `arrangement`: how the worker's attention arranges the bytes in a block, if the configuration
+    does not determine it; otherwise "".
     """
 
     layers: tuple[str, ...]

@@ -39,15 +39,17 @@ class KvMemory(Protocol):
         self, caches: Mapping[str, CacheTensor], layers: Iterable[str], apart: int
     ) -> str:
         """Returns how attention arranges the bytes in the blocks of layers, where the configuration
-        does not tell; "" where it does. `apart`: the number of heads in a block if each is one
-        contiguous range of it, else 0.
+        does not tell; "" where it does. `apart`: the number of heads in a block if each head is one
+        contiguous range of the block, else 0.
         """
 
     def pool(self, spans: Iterable[Span], blocks: int, owner: object) -> Any:
         """Returns a pool over the spans. `owner` keeps the memory of the spans alive."""
 
     def stream(self) -> int | None:
-        """Returns the stream on which the engine queues its work; None if it uses none."""
+        """Returns the stream on which the engine queues its work; None if its work has no
+        stream.
+        """
 
     def protect(self, ticket: "Ticket") -> bool:
         """Makes the engine's later work wait until a put has read its blocks. Returns False if that

@@ -151,7 +151,9 @@ def check_host_bytes(host_bytes: int, engines: int, memory: int, shm: int) -> No
 
 
 def host_rows(host_bytes: int, row_bytes: int) -> int:
-    """Returns how many chunks of `row_bytes` the host memory holds. ValueError if it holds none."""
+    """Returns how many chunks of `row_bytes` the host memory holds. ValueError if it has no room
+    for a chunk.
+    """
     rows = host_bytes // max(row_bytes, 1)
     if rows < 1:
         raise ValueError(

@@ -103,9 +103,9 @@ class SchedulerSide:
     def request_admitted(
         self, request: Request, blocks: Sequence[Sequence[int]], external: int
     ) -> None:
-        """Takes the blocks of a request, by group. `external`: how many of its tokens will be
-        loaded into them. vLLM calls this again after an asynchronous load, before it computes the
-        request.
+        """Takes the blocks of a request, by group. `external`: how many tokens of the request will
+        be loaded into these blocks. vLLM calls this again after an asynchronous load, before it
+        computes the request.
         """
         state = self._requests.get(request.request_id)
         if state is None:
@@ -225,10 +225,10 @@ class SchedulerSide:
 
     def _evict_failed(self, invalid_blocks: set[int]) -> None:
         """Evicts blocks that failed to load, and all blocks computed after them, from the engine's
-        prefix cache. vLLM recomputes them in place, but if the request is preempted or aborted
-        before that, they would stay in the cache, and other requests would hit them. If requests
-        share such a block, vLLM recomputes it in one of these requests; pages of the other requests
-        are not saved, because the recomputing request may be aborted first.
+        prefix cache. vLLM recomputes these blocks in place, but not if the request is preempted or
+        aborted first: the blocks would then stay in the cache, and other requests would hit them.
+        If several requests share a failed block, vLLM recomputes it in one of these requests; pages
+        of the other requests are not saved, because the recomputing request may be aborted first.
         """
         if self._cache is None:
             return

@@ -115,7 +115,8 @@ class VllmStore(FailSafeStore):
         stream: int | None = None,
     ) -> "Ticket | None":
         """Starts to fill blocks, after the work that is now queued on `stream`. `sections`: where
-        sections of a page end, in bytes; they arrive in order, and `wait_section` waits for one.
+        the sections of a page end, in bytes. Sections arrive in order, and `wait_section` waits for
+        a section.
         """
         return self.call(
             "get",

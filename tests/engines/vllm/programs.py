@@ -51,7 +51,7 @@ class Run:
 
 
 class Interpreters:
-    """Two interpreters that fork in turn. Python hashes strings differently in each, so a test
+    """Two interpreters that fork in turn. Python hashes strings differently in the two, so a test
     fails if the keys of stored pages depend on these hashes: the next program does not find the
     pages.
     """

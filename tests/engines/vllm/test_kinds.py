@@ -47,7 +47,7 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
 
     def bare(name: str, **fields: int) -> object:
         """Returns an object of a kind that has only these fields, because vLLM's function reads no
-        others.
+        other fields.
         """
         kind = getattr(kv_cache_interface, name)
         made = object.__new__(kind)

@@ -27,7 +27,7 @@ set_environment(OMP_NUM_THREADS="2")
 
 # The capacity is so small that tests can fill the store.
 STORE: dict[str, Any] = {"capacity": "64MiB", "segment_bytes": 4 << 20}
-# Prompts of the other process; vLLM's host tier has no room for both.
+# Prompts of the other process; vLLM's host tier has no room for both prompts.
 FIRST, SECOND = prompt(1), prompt(2, 500)
 
 

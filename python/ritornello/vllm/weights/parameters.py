@@ -1,4 +1,4 @@
-"""Detects changes of a model's parameters without reading all of them.
+"""Detects changes of a model's parameters without reading all their bytes.
 
 `state_changed` compares the identity, version counter and address of every parameter. The
 comparison detects replaced parameters and in-place operations of PyTorch, in inference mode too.
