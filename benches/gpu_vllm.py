@@ -188,7 +188,10 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
         )
     store = bench.store(kind)
     if kind.restarted and not store.exists():
-        raise EngineError(f"the engine whose store {name} uses left no store")
+        raise EngineError(
+            f"{name} needs the store of an earlier engine, which has left none: read that "
+            "engine's log"
+        )
     if kind.restarted:
         drop_from_page_cache(store)
     else:
@@ -217,7 +220,7 @@ def prompts_of(text: str) -> list[tuple[str, int]]:
     """
     sizes = [int(float(size) * 1024) // BLOCK * BLOCK + 1 for size in text.split(",")]
     if min(sizes) <= BLOCK:
-        raise ValueError(f"a prompt has at least {BLOCK} tokens")
+        raise ValueError(f"--prompts: a prompt needs at least {BLOCK} tokens")
     return [(f"{size}k-{at}", sizes[at]) for at, size in enumerate(text.split(","))]
 
 

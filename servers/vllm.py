@@ -104,7 +104,10 @@ class VLLMServer(Engine):
             if sum(tokens_by_source(counters).values()) >= prompt_tokens:
                 return counters
             if time.monotonic() > deadline:
-                raise ServerError(f"{self.name}: /metrics does not account for the last answer")
+                raise ServerError(
+                    f"{self.name}: /metrics does not count {prompt_tokens} prompt tokens after "
+                    f"{COUNTERS_SECONDS:.0f} s; see {self.log}"
+                )
             time.sleep(0.05)
 
     def _command(self) -> list[str]:

@@ -91,7 +91,7 @@ def test_regret_compares_with_better_choice() -> None:
 def test_same_seed_draws_same_samples() -> None:
     groups = [[value**0.5] for value in range(30)]
     assert interval(groups, seed=1) == interval(groups, seed=1) != interval(groups, seed=2)
-    with pytest.raises(ValueError, match="at least one request"):
+    with pytest.raises(ValueError, match="at least one value"):
         interval([[]])
 
 

@@ -153,7 +153,7 @@ def test_forged_objects_cost_remote_hits_only(
     assert two.serve(keys) == authentic
     assert two.remote()["remote"][counter] >= 1
     assert two.serve(own) == PAGES
-    assert one.serve(keys) == PAGES, "the writer has the pages on its disk"
+    assert one.serve(keys) == PAGES, "the writer must serve the pages from its disk"
 
 
 def test_pages_are_served_only_with_their_writers_key(

@@ -148,7 +148,7 @@ def step(metadata=StepMetadata(), seconds=30):
         made.save(StepMetadata())
         more = made.take_completed_loads()
         found = found[0] | more[0], found[1] | more[1]
-    assert not made._async_loads and not made._pending_saves, "the engine would wait"
+    assert not made._async_loads and not made._pending_saves, "a load or save has not ended"
     return found, made.results.take_failed_blocks(), made.results.take_report()
 
 def loading(name, blocks):

@@ -313,7 +313,7 @@ def test_full_directory_is_still_used(
                     filler.write(bytes(length))
     with rt.Store.open(path) as store:
         assert store.stats()["absent_space"]["reasons"] == []
-        assert len(read(store, keys)) == len(keys), "a full disk made hits misses"
+        assert len(read(store, keys)) == len(keys), "pages on a full disk must stay hits"
         assert store.delete(SCOPE, keys[:8]) == 8
         store.flush()
         put(store, keys[:8])

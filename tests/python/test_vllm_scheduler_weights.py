@@ -56,7 +56,9 @@ def test_emptied_engine_begins_epoch(store: FakeStore, blocks: Blocks) -> None:
     metadata = run(side, request(200))
     assert (metadata.identity.model.epoch, metadata.covered) == (b"", counters.read())
     side.on_caches_reset()
-    assert run(side, request(200, name="s")).identity is None, "the weights have not changed"
+    assert run(side, request(200, name="s")).identity is None, (
+        "no epoch may begin while the weights are unchanged"
+    )
     counters.add(0)
     side.on_caches_reset()
     metadata = run(side, request(200, name="t"))

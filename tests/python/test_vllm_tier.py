@@ -315,7 +315,9 @@ def test_only_emptied_host_tier_covers_changes(rig: TierHarness) -> None:
     guard.begin_epoch = rig.tier.on_caches_reset
     rig.save(rig.begin("r", KEYS), KEYS)
     guard.on_reset("connector", True)
-    assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, "the weights have not changed"
+    assert rig.hits(rig.begin("s", KEYS), KEYS) == 12, (
+        "no epoch may begin while the weights are unchanged"
+    )
     rig.tier.end_step()
     counters.add(0)
     # After a reset that empties only vLLM's cache, or that finds requests running, the weights

@@ -141,7 +141,7 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     adapters = Adapters()
     assert not adapters.replaced("a", str(tmp_path), in_place=False)
     assert not adapters.replaced("a", str(tmp_path), in_place=True), (
-        "an adapter with the same files is not replaced"
+        "an adapter whose files are unchanged must not count as replaced"
     )
     file.write_bytes(b"other")
     os.utime(file, ns=(at.st_atime_ns, at.st_mtime_ns))
@@ -150,7 +150,7 @@ def test_adapter_with_other_files_is_replaced(tmp_path: Path) -> None:
     )
     assert not adapters.replaced("a", str(tmp_path), in_place=True)
     assert not adapters.replaced("b", str(tmp_path), in_place=True), (
-        "the first adapter with a name replaces no adapter"
+        "the first load of an adapter must not count as a replacement"
     )
 
 

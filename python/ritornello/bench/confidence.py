@@ -79,7 +79,7 @@ def _bootstrap(
     rng = random.Random(seed)
     whole = [list(chain.from_iterable(groups)) for groups in runs]
     if not all(whole):
-        raise ValueError("a statistic needs at least one request")
+        raise ValueError("a run has no values, and a statistic needs at least one value")
     found = []
     for _ in range(RESAMPLES):
         drawn = rng.choices(range(size), k=size)

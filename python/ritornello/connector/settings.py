@@ -92,7 +92,10 @@ def checked(given: Mapping[str, Any], place: str, own: Collection[str] = ()) -> 
         )
     alone = next((name for name in OF_TIERS if name in given), None)
     if alone:
-        raise ValueError(f'{place}: "{alone}" is permitted only beside "tiers"')
+        raise ValueError(
+            f'{place}: "{alone}" is permitted only beside "tiers": leave it out, or replace "path" '
+            'by "tiers"'
+        )
     path = given.get("path")
     if not isinstance(path, str | list | tuple) or path == "":
         raise ValueError(

@@ -64,7 +64,8 @@ def group_layouts(
     missing = {(s, r) for s in range(stages) for r in range(ranks)} - set(facts)
     if missing or not facts:
         raise ValueError(
-            f"{len(missing)} of {stages * ranks} workers sent no description of their KV memory"
+            f"{len(missing)} of {stages * ranks} workers sent no description of their KV memory: "
+            "use --distributed-executor-backend mp"
         )
     return [_group_layout(facts, stages, ranks, group) for group in range(groups)]
 

@@ -107,7 +107,9 @@ def _span(name: str, cache: CacheTensor, blocks: int) -> Span:
     if per_block > 1 and stride != row:
         raise LayoutError(f"{name}: a block is {per_block} rows with gaps between them")
     if stride < row:
-        raise LayoutError(f"{name}: blocks overlap ({row} bytes every {stride})")
+        raise LayoutError(
+            f"{name}: blocks overlap: a row of {row} bytes begins every {stride} bytes"
+        )
     return Span(cache.data_ptr(), row * per_block, stride * per_block)
 
 
