@@ -61,11 +61,13 @@ class LeasedMatch:
 class RequestState:
     """State of one request.
 
-    `loading`: an asynchronous load fills its blocks. `failed`: one of its loads failed in part.
-    `wake_step`: the step at which it is next examined for full pages. `waiting_since`: start of the
-    wait for the answer of a remote, or for pages that are being copied to a tier from which they
-    can be loaded. `sources`: the number of tokens to load from each tier. `shares_failed_block`:
-    another request recomputes a block of this request that failed to load.
+    `match`: stored pages that may be loaded for the request. `saved`: for each group, the number of
+    leading pages that are stored, being saved, or given up. `loading`: an asynchronous load fills
+    the request's blocks. `failed`: a load of the request failed in part. `wake_step`: the step at
+    which the request is next examined for full pages. `waiting_since`: start of the wait for the
+    answer of a remote, or for pages that are being copied to a tier from which they can be loaded.
+    `sources`: the number of tokens to load from each tier. `shares_failed_block`: another request
+    recomputes a block of this request that failed to load.
     """
 
     request: Request

@@ -1,12 +1,17 @@
 """One vLLM that answers a few prompts and exits: `ask.py QUESTION_JSON`, see `Question`.
 
-For each prompt the reply holds the tokens of two or more answers: `first`; `stored`, whose prompt
-was loaded from the store; for each list of pages in `bad`, `broken 0`, `broken 1`, ..., whose load
-failed in these pages; with `spoils_drafts`, `stale`, before which the blocks of the draft model
-were filled with noise after the load. For each answer the reply holds how many tokens of the prompt
-came from the store (`first_hits`, ...), how many drafts were accepted (`first_accepted`, ...), and
-how many pages failed (`first_failed`, ...). The reply also holds the connector's `counts`, and the
-`draft_layers`.
+For each prompt the reply holds the tokens of two or more answers:
+
+    first                     the first answer in this vLLM
+    stored                    the prompt's pages were loaded from the store
+    broken 0, broken 1, ...   the load failed in pages `bad[0]`, `bad[1]`, ...
+    stale                     with `spoils_drafts`: after the load, the blocks of the draft model
+                              were filled with noise
+
+For each answer the reply also holds how many tokens of the prompt came from the store
+(`first_hits`, ...), how many drafts were accepted (`first_accepted`, ...), and how many pages
+failed (`first_failed`, ...). Besides, the reply holds the connector's `counts`, and the
+`draft_layers`: the names of the draft model's attention layers.
 """
 
 import json
@@ -36,10 +41,11 @@ COUNTED = (
 @dataclass
 class Question:
     """The program's argument. `seeds`: the seeds of the prompts. `options`: vLLM's options. `bad`:
-    for each answer whose loads fail, the indices of the pages that fail in each of its loads. With
+    for each of the answers `broken 0`, ..., the indices of the pages that fail in every load. With
     `processes` the engine's core runs in a separate process, where `bad` and `spoils_drafts` have
-    no effect. With `forks_workers` the workers share the hash seed and the wrapped methods of this
-    process; tests of workers that vLLM spawns are in `test_tiers` and `test_weights`.
+    no effect. With `forks_workers` vLLM forks its workers, which then share the hash seed and the
+    wrapped methods of this process; tests of workers that vLLM spawns are in `test_tiers` and
+    `test_weights`.
     """
 
     model: str

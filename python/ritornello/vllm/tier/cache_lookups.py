@@ -2,19 +2,22 @@
 
 Invariants:
 * A lookup names all chunks of its prompt from the first, also chunks that vLLM already has, because
-  a remote packs chunks into objects by their position in the prompt. `computed` tells the gate of
-  the chunks that vLLM has. A chunk is looked up alone if vLLM has not recorded its position, or the
-  position of a chunk before it. In a group with a window, a lookup names the chunks of one window.
+  a remote packs chunks into objects by their position in the prompt. `Prompt.computed` tells the
+  gate how many tokens vLLM has. A chunk is looked up alone if vLLM has not recorded its position,
+  or the position of a chunk before it. In a group with a window, a lookup names the chunks of one
+  window.
 * While the remote is asked, or chunks are fetched from it, the answer is `PENDING`, and vLLM
   repeats the lookup in a later step. The cache's prefetch policy limits this time.
-* vLLM looks for a window from the end of the found prefix, and in the same step for windows before
-  it while answers are pending. Each lookup fetches its window, and one window is needed. Therefore
-  one window is looked up first. If it is incomplete, two windows before it are looked up
+* vLLM searches for a complete window, and begins with the window at the end of the found prefix.
+  While the answer for a window is pending, vLLM asks for earlier windows in the same step. Each
+  lookup on the remote fetches its window, although one complete window is enough. Therefore one
+  window is looked up first. If it is incomplete, the two windows before it are looked up
   concurrently, then four, and so on. A window whose last chunk is absent is not looked up again for
   the request, until the request is preempted.
-* The windows after the first, together, wait for the remote for at most `WINDOWS_SECONDS` and the
-  time of the prefetch policy; with "best_effort" they are looked up on this machine only. An
-  incomplete window is later looked up on this machine only.
+* After the answer for the first window, lookups of further windows begin on the remote for
+  `WINDOWS_SECONDS` only, and each waits as long as the prefetch policy permits; with "best_effort"
+  further windows are looked up on this machine only. An incomplete window is later looked up on
+  this machine only.
 * The gate decides once per request, until the request is preempted: later lookups promise no chunk
   after the chunks that the gate chose. Otherwise the gate would decide about the refused chunks
   again in each step in which the request waits for its loads.
