@@ -9,6 +9,7 @@ from typing import Any
 
 from servers.vllm import connector, offloading
 
+# Rates of the lowest tier, in multiples of break-even (`Setup.rate_x`), the most informative first.
 RATES = (2.0, 0.5, 10.0, 1.0)
 ALONE, HOST = "engine alone", "host"
 HOST_DISK, HOST_S3 = "host + disk", "host + s3"
@@ -20,7 +21,8 @@ LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # and the tier's rate is limited. A set-up with only a host tier is not listed, because the tier may
 # be too small for hits.
 EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
-# The set-up with host memory only with which the named set-up is compared; `HOST` for all others.
+# By name of a set-up: the set-up with host memory only with which it is compared; `HOST` for names
+# that are not listed.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 

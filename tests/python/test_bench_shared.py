@@ -54,7 +54,8 @@ def place(tmp_path: Path) -> Place:
 
 def measured(ttft_s: float, failed: int = 0, **hits: int) -> Measured:
     """Returns the records of three users. Each user's first question has a TTFT of one second, and
-    two further questions have a TTFT of `ttft_s`.
+    two further questions have a TTFT of `ttft_s`. The last question of the first `failed` users
+    failed. `hits`: the numbers of cached tokens, by tier.
     """
     records = [
         Record(

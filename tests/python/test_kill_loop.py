@@ -91,7 +91,7 @@ class Loop:
         self.path = path
         further = range(1, self.volumes)
         self.paths = [path, *(path.with_name(f"{path.name}-{at}") for at in further)]
-        # Flushed pages, by sequence name.
+        # The number of flushed pages, by sequence name.
         self.flushed: dict[int, int] = {}
         self.children = [self.start() for _ in range(2)]
         self.opened = [False, False]

@@ -101,7 +101,7 @@ class GroupEngine:
         return self._begun[request.request_id]
 
     def stop(self) -> None:
-        """Stops the engine once the store, or its last tier, has everything."""
+        """Stops the engine once the store, or the last of its tiers, has all chunks."""
         assert self.tier._jobs.wait(60)
         self.tier._store._store.flush()
         self.scheduler.shutdown()

@@ -67,7 +67,9 @@ def allow_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     missing = "needs_kv_cache_zeroing"
     assert missing in inspect.signature(Full.__init__).parameters
-    assert missing not in inspect.signature(Sinks.__init__).parameters, "remove this fixture"
+    assert missing not in inspect.signature(Sinks.__init__).parameters, (
+        "vLLM's manager now has the parameter: remove the fixture `allow_sinks`"
+    )
     monkeypatch.setattr(Sinks, "__init__", Full.__init__)
 
 

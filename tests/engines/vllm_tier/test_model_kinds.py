@@ -20,8 +20,9 @@ PROMPTS = [prompt(21, 600), prompt(22, 700)]
 
 @dataclass(frozen=True)
 class Case:
-    """`kinds`: of the KV cache groups. `disk`: how many tokens of each prompt the second engine
-    loads.
+    """`shape`: the model's shape in `make_model.py`. `kinds`: the kinds of its KV cache groups.
+    `disk`: for each prompt, how many of its tokens the second engine loads. `options`: vLLM's
+    options.
     """
 
     shape: str
@@ -32,7 +33,7 @@ class Case:
 
 def drafts(method: str, shape: str) -> dict[str, Any]:
     asked = {"method": method, "model": str(shared_model(shape)), "num_speculative_tokens": 1}
-    # In float32, to verify several drafts in one step gives the same answer as single steps.
+    # In float32 a step that verifies several drafts gives the same answer as steps of one token.
     return {"speculative_config": asked, "dtype": "float32"}
 
 

@@ -47,6 +47,7 @@ def made(
     spec.kv_events_config.self_describing_kv_events = self_describing
     settings = {"path": str(path / "store"), "capacity": "1GiB"} | settings
     tier = RitornelloTier(spec, host.view, "RitornelloTier", **settings)
+    # The constructor has read these two variables of this frame.
     assert vllm_config.kv_transfer_config.kv_connector_extra_config is spec.extra_config
     assert kv_cache_config.kv_cache_groups
     if tier._tier is not None:
