@@ -10,20 +10,29 @@ it ends, and is skipped if the file has them: after an interruption, run the sam
 engine is stopped when the budget of seconds is spent. The tables are in `OUT/gpu-vllm.md`, the logs
 of engines in `OUT/ENGINE.log`.
 
-Engines: `none` has no connector; `offloading` is vLLM's `OffloadingConnector`, in host memory;
-`tier` is this connector with vLLM's copies, and a disk below vLLM's host memory; `own` is this
-connector with its own copies (`RITORNELLO_DEVICE=own`), to and from the disk; `own-memory` is `own`
-with the store in /dev/shm; `own-graphs` is `own` with CUDA graphs. The suffix `-restarted` means a
-new process with the store that the engine of this name without the suffix has filled.
+Engines:
 
-Passes: `cold` computes the prompts; `repeated` finds them in GPU memory; `second` follows when GPU
-memory was emptied and overwritten with zeros; `restarted` is the first pass of a new process, and
-its store was dropped from the page cache. An answer is compared with the answer of `none` if the
-whole prompt was computed, or the whole prompt was found: steps of different sizes round
-differently. The answers of `own-graphs` are compared with its own earlier answers, because graphs
-divide attention differently. All KV blocks of a prompt are compared, by digests, with the blocks of
-`none`. The exit status is 1 if an answer differs, if a block differs although its prompt was
-computed or found whole, or if an engine was not measured.
+    none           no connector
+    offloading     vLLM's `OffloadingConnector`, in host memory
+    tier           this connector with vLLM's copies, and a disk below vLLM's host memory
+    own            this connector with its own copies (`RITORNELLO_DEVICE=own`), to and from a disk
+    own-memory     as `own`, with the store in /dev/shm
+    own-graphs     as `own`, with CUDA graphs
+    NAME-restarted a new process with the store that the engine NAME has filled
+
+Passes:
+
+    cold           computes the prompts
+    repeated       finds the prompts in GPU memory
+    second         after GPU memory was emptied and overwritten with zeros
+    restarted      the first pass of a new process, whose store was dropped from the page cache
+
+An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
+prompt was found: steps of different sizes round differently. The answers of `own-graphs` are
+compared with its own earlier answers, because graphs divide attention differently. All KV blocks of
+a prompt are compared, by digests, with the blocks of `none`. The exit status is 1 if an answer
+differs, if a block differs although its prompt was computed or found whole, or if an engine was not
+measured.
 
 With `--tiny` the model has two small layers, to test this script.
 """

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-# KV heads are split into ranges of at least `OBJECT_BYTES` (over all layers of the model), and into
-# at most `HEAD_RANGES_MAX` ranges, if the ranges depend on the model alone; heads that have fewer
-# bytes in all are one range. For smaller objects the work for each object would take longer than
-# reading it.
+# Head ranges that depend on the model alone are at most `HEAD_RANGES_MAX` ranges, each of at least
+# `OBJECT_BYTES` in a block (over all layers of the model). If all heads together have fewer bytes,
+# they are one range. For smaller objects the work for each object would take longer than reading
+# the object.
 OBJECT_BYTES = 64 << 10
 HEAD_RANGES_MAX = 8
 # Loads deliver layers in groups of consecutive layers. An object has at least this number of bytes

@@ -108,10 +108,10 @@ def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
 
 
 def needs_single_blocks(specs: Iterable[Any]) -> bool:
-    """Returns whether a chunk must be one block, because a KV cache group among `specs` keeps the
-    state at the end of a prompt's last block only ("align"): vLLM offloads it if a chunk ends at
-    this block, and without a state nothing of the prompt is loaded. A worker may have the specs of
-    several layers in one spec, of which the scheduler has the first.
+    """Returns whether a chunk must be one block: whether a KV cache group among `specs` keeps its
+    state only at the end of a prompt's last whole block ("align"). vLLM offloads this state only if
+    a chunk ends at this block, and without the state it loads nothing of the prompt. A worker may
+    have one spec that contains the specs of several layers; the scheduler has the first of these.
     """
     for spec in specs:
         layers = getattr(spec, "kv_cache_specs", None)

@@ -14,7 +14,7 @@ Only `manager` imports vLLM.
     store_lookups  lookups in one store
     cache_lookups  lookups in a cache over several tiers
     sequence       which keys are consecutive in a request
-    jobs           loads and stores in progress
+    jobs           loads and puts in progress
     host_rows      the host tier's rows, as pages
     store          the store as a scheduler may use it: its calls neither raise nor block
     cache          the same for a cache over several tiers
