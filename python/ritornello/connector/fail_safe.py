@@ -3,7 +3,7 @@
 If a store cannot be opened, fails fatally, or refuses the engine's keys, a background thread opens
 it again, with back-off. The thread ends when the store is open, or when an attempt fails because of
 an invalid setting or with an unexpected error (`is_retriable`). Another thread closes the failed
-store, because a hung disk may keep it from being closed. After the first attempt to open the store,
+store, because the close may wait for a hung disk. After the first attempt to open the store,
 calls return immediately while no store is open. Failures are counted, except failed attempts to
 open the store again, and calls that fail only because the store is already out of use. The first
 failure of each kind (operation and type of exception) is logged; failures that take the store out

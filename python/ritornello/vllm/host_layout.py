@@ -62,9 +62,9 @@ def stages_refusal(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") 
 
 def stages_are_equal(layers: Sequence[int], groups: Sequence[Any], *, has_draft_kv: bool) -> bool:
     """Returns whether all stages are known to have equal bytes in a block. `layers`: number of
-    layers of each stage. `groups`: the KV cache groups of one stage. A draft's layers are in the
-    last stage only, and of several groups a stage may have more layers than another stage even if
-    all stages have equal numbers of layers in all.
+    layers of each stage. `groups`: the KV cache groups of one stage. Stages may differ if there is
+    a draft model, whose layers are in the last stage only, or if there are several groups, because
+    stages with equal numbers of layers may have different numbers of layers of a group.
     """
     if has_draft_kv or len(set(layers)) != 1 or len(groups) != 1:
         return False

@@ -1,5 +1,6 @@
 """The KV memory of a worker: in host memory, which the store reads and writes itself, or on a
-device, between which and pinned memory our own kernels or the copy engines move pages.
+device. Our own kernels or the copy engines move pages between the device and pinned memory, which
+the store reads and writes.
 
 On a device, work is ordered by streams:
 * A load begins after the work that the engine has queued, because a step in flight may still write

@@ -78,9 +78,9 @@ class PrefillTimes:
 
 def prefill_of(step: Step) -> tuple[int, int] | None:
     """Returns the tokens before a step's prefill, and the tokens of prompts that the step computes;
-    None if the step is not mostly prefill. Several prompts are reduced to one prompt with the same
-    sum of computed tokens. Its number of earlier tokens is such that the pairs of a token and an
-    earlier token, which attention computes, are equal in number to the pairs in the step.
+    None if the step is not mostly prefill. Several prompts count as one prompt with the same sum of
+    computed tokens. The number of tokens before them is chosen so that the pairs of a token and an
+    earlier token, which attention computes, are equally many for this one prompt and in the step.
     """
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))

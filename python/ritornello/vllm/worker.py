@@ -9,11 +9,10 @@ Invariants:
 * In host memory, saves are copied before `save` returns: the engine may overwrite the blocks
   immediately. On a device they are copied after the step; before a step in which the engine may
   overwrite blocks that a save has not read, the step is made to wait (`PendingSave.protect`).
-* In a step without a number (`StepMetadata.step` is 0) in which a load failed that the step waited
-  for, no page is saved: pages computed from an unfilled block are wrong, and requests share blocks.
-  In a numbered step (inside `MultiConnector`) the saved pages were filled in earlier steps whose
-  outcome is known (see `deferred`), so a failed load of the numbered step does not stop their
-  saves.
+* If a load fails that a step waited for, no page of the step is saved, because pages computed from
+  an unfilled block are wrong, and requests share blocks. Exception: in a numbered step
+  (`StepMetadata.step` is not 0, inside `MultiConnector`) the pages to save were filled in earlier
+  steps whose outcome is known (see `deferred`), so a failed load does not stop their saves.
 * No page is loaded or saved after a change of weights since the beginning of the epoch that this
   worker knows of (see `_weights_changed`), even in a step that was planned before the change.
 """
