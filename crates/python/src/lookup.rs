@@ -45,7 +45,7 @@ impl Lookup {
         self.0.progress
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-    /// computing the whole prompt; `None` while the answer is not final, and if the lookup skipped
+    /// computing all tokens that the engine lacks, without a load; `None` while the answer is not final, and if the lookup skipped
     /// the gate, the gate has no measurements, or the engine already holds all found pages.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
