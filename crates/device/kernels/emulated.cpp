@@ -15,8 +15,8 @@ struct alignas(8) uint2 {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(threads, blocks)
 #define LANES(lane) for (unsigned lane = 0; lane < 32; lane++)
-#define LANE_COUNT 32
-#define LANE_SLOT(lane) lane
+#define AHEAD(words) 1
+#define RESTRICT __restrict
 #define WARP warp
 #define WARPS warps
 

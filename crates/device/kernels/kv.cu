@@ -12,8 +12,8 @@
 
 #ifndef LANES
 #define LANES(lane) if (const unsigned lane = threadIdx.x % 32; true)
-#define LANE_COUNT 1
-#define LANE_SLOT(lane) 0
+#define AHEAD(words) words
+#define RESTRICT
 #define WARP ((blockIdx.x * blockDim.x + threadIdx.x) / 32)
 #define WARPS (gridDim.x * blockDim.x / 32)
 #endif
@@ -42,19 +42,25 @@ struct Move {
 };
 
 // Moves a unit. `Word` has 16, 8, 4 or 1 bytes; `bytes` and both addresses are multiples of its
-// length. On a GPU each thread is one lane and has the words of this lane only; on a CPU one thread
-// is all lanes of a warp (`LANE_COUNT`) and, as the warp does, loads all words before it stores any.
+// length. A lane loads `AHEAD` words before it stores them: on a GPU all its words, so that its loads
+// are in flight together. On a CPU one thread is all lanes of a warp, and a lane moves one word at a
+// time, so that the compiler moves the lanes' words, which are adjacent, together.
 template <typename Word>
 __device__ __forceinline__ void move_unit(char *to, const char *from, u32 bytes) {
   constexpr u32 WORDS = LANE_BYTES / sizeof(Word);
-  Word *target = reinterpret_cast<Word *>(to);
-  const Word *source = reinterpret_cast<const Word *>(from);
+  Word *RESTRICT target = reinterpret_cast<Word *>(to);
+  const Word *RESTRICT source = reinterpret_cast<const Word *>(from);
   if (bytes == UNIT) {
-    Word words[WORDS][LANE_COUNT];
 #pragma unroll
-    for (u32 i = 0; i < WORDS; i++) LANES(lane) words[i][LANE_SLOT(lane)] = source[i * 32 + lane];
+    for (u32 i = 0; i < WORDS; i += AHEAD(WORDS)) {
+      LANES(lane) {
+        Word words[AHEAD(WORDS)];
 #pragma unroll
-    for (u32 i = 0; i < WORDS; i++) LANES(lane) target[i * 32 + lane] = words[i][LANE_SLOT(lane)];
+        for (u32 j = 0; j < AHEAD(WORDS); j++) words[j] = source[(i + j) * 32 + lane];
+#pragma unroll
+        for (u32 j = 0; j < AHEAD(WORDS); j++) target[(i + j) * 32 + lane] = words[j];
+      }
+    }
   } else {
     const u32 count = bytes / sizeof(Word);
     LANES(lane) for (u32 i = lane; i < count; i += 32) target[i] = source[i];
