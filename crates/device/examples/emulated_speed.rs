@@ -12,12 +12,13 @@ const BYTES: usize = 256 << 20;
 const RUNS: usize = 5;
 
 fn main() -> ritornello_format::Result<()> {
-    let (pool, mut arena) = (vec![1_u8; BYTES + 16], vec![2_u8; BYTES + 4096]);
+    let (pool, mut arena) = (vec![1_u8; BYTES + 256], vec![2_u8; BYTES + 4096]);
     let mut target = vec![3_u8; BYTES];
     let copy = best(|| black_box(&mut target).copy_from_slice(black_box(&arena[..BYTES])));
     println!("memcpy {:.1} GB/s", BYTES as f64 / copy / 1e9);
     let skip = arena.as_ptr().align_offset(4096);
-    let base = pool.as_ptr() as u64 + pool.as_ptr().align_offset(16) as u64;
+    // CUDA aligns memory to 256 bytes.
+    let base = pool.as_ptr() as u64 + pool.as_ptr().align_offset(256) as u64;
     for piece in [4096, 8192, 65_536] {
         for word in [Word::B16, Word::B8, Word::B4, Word::B1] {
             for direction in [Direction::Scatter, Direction::Gather] {
