@@ -4,8 +4,10 @@
 
 Each call moves 128 pages of a real host pool, as SGLang's calls do. The file backend gets copies of
 pages (`_generic_page_set/get`), Ritornello the pool's memory (`_page_set/get_zero_copy`).
-Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us` (of a call), `cpu_s_gib` (seconds of
-processor time per GiB: 1074 divided by this number is the MB/s that one idle core allows).
+Rows: `system`, `object_bytes`, `op`, `mb_s`, `p50_us`, `cpu_s_gib` (seconds of processor time per
+GiB: 1074 divided by this number is the MB/s that one idle core allows). `p50_us` is the median
+duration of a call in microseconds. Exceptions: of `put_synced`, the duration of all calls with the
+sync; of `transfer_cold`, the duration of the operation divided by the number of its batches.
 Operations:
 
     put           until the calls return: then the file backend's bytes are in the page cache,
@@ -40,8 +42,8 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
-# Replace this folder on the module path: the import of `sglang` would find this file instead of the
-# package.
+# Replace this folder on the module path: otherwise the import of `sglang` would find this file
+# instead of the package.
 sys.path[:1] = [str(ROOT / "tests/engines/sglang"), str(ROOT)]
 
 import torch  # noqa: E402
@@ -154,8 +156,9 @@ def timed(calls: Iterator[Callable[[], Any]]) -> Calls:
 
 
 def check(system: System, batches: int) -> None:
-    """The first batch of slots of the host pool holds the bytes that were put. Asserts that each of
-    the `batches` batches of slots after it has the same bytes, and clears them.
+    """The first `BATCH` pages of the host pool hold the bytes that were put. Asserts that each of
+    the next `batches` batches of pages has the same bytes, and clears all pages after the first
+    batch.
     """
     memory = system.host.kv_buffer.view(torch.int16)
     for n in range(1, batches + 1):
@@ -181,7 +184,8 @@ def round_of(system: System, name: str, pages: int, page_bytes: int) -> list[Row
     system.drop_cache()
     whole = operation()
     whole.hash_value, whole.prefix_keys = keys, None
-    # Two batches are read at a time, so the batches alternate between two ranges of slots.
+    # Ritornello reads up to two batches at a time, so the batches alternate between two ranges of
+    # slots.
     whole.host_indices = torch.cat([nothing, others] * (pages // BATCH))[: pages * host.page_size]
     system.control.page_get_func = system.get
     transfer = timed(iter([lambda: system.control._page_transfer(whole) == pages]))

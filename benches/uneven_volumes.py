@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE_BYTES = 8 << 20
 PAGES = 32
 CALL_BYTES = PAGES * PAGE_BYTES
-# Capacity of the store per byte of the puts. The store must not fill up: the disks of a full store
-# hold equal shares, whatever their rates.
+# Capacity of the store as a multiple of the bytes of all puts. The store must not fill up: the
+# disks of a full store hold equal shares, whatever their rates.
 SPACE = 2
 
 

@@ -62,7 +62,9 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
 
 @pytest.fixture
 def slow_disk(request: pytest.FixtureRequest, make_disk: Callable[..., Disk]) -> Disk:
-    """A disk of 512 MiB whose writes can be throttled; its parameter is the file system."""
+    """A disk of 512 MiB whose writes can be throttled. The fixture's parameter is the file system,
+    by default ext4.
+    """
     with or_skip():
         check_throttle()
     return make_disk("slow", 512, getattr(request, "param", "ext4"))

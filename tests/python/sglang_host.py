@@ -1,4 +1,6 @@
-"""A stand-in for SGLang's host pools (KV buffers in host memory): the memory of their pages."""
+"""A stand-in for SGLang's host pools (KV buffers in host memory), which only gives access to the
+memory of pages.
+"""
 
 import hashlib
 from typing import Any

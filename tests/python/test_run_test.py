@@ -46,7 +46,8 @@ process.wait()
         time.sleep(0.05)
 
 
-def test_hanging_test_of_one_thread_is_named(tmp_path: Path) -> None:
+def test_hanging_test_is_named_by_its_unfinished_line(tmp_path: Path) -> None:
+    # With one thread libtest begins a test's line when the test starts.
     body = 'print("test stuck - should panic ... ", end="", flush=True); time.sleep(300)'
     done = run(tmp_path, body)
     assert (done.returncode, "Running: stuck\n" in done.stderr) == (124, True), done.stderr

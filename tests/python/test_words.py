@@ -1,5 +1,5 @@
-"""The lint of comments finds sentences without subjects, and leaves plain ones and code alone.
-ARCHITECTURE.md names files that exist.
+"""The lint of comments marks sentences that are not in plain technical English, and marks neither
+plain sentences nor code. ARCHITECTURE.md names files that exist.
 """
 
 import re
@@ -78,7 +78,7 @@ def test_plain_sentences_are_not_found(form: Callable[[str], str], suffix: str, 
 
 
 @pytest.mark.parametrize("text", ["It is here.", "Where pages are.", "Nothing is left."])
-def test_comment_in_code_names_its_subject(text: str) -> None:
+def test_opening_is_marked_only_where_a_comment_in_code_begins(text: str) -> None:
     assert check(as_rust(text), ".rs") == (1, {2})
     assert check(as_rust(f"Evicts a page. {text}"), ".rs") == (1, set())
     assert check(text, ".md") == (1, set())

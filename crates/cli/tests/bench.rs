@@ -64,12 +64,12 @@ fn store_report_has_every_documented_key() {
     assert!(number(&json, "/files") <= number(&json, "/bytes_on_disk") / f64::from(1 << 20) + 16.0);
     assert!(
         json["probe"]["python_p50_us"].is_null(),
-        "without an interpreter this figure must be null"
+        "without an interpreter `python_p50_us` must be null"
     );
 }
 
 #[test]
-fn text_report_shows_figures_and_targets() {
+fn text_report_shows_the_selected_part() {
     let shape = ["--shape", "custom", "--page-bytes", "256KiB"];
     let (code, out, err) = tiny(&[&shape[..], &["--only", "data"]].concat());
     assert_eq!(code, 0, "{out}{err}");
@@ -188,7 +188,7 @@ fn invalid_volumes_are_refused() {
 }
 
 #[test]
-fn missing_space_or_directory_is_refused() {
+fn missing_directory_or_too_little_space_is_refused() {
     let dir = scratch();
     let missing = dir.path().join("missing");
     let answer = ritornello(&["bench", "store", "--dir", text(&missing)]);

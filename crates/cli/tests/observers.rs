@@ -1,4 +1,5 @@
-//! `stat` and `top` of stores that no process owns, whose owner was killed or stopped, or starts.
+//! `stat` and `top` of a store without an owner, and of a store whose owner was killed, is stopped
+//! (SIGSTOP) or starts.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
@@ -13,7 +14,8 @@ use std::time::{Duration, Instant};
 
 const UNOWNED: &str = "no process owns this store; read from its manifest and checkpoint";
 
-/// Runs `stat` and `top` on a store that no process owns, and asserts that no file changed.
+/// Asserts that `stat` reads a store that no process owns, that `top` refuses it, and that neither
+/// changes a file. Returns the report of `stat`.
 fn read_unowned(dir: &Path) -> serde_json::Value {
     let before = snapshot(dir);
     let answer = ritornello(&["stat", text(dir), "--json"]);
@@ -145,7 +147,7 @@ fn owner_starts_while_stat_reads_store() {
     loop {
         assert!(Instant::now() < deadline, "no owner was seen");
         let answer = ritornello(&["stat", text(dir.path()), "--json"]);
-        // On a busy machine the owner may start for longer than the command waits.
+        // On a busy machine the owner may take longer to start than the command waits.
         if answer.code == 2 {
             assert!(answer.err.contains("does not "), "{}", answer.err);
             continue;

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_message_times_out_or_loses_the_peer() {
+    fn receive_of_incomplete_message_times_out_or_reports_lost_peer() {
         let (mut near, mut far) = pair();
         far.write_all(&[9, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).unwrap_err().to_string().contains("timed out"));
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn shutdown_returns_a_whole_message_or_fails_its_send() {
+    fn last_message_is_taken_whole_or_its_send_fails() {
         let (mut near, mut far) = pair();
         far.write_all(&[2, 0, 0, 0, 1]).unwrap();
         assert!(near.receive(&mut deny).is_err());
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn next_receive_returns_memory_of_a_long_message() {
+    fn next_receive_gives_back_memory_of_a_long_message() {
         let (mut near, mut far) = pair();
         let budget = MemoryBudget::new(2 * BUFFER_KEPT);
         near.authenticate(Grant::of(vec![Arc::clone(&budget)]));

@@ -59,7 +59,7 @@ fn owner_answers_observer_that_is_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     assert_eq!(owner.ask("put 1 4"), "4");
-    // More than the number of observers that an owner answers at the same time.
+    // More observers than an owner answers at the same time: each must free its place.
     for _ in 0..40 {
         let stats = owned(dir.path());
         assert_eq!((stats.owner_pid as i32, stats.pages, stats.clients), (owner.pid(), 4, 0));
@@ -71,7 +71,7 @@ fn owner_answers_observer_that_is_no_client() {
 }
 
 #[test]
-fn killed_owner_leaves_store_to_be_read() {
+fn store_of_killed_owner_can_be_observed() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     assert_eq!((owner.ask("put 1 4"), owner.ask("flush")), ("4".into(), "flushed".into()));
@@ -106,7 +106,7 @@ fn stopped_owner_is_silent_to_observers() {
 }
 
 #[test]
-fn process_that_holds_lock_and_does_not_listen_ends_the_wait() {
+fn observer_gives_up_on_lock_holder_that_does_not_listen() {
     let dir = tempfile::tempdir().unwrap();
     open(&options(dir.path())).unwrap().close().unwrap();
     let mut owner = Helper::opened(dir.path());
@@ -123,7 +123,7 @@ fn process_that_holds_lock_and_does_not_listen_ends_the_wait() {
 }
 
 #[test]
-fn observer_of_own_store_is_refused_and_keeps_the_lock() {
+fn process_may_not_observe_its_open_store_and_keeps_its_lock() {
     let dir = tempfile::tempdir().unwrap();
     let node = open(&options(dir.path())).unwrap();
     let error = observe(dir.path()).unwrap_err();
@@ -148,7 +148,8 @@ fn observers_see_owners_come_and_go() {
                         let is_owned = matches!(observed, Observed::Owned(_));
                         seen[usize::from(is_owned)].fetch_add(1, Ordering::Relaxed);
                     }
-                    // On a busy machine an owner may start or stop for longer than observers wait.
+                    // On a busy machine an owner may take longer to start or stop than observers
+                    // wait.
                     Err(error) => {
                         let is_late = error.kind() == ErrorKind::Retry;
                         assert!(is_late || OwnerSilent::caused(&error), "{error}");
@@ -160,7 +161,9 @@ fn observers_see_owners_come_and_go() {
         let sees = |is_owned: bool| {
             let count = || seen[usize::from(is_owned)].load(Ordering::Relaxed);
             let before = count();
-            eventually("the observer sees whether the store is owned", || count() > before + 1);
+            let expected =
+                if is_owned { "observers see an owner" } else { "observers see no owner" };
+            eventually(expected, || count() > before + 1);
         };
         for _ in 0..5 {
             sees(false);

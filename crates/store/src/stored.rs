@@ -35,14 +35,17 @@ pub struct StoredStats {
     pub scopes: Option<u64>,
     /// The scopes that were registered first, at most [`SCOPES_SHOWN`].
     pub first_scopes: Vec<StoredScope>,
-    /// Contents of the index's newest checkpoint, if it is intact: only its first and last frames
-    /// are read. `None` without a checkpoint, if it cannot be read, or if the index is not `run`.
+    /// Contents of the newest checkpoint of the index whose header and end are intact; the frames
+    /// between them are not read. `None` without such a checkpoint, or if `journal_bytes` is
+    /// `None`.
     pub checkpoint: Option<StoredCheckpoint>,
-    /// Bytes of journal records after the checkpoint, whose changes it may not show; `None` if they
-    /// cannot be read, or if the index is not `run`.
+    /// Bytes of the journal records after the checkpoint, which may not show their changes; without
+    /// a checkpoint, bytes of all journal records. `None` if the index is not `run`, if its files
+    /// cannot be read, if no checkpoint is intact and the journal does not begin with the first
+    /// change, or if the creation or restore of the store has not ended.
     pub journal_bytes: Option<u64>,
-    /// What is damaged, missing or unreadable, and what the next owner does about it; does not
-    /// repeat why directories are absent.
+    /// Files and directories that are damaged, missing or unreadable, some with what the next owner
+    /// does about them. `paths` says why directories are absent.
     pub problems: Vec<String>,
 }
 
@@ -91,7 +94,8 @@ impl Directory {
         let mut problems = Vec::new();
         let paths = self.stored_volumes(&manifest, &mut problems);
         let index = self.stored_index(&manifest, &mut problems);
-        // A scope is registered before its first page is put, which makes the first segment.
+        // A new store has no registry. A scope is registered before its first page is put, and the
+        // first put makes the first segment, so a store with segments or pages has a registry.
         let has_pages = paths.iter().any(|path| path.segments > 0)
             || index.and_then(|index| index.checkpoint).is_some_and(|(_, pages)| pages > 0);
         let registry = self.stored_scopes(has_pages, &mut problems);
@@ -115,8 +119,10 @@ impl Directory {
         }))
     }
 
-    /// The files of the index; `None` if they cannot be counted. A store whose creation or restore
-    /// has not ended may have no index.
+    /// The contents of the index's files. `None`, with a problem, if the files cannot be read, or
+    /// if no checkpoint is intact and the journal does not begin with the first change. `None`
+    /// without a problem if the index is not `run`, or if the creation or restore of the store has
+    /// not ended, because the store may then have no index.
     fn stored_index(&self, manifest: &Manifest, problems: &mut Vec<String>) -> Option<StoredIndex> {
         if manifest.index != "run" || manifest.owner_epoch == 0 {
             return None;

@@ -38,19 +38,19 @@ pub struct TransferStats {
     pub put_bytes: u64,
     /// Bytes of this payload on disk: encoded, with headers and padding.
     pub put_stored_bytes: u64,
-    /// Seconds spent in these puts, over all threads.
+    /// Sum of the durations of these puts in seconds; puts at the same time each count in full.
     pub put_seconds: f64,
     /// Gets of registered scopes, with hits or without.
     pub gets: u64,
     /// Payload bytes read and verified.
     pub get_bytes: u64,
-    /// Seconds spent in these gets, over all threads.
+    /// Sum of the durations of these gets in seconds; gets at the same time each count in full.
     pub get_seconds: f64,
     /// Pages read and verified.
     pub read_pages: u64,
     /// Pages that were located but not delivered.
     pub missed_pages: u64,
-    /// Pages not accepted because staging was full.
+    /// Pages of puts that copy into staging, skipped because staging was full.
     pub staging_refusals: u64,
     /// Staging memory in use now, in bytes.
     pub staging_bytes: u64,

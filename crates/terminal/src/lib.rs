@@ -4,8 +4,8 @@
 //! failure, progress, tables, JSON and charts, temporary directories, and exit codes.
 //!
 //! **Promises.** Standard output carries the result only; progress and warnings go to standard
-//! error. A temporary directory is removed when its command ends, also by Ctrl-C, but not by
-//! SIGKILL.
+//! error. A command removes its temporary directory when it ends, also after SIGINT (Ctrl-C),
+//! SIGTERM and SIGHUP; after SIGKILL the directory stays.
 //!
 //! **Must not know** any command.
 

@@ -1,9 +1,10 @@
 """Speculative decoding: which drafts keep KV in vLLM's blocks, and what identifies this KV.
 
 vLLM gives the layers of a draft model (EAGLE, MTP, or a separate model) the block table of the
-target model, so a page also contains the draft's KV of its tokens. The target model verifies every
-draft: draft KV of other weights or other tokens lowers the rate of accepted drafts, and changes no
-answer. The identity contains the draft's weights, so that stored draft KV is useful.
+target model, so a page also contains the draft's KV of its tokens. With the ways of acceptance in
+`EXACT_ACCEPTANCE` the target model verifies every draft: draft KV of other weights or other tokens
+lowers the rate of accepted drafts, and does not change the distribution of answers. With other ways
+no pages are stored. The identity contains the draft's weights, so that stored draft KV is useful.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,19 +18,21 @@ if TYPE_CHECKING:
 # Methods that draft from tokens or hidden states, and keep no KV.
 WITHOUT_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 WITH_KV = ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
-# vLLM's ways to accept drafts that leave the distribution of answers unchanged. Other ways accept
-# drafts that the target model would not have chosen.
+# Values of vLLM's `rejection_sample_method` with which drafts do not change the distribution of
+# answers. With other values vLLM accepts drafts that the target model would not have chosen.
 EXACT_ACCEPTANCE = ("standard", "block")
 
 
 def keeps_kv(vllm_config: "VllmConfig") -> bool:
-    """Returns whether blocks contain KV of a draft model."""
+    """Returns whether blocks may contain KV of a draft model: true for unknown methods too."""
     speculation = vllm_config.speculative_config
     return speculation is not None and speculation.method not in WITHOUT_KV
 
 
 def refusal(vllm_config: "VllmConfig") -> str:
-    """Returns why pages with the draft's KV are neither stored nor found; "" if they are."""
+    """Returns why pages with the draft's KV are neither stored nor found; "" if they are stored and
+    found, or if pages contain no such KV.
+    """
     if not keeps_kv(vllm_config):
         return ""
     speculation = vllm_config.speculative_config

@@ -2,7 +2,7 @@ use super::published::ASSUMED_HIT_RATES;
 use super::*;
 use proptest::prelude::*;
 
-/// Allowed relative error of rounding.
+/// Allowed error of rounding: relative, and absolute for small numbers.
 const ROUNDING: f64 = 1e-9;
 
 fn at_most(less: f64, more: f64) -> bool {
@@ -21,7 +21,7 @@ fn transfers() -> impl Strategy<Value = Transfer> {
 
 proptest! {
     #[test]
-    fn slower_machine_never_answers_earlier(
+    fn slower_machine_or_longer_prompt_never_answers_earlier(
         prefill in prefills(), transfer in transfers(), prefix in 0.0..1e6, new in 1.0..1e6,
         times in 1.0..10.0
     ) {
@@ -37,7 +37,7 @@ proptest! {
     }
 
     #[test]
-    fn bubble_covers_bytes_that_computing_cannot_hide(
+    fn bubble_is_at_least_read_minus_compute_and_at_most_read(
         prefill in prefills(), transfer in transfers(), prefix in 0.0..1e6, new in 1.0..1e6
     ) {
         let outcome = prefill.run(&transfer, prefix, new);
@@ -99,7 +99,7 @@ fn published_rows_keep_their_figures() {
         assert!(near || !row.reproduced, "{}: {}", row.figure, row.model);
         assert!(!row.why.is_empty(), "{}", row.figure);
     }
-    // Figures that are named in the reasons.
+    // The figures on which the texts in `PublishedRow::why` rely.
     let (prefill, rates) = (Prefill::PUBLISHED, Rates::PUBLISHED);
     let copies = Medium::DiskCopies.transfer(&rates);
     let ttft = |medium: Medium, prefix: f64| {
@@ -122,9 +122,10 @@ fn published_rows_keep_their_figures() {
     assert!((needed - 2.17).abs() < 0.01, "{needed}");
 }
 
-/// The estimates by which the paths of this store were chosen: 32k tokens, 90 % of them hits.
+/// The estimates of the time to the first token by which the paths from a store into a GPU were
+/// chosen: 32k tokens, 90 % of them hits.
 #[test]
-fn paths_of_this_store_keep_their_estimates() {
+fn paths_into_a_gpu_keep_their_estimates() {
     let prefill = Prefill { flops: 550e12, half_rate_tokens: 500.0, ..Prefill::PUBLISHED };
     let rates = Rates { link: 55e9, disk: 25e9, copies: 25e9 };
     let ms = |medium: Medium| {

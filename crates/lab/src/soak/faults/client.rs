@@ -95,10 +95,10 @@ struct Client {
     is_soak_store: bool,
     /// Numbers of the sequences that are put and not flushed yet.
     put: Vec<u64>,
-    /// Numbers of sequences to delete at the next opportunity: sequences that no flush has covered
-    /// or will cover, for example after a failed put or a close, and the oldest sequences beyond
-    /// [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store, which would evict flushed
-    /// pages.
+    /// Numbers of sequences to delete at the next opportunity: sequences that the client will never
+    /// report as flushed, for example after a failed put or a close, and the oldest sequences
+    /// beyond [`LIVE_SEQUENCES`]. Their pages would otherwise fill the store, which would evict
+    /// flushed pages.
     orphans: Vec<u64>,
     /// Numbers of the flushed sequences, which must be found.
     live: VecDeque<u64>,
@@ -343,7 +343,7 @@ impl Client {
     }
 
     /// Closes the store. Marks unflushed puts as orphans, because a flush after the next opening
-    /// does not cover these puts.
+    /// succeeds even if these puts were lost.
     fn close(&mut self) {
         self.orphans.append(&mut self.put);
         if let Some(node) = self.node.take()

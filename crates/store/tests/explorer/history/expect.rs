@@ -13,7 +13,8 @@ impl History {
             Operation::Resize { mib } => self.bounds.ceiling = self.bounds.ceiling.max(mib * MIB),
             Operation::Configure { kind, settings: ref request } => {
                 self.bounds.limited[kind] |= request.quota_bytes.is_some();
-                // The new settings may allow fewer retained pages, so none are expected.
+                // The new settings may allow fewer retained pages, so any page of the scope may be
+                // evicted.
                 self.retained.retain(|(at, ..)| at / SEQUENCES_PER_KIND as usize != kind);
                 self.bounds.retained.retain(|(at, _)| at / SEQUENCES_PER_KIND as usize != kind);
             }
