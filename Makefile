@@ -249,7 +249,7 @@ test-lsm: $(LSM)/env
 # meant to be compiled with `--cfg loom`. A build without LTO takes about a seventh less time.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
-		$(addprefix --exclude ritornello-,python cli operations lab terminal remote) \
+		$(addprefix --exclude ritornello-,python cli operations service lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
 # Runs every parser on broken input, each for FUZZ_SECONDS seconds. With `--examples` cargo gives

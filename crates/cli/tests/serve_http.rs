@@ -1,0 +1,171 @@
+//! `serve` that answers over HTTP: as the owner of one or several stores, and as an observer.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::{PAGES, Served, filled, ritornello, scratch, snapshot, text};
+use rustix::process::Signal;
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const HTTP: [&str; 2] = ["--http", "127.0.0.1:0"];
+
+fn get(address: SocketAddr, target: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let request = format!("GET {target} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+}
+
+fn stats(address: SocketAddr) -> Value {
+    let (status, body) = get(address, "/v1/stats");
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).unwrap()
+}
+
+/// Reads the line `listening`, and returns the address.
+fn listening(served: &mut Served) -> SocketAddr {
+    let line = served.says();
+    line.strip_prefix("listening on http://").unwrap_or_else(|| panic!("{line}")).parse().unwrap()
+}
+
+#[test]
+fn owner_answers_about_its_store() {
+    let dir = scratch();
+    filled(dir.path());
+    let mut served = Served::start(dir.path(), &HTTP);
+    let address = listening(&mut served);
+    assert!(served.says().starts_with("ready"));
+    let found = &stats(address)["stores"][0];
+    assert_eq!(found["state"], "owned");
+    assert_eq!(found["owner"]["owner_pid"], served.child.id());
+    assert_eq!((&found["owner"]["pages"], &found["owner"]["clients"]), (&PAGES.into(), &0.into()));
+    assert_eq!(get(address, "/readyz").0, 200);
+    let closed = format!("closed: {}", text(dir.path()));
+    assert_eq!(served.end(Signal::TERM), (Some(0), vec![closed]));
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn observer_never_owns_and_changes_no_file() {
+    let dir = scratch();
+    filled(dir.path());
+    let before = snapshot(dir.path());
+    let more = [&HTTP[..], &["--observe"]].concat();
+    let mut served = Served::start(dir.path(), &more);
+    let address = listening(&mut served);
+    assert_eq!(stats(address)["stores"][0]["state"], "unowned");
+    assert_eq!(snapshot(dir.path()), before);
+    let mut owner = Served::start(dir.path(), &["--must-own"]);
+    assert!(owner.says().starts_with("ready"));
+    let found = || stats(address)["stores"][0].clone();
+    while found()["state"] != "owned" {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(found()["owner"]["owner_pid"], owner.child.id());
+    assert_eq!(owner.end(Signal::TERM).0, Some(0));
+    assert_eq!(served.end(Signal::TERM), (Some(0), Vec::new()));
+}
+
+#[test]
+fn several_stores_are_owned_by_one_command() {
+    let dirs = [scratch(), scratch()];
+    for dir in &dirs {
+        filled(dir.path());
+    }
+    let more = [&HTTP[..], &[text(dirs[1].path()), "--json"]].concat();
+    let mut served = Served::start(dirs[0].path(), &more);
+    let event = |line: String| serde_json::from_str::<Value>(&line).unwrap();
+    let first = event(served.says());
+    assert_eq!(first["event"], "listening");
+    let address: SocketAddr = first["address"].as_str().unwrap().parse().unwrap();
+    let mut ready = [event(served.says()), event(served.says())].map(|event| {
+        assert_eq!(event["event"], "ready");
+        event["dir"].as_str().unwrap().to_owned()
+    });
+    ready.sort();
+    let mut expected = dirs.each_ref().map(|dir| text(dir.path()).to_owned());
+    expected.sort();
+    assert_eq!(ready, expected);
+    for store in stats(address)["stores"].as_array().unwrap() {
+        assert_eq!(store["owner"]["owner_pid"], served.child.id());
+    }
+    let (code, said) = served.end(Signal::TERM);
+    assert_eq!((code, said.len()), (Some(0), 2), "{said:?}");
+    assert!(said.iter().all(|line| line.contains("closed")), "{said:?}");
+}
+
+#[test]
+fn failed_store_ends_the_command_and_closes_the_others() {
+    let (dir, empty) = (scratch(), scratch());
+    filled(dir.path());
+    let answer = ritornello(&["serve", text(dir.path()), text(empty.path())]);
+    assert_eq!(answer.code, 2, "{}", answer.err);
+    assert!(answer.err.contains("capacity"), "{}", answer.err);
+    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
+    // With the index `lsm`, the end of an owner on a busy machine may be unclean.
+    let is_clean = stat["clean"] == true || stat["index"] == "lsm";
+    assert!(stat["owner_pid"].is_null() && is_clean, "{stat:#}");
+}
+
+#[test]
+fn contradictory_arguments_are_refused() {
+    let dir = scratch();
+    filled(dir.path());
+    let refused = |more: &[&str], cause: &str| {
+        let words = [&["serve", text(dir.path())], more].concat();
+        let answer = ritornello(&words);
+        assert_eq!(answer.code, 2, "{more:?}");
+        assert!(answer.err.contains(cause), "{more:?}: {}", answer.err);
+    };
+    refused(&["--observe"], "--http");
+    refused(&["--http-host", "name"], "--http");
+    refused(&["--observe", "--http", "127.0.0.1:0", "--must-own"], "--must-own");
+    refused(&["--http", "0.0.0.0:0"], "loopback");
+    refused(&["--http", "localhost"], "invalid");
+    refused(&["/other", "--capacity", "1GiB"], "--capacity is for one directory, and 2 are named");
+    refused(&["/other", "--index", "run"], "--index is for one directory");
+    refused(&[text(dir.path()), "--http", "127.0.0.1:0"], "named twice");
+}
+
+#[test]
+fn systemd_is_told_when_the_store_is_open() {
+    let dir = scratch();
+    filled(dir.path());
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut child = serve(dir.path(), &path);
+    let said = || {
+        let mut bytes = [0; 64];
+        loop {
+            match socket.recv(&mut bytes) {
+                Ok(length) => return String::from_utf8(bytes[..length].to_vec()).unwrap(),
+                // A signal of a child that ends may interrupt a call with a timeout.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    assert_eq!(said(), "READY=1\n");
+    let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
+    assert_eq!(stat["owner_pid"], child.id());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(said(), "STOPPING=1\n");
+    assert!(child.wait().unwrap().success());
+}
+
+fn serve(dir: &Path, notify_socket: &Path) -> std::process::Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+    command.args(["serve", text(dir)]).env("NOTIFY_SOCKET", notify_socket);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}

@@ -1,0 +1,207 @@
+//! Owns one store, or waits to own it, until a signal.
+
+use super::event::{Event, emit};
+use ritornello_format::{Error, ErrorKind};
+use ritornello_node::{Node, Role};
+use ritornello_service::StoreAccess;
+use ritornello_store::{CatalogStats, Options};
+use ritornello_terminal::exit::Failure;
+use ritornello_terminal::{Context, open};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+/// Interval at which a client checks whether the owner has ended.
+const OWNER_CHECK: Duration = Duration::from_millis(100);
+/// Interval at which the owner checks whether a failed write or sync poisoned the store, and
+/// whether the store's path leads to another place.
+const HEALTH_CHECK: Duration = Duration::from_secs(1);
+/// First and longest pause between attempts to open the path again.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
+/// Maximum number of stores that the path no longer leads to and that are still being closed. A
+/// hung disk may keep a store, with its memory and files, from being closed. At this number the
+/// command does not open the path again.
+const LEFT_MAX: usize = 4;
+
+/// The arguments of the thread that keeps a store.
+pub(super) struct Keeper<'a> {
+    pub(super) context: &'a Context,
+    pub(super) options: Options,
+    pub(super) must_own: bool,
+    /// Tells the service the open store.
+    pub(super) access: &'a StoreAccess,
+    /// Called once, when the store is open.
+    pub(super) on_open: &'a (dyn Fn() + Sync),
+}
+
+impl Keeper<'_> {
+    /// Owns the store, or waits to own it, until `stop` has a message or is disconnected. Opens the
+    /// path again when it leads to another store.
+    ///
+    /// # Errors
+    /// If the store cannot be opened, taken over or closed, or another process owns it and
+    /// `must_own` is set.
+    pub(super) fn run(&self, stop: &Receiver<()>) -> Result<(), Failure> {
+        let Self { context, options, must_own, access, .. } = self;
+        let first = open::with(options)?;
+        let dir = first.path().to_owned();
+        access.set_open(Some(Arc::clone(&first)));
+        let mut served = Some(Served::new(first));
+        let mut reopening = Reopening::default();
+        let mut is_announced = false;
+        loop {
+            let pause = if let Some(current) = &mut served {
+                let pause = current.check(context, *must_own)?;
+                if !is_announced && current.announced.is_some() {
+                    is_announced = true;
+                    (self.on_open)();
+                }
+                if pause.is_none() {
+                    emit(context, &Event::of_store("reopening", &dir));
+                    access.set_open(None);
+                    reopening.begin(served.take());
+                }
+                pause.unwrap_or_default()
+            } else {
+                match reopening.open(options) {
+                    Ok(node) => {
+                        access.set_open(Some(Arc::clone(&node)));
+                        served = Some(Served::new(node));
+                        Duration::ZERO
+                    }
+                    Err(failure) => reopening.report(context, &dir, failure),
+                }
+            };
+            match stop.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        access.set_open(None);
+        if let Some(current) = &served {
+            current.node.close()?;
+        }
+        drop(reopening);
+        emit(context, &Event::of_store("closed", &dir));
+        Ok(())
+    }
+}
+
+struct Served {
+    node: Arc<Node>,
+    /// The role that was printed last, and whether the store had failed then.
+    announced: Option<(Role, bool)>,
+}
+
+impl Served {
+    fn new(node: Arc<Node>) -> Self {
+        Self { node, announced: None }
+    }
+
+    /// Takes over if the owner has ended, and prints the role of this process if it changed.
+    /// Returns the time until the next check; `None` if the store's path leads to another place.
+    fn check(&mut self, context: &Context, must_own: bool) -> Result<Option<Duration>, Failure> {
+        let node = &self.node;
+        let is_left = |error: &Error| error.kind() == ErrorKind::Closed || node.is_replaced();
+        let role = match node.ensure_owner() {
+            Ok(_) if node.is_replaced() => return Ok(None),
+            Ok(role) => role,
+            Err(error) if is_left(&error) => return Ok(None),
+            // The owner does not respond, so this process continues to wait. The log names the
+            // owner.
+            Err(error) if error.kind() == ErrorKind::Retry => Role::Client,
+            Err(error) => return Err(error.into()),
+        };
+        // A failed store does not end the command, because the owner reopens the store
+        // automatically.
+        let failed = role == Role::Owner && node.problem().is_some();
+        let is_news = self.announced != Some((role, failed));
+        if role == Role::Client && !is_news {
+            return Ok(Some(OWNER_CHECK));
+        }
+        let pause = if role == Role::Owner { HEALTH_CHECK } else { OWNER_CHECK };
+        match node.store().stats() {
+            Ok(stats) if is_news => {
+                announce(context, node, (role, failed), &stats.catalog, must_own)?;
+                self.announced = Some((role, failed));
+            }
+            Ok(_) => {}
+            Err(error) if is_left(&error) => return Ok(None),
+            Err(error) if must_own && is_news => return Err(Failure::unopened(&error)),
+            // The owner did not answer: the next check asks it again.
+            Err(_) => {}
+        }
+        Ok(Some(pause))
+    }
+}
+
+/// Attempts to open a path that now leads to another store.
+#[derive(Default)]
+struct Reopening {
+    /// Stores that the path no longer leads to. A background thread of each store closes it,
+    /// through the descriptor of its directory.
+    left: Vec<Arc<Node>>,
+    /// After a failed attempt, the pause until the next attempt, and the reason for the failure.
+    failed: Option<(Duration, String)>,
+}
+
+impl Reopening {
+    fn begin(&mut self, left: Option<Served>) {
+        self.left.extend(left.map(|served| served.node));
+        self.failed = None;
+    }
+
+    fn open(&mut self, options: &Options) -> Result<Arc<Node>, Failure> {
+        self.left.retain(|node| !node.is_replaced());
+        if self.left.len() >= LEFT_MAX {
+            return Err(Failure::failed(
+                format!("{LEFT_MAX} stores are still being closed: their disks do not answer"),
+                "",
+            ));
+        }
+        open::with(options)
+    }
+
+    /// Prints a failed attempt, once per reason. Returns the time until the next attempt.
+    fn report(&mut self, context: &Context, dir: &Path, failure: Failure) -> Duration {
+        let pause = match &self.failed {
+            Some((pause, _)) => (2 * *pause).min(PAUSES.1),
+            None => PAUSES.0,
+        };
+        if self.failed.as_ref().is_none_or(|(_, reason)| *reason != failure.line) {
+            let reason = Some(failure.line.as_str());
+            emit(context, &Event { reason, ..Event::of_store("reopening", dir) });
+        }
+        self.failed = Some((pause, failure.line));
+        pause
+    }
+}
+
+/// Prints the role of this process, and whether its store failed.
+///
+/// # Errors
+/// If another process owns the store and this process must own it.
+fn announce(
+    context: &Context,
+    node: &Node,
+    (role, failed): (Role, bool),
+    stats: &CatalogStats,
+    must_own: bool,
+) -> Result<(), Failure> {
+    let owner = stats.owner_pid;
+    if role == Role::Client && must_own {
+        return Err(Failure::unusable(
+            format!("process {owner} owns the store in {}", node.path().display()),
+            "the command without --must-own: it waits until that process ends",
+        ));
+    }
+    let event = match role {
+        Role::Owner if failed => "failed",
+        Role::Owner => "ready",
+        Role::Client => "waiting",
+    };
+    let (owner_pid, capacity_bytes) = (Some(owner), Some(stats.capacity_bytes));
+    emit(context, &Event { owner_pid, capacity_bytes, ..Event::of_store(event, node.path()) });
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! `ritornello serve`: a process that owns stores for others, and answers about stores over HTTP.
+
+mod event;
+mod keeper;
+mod notify;
+mod signals;
+
+use clap::Args;
+use event::{Event, emit};
+use keeper::Keeper;
+use notify::Readiness;
+use ritornello_codec::Codec;
+use ritornello_service::{Service, Settings, StoreAccess};
+use ritornello_store::{Durability, Options, parse_index};
+use ritornello_terminal::Context;
+use ritornello_terminal::exit::{Failure, Status};
+use ritornello_terminal::value::{codec, size};
+use signals::{Ending, Happening};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A store needs no service: the first process that opens it owns it, and when the owner ends another
+process takes over. With this command the owner is a process that outlives engines, with separate
+memory and limits.
+
+If another process owns the store, this command waits, and takes over when the owner ends; with
+--must-own it fails instead, with exit code 2. SIGTERM, SIGINT and SIGHUP end the command: clients'
+calls finish, all puts are made durable, and a client takes over. If a disk is mounted over the
+directory, or the directory is replaced by another store's, this command opens the directory at the
+path again. Each change of the command's role is a line on standard output: `ready`, `waiting`,
+`failed`, `reopening`, `closed`; with --json one object per line.
+
+--http answers over HTTP about the stores: /livez, /readyz, /metrics (OpenMetrics), /v1/stats,
+/v1/scopes, /v1/config, and /openapi.json, which describes all routes. With --observe the command
+opens no store, so it never owns one: owners answer, also inside engines, and of a store without an
+owner its files are read. The command then prints `listening` only.
+
+Examples:
+  ritornello serve /nvme/kv --capacity 200GiB
+  ritornello serve /nvme/kv --must-own
+  ritornello serve /nvme/kv --json
+  ritornello serve /nvme0/kv /nvme1/kv --http 127.0.0.1:7007
+  ritornello serve /nvme/kv --observe --http 127.0.0.1:7007")]
+pub struct ServeArgs {
+    /// The stores' directories
+    #[arg(required = true, value_name = "DIR")]
+    pub dirs: Vec<PathBuf>,
+    /// The store's capacity: creates a missing store, resizes an existing store
+    #[arg(long, value_parser = size)]
+    pub capacity: Option<u64>,
+    /// When a put is complete: cache (once visible) or durable
+    #[arg(long, default_value = "cache")]
+    pub durability: String,
+    /// The index: run, lsm, or run with a memory ceiling, such as run:8GiB
+    #[arg(long)]
+    pub index: Option<String>,
+    /// Codec of pages: raw, split, zstd, int8 or int4
+    #[arg(long, default_value = "raw", value_parser = codec)]
+    pub codec: Codec,
+    /// Fail if another process owns the store
+    #[arg(long)]
+    pub must_own: bool,
+    /// Answer over HTTP on this address, such as 127.0.0.1:7007
+    #[arg(long, value_name = "ADDRESS")]
+    pub http: Option<SocketAddr>,
+    /// Name under which clients may reach the service, besides localhost; may be repeated
+    #[arg(long, value_name = "NAME", requires = "http")]
+    pub http_host: Vec<String>,
+    /// Open no store: only answer over HTTP
+    #[arg(
+        long,
+        requires = "http",
+        conflicts_with_all = ["capacity", "durability", "index", "codec", "must_own"]
+    )]
+    pub observe: bool,
+}
+
+/// Owns stores until a signal, or waits to own them, and answers over HTTP if an address is given.
+///
+/// # Errors
+/// If an argument is invalid, signals cannot be caught, the address cannot be used, a store cannot
+/// be opened, taken over or closed, or another process owns it and `--must-own` is set. The first
+/// failed store ends the command, which then closes the other stores.
+pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
+    let (sender, happened) = mpsc::channel();
+    let ending = Arc::new(Ending::default());
+    signals::forward(sender.clone(), Arc::clone(&ending))?;
+    let stores: Vec<_> = args.dirs.iter().map(|dir| StoreAccess::new(dir)).collect();
+    let keepers = if args.observe { Vec::new() } else { options(args)? };
+    let service = match args.http {
+        Some(address) => Some(start_service(context, args, address, &stores)?),
+        None => None,
+    };
+    let readiness = Readiness::new(keepers.len());
+    let on_open = || readiness.opened();
+    std::thread::scope(|scope| {
+        let (mut stops, mut threads) = (Vec::new(), Vec::new());
+        for (options, access) in keepers.into_iter().zip(&stores) {
+            let (stop, stopped) = mpsc::channel();
+            stops.push(stop);
+            let must_own = args.must_own;
+            let keeper = Keeper { context, options, must_own, access, on_open: &on_open };
+            let sender = sender.clone();
+            threads.push(scope.spawn(move || {
+                let result = keeper.run(&stopped);
+                // Fails if the command ends already.
+                let _ = sender.send(Happening::StoreEnded);
+                result
+            }));
+        }
+        // A failed receive ends the command as well.
+        let _ = happened.recv();
+        ending.begin();
+        readiness.ending();
+        drop(stops);
+        if let Some(service) = service {
+            service.stop();
+        }
+        let ended = threads.into_iter().map(|thread| {
+            let panicked = || Failure::failed("a thread that keeps a store panicked", "again");
+            thread.join().unwrap_or_else(|_| Err(panicked()))
+        });
+        // All threads are joined before the first failure is returned.
+        ended.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
+    })?;
+    Ok(Status::Fine)
+}
+
+fn start_service(
+    context: &Context,
+    args: &ServeArgs,
+    address: SocketAddr,
+    stores: &[Arc<StoreAccess>],
+) -> Result<Service, Failure> {
+    let stores = stores.to_vec();
+    let service = Service::start(Settings { address, host_names: args.http_host.clone(), stores })?;
+    emit(context, &Event::listening(service.address()));
+    Ok(service)
+}
+
+/// Returns the options of each store.
+fn options(args: &ServeArgs) -> Result<Vec<Options>, Failure> {
+    for (name, is_given) in
+        [("--capacity", args.capacity.is_some()), ("--index", args.index.is_some())]
+    {
+        if is_given && args.dirs.len() > 1 {
+            return Err(Failure::unusable(
+                format!("{name} is for one directory, and {} are named", args.dirs.len()),
+                format!("`ritornello serve DIR {name} ...` once per directory, or without {name}"),
+            ));
+        }
+    }
+    args.dirs.iter().map(|dir| store_options(args, dir)).collect()
+}
+
+fn store_options(args: &ServeArgs, dir: &Path) -> Result<Options, Failure> {
+    let mut options = Options::new(dir);
+    options.capacity = args.capacity;
+    options.durability = Durability::parse(&args.durability)?;
+    options.codec = args.codec;
+    if let Some(index) = &args.index {
+        let (kind, memory) = parse_index(index)?;
+        (options.index, options.index_memory) = (Some(kind), memory);
+    }
+    Ok(options)
+}

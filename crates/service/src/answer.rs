@@ -1,0 +1,89 @@
+//! State that all routes share: the stores and their observations.
+
+use crate::host::Hosts;
+use crate::limits::{REQUESTS_BURST, REQUESTS_PER_SECOND};
+use crate::observer::{Observation, Observer};
+use crate::problem::Problem;
+use crate::rate::RateLimit;
+use crate::settings::Settings;
+use axum::http::StatusCode;
+use ritornello_node::Observed;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+/// The state of the service.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) address: SocketAddr,
+    pub(crate) host_names: Vec<String>,
+    pub(crate) hosts: Hosts,
+    pub(crate) rate: RateLimit,
+    pub(crate) observers: Vec<Arc<Observer>>,
+    /// The OpenAPI document, which is made from the routes.
+    pub(crate) document: OnceLock<String>,
+}
+
+impl Shared {
+    /// The state of a service that listens on `address`.
+    pub(crate) fn new(settings: Settings, address: SocketAddr) -> Arc<Self> {
+        Arc::new(Self {
+            address,
+            hosts: Hosts::new(&settings.host_names),
+            host_names: settings.host_names,
+            rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
+            observers: settings.stores.into_iter().map(Observer::new).collect(),
+            document: OnceLock::new(),
+        })
+    }
+
+    /// Returns the observers of the store that `name` names, or of all stores.
+    ///
+    /// # Errors
+    /// 404 if the service has no such store.
+    pub(crate) fn select(&self, name: Option<&str>) -> Result<Vec<Arc<Observer>>, Problem> {
+        let Some(name) = name else { return Ok(self.observers.clone()) };
+        let found = self.observers.iter().find(|observer| observer.access().name() == name);
+        found.map(|observer| vec![Arc::clone(observer)]).ok_or_else(|| {
+            Problem::new(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                "the service has no store with this name: /v1/config lists the names",
+            )
+        })
+    }
+}
+
+/// A store's name, and its observation.
+pub(crate) struct Named {
+    pub(crate) store: String,
+    pub(crate) observation: Arc<Observation>,
+}
+
+/// Observes stores concurrently.
+pub(crate) async fn observe_all(observers: Vec<Arc<Observer>>) -> Vec<Named> {
+    let begun: Vec<_> = observers
+        .into_iter()
+        .map(|observer| {
+            let store = observer.access().name().to_owned();
+            (store, tokio::spawn(async move { observer.current().await }))
+        })
+        .collect();
+    let mut found = Vec::with_capacity(begun.len());
+    for (store, task) in begun {
+        // A task fails only if it panics, or when the service ends.
+        if let Ok(observation) = task.await {
+            found.push(Named { store, observation });
+        }
+    }
+    found
+}
+
+/// The state of a store in one word.
+pub(crate) fn state_word(observation: &Observation) -> &'static str {
+    match &observation.observed {
+        Ok(Observed::Owned(stats)) if stats.poisoned.is_some() => "poisoned",
+        Ok(Observed::Owned(_)) => "owned",
+        Ok(Observed::Unowned(_)) => "unowned",
+        Err(_) => "unavailable",
+    }
+}

@@ -1,0 +1,122 @@
+//! The check of the Host header.
+//!
+//! A browser sends requests of any web page to any address. A page whose name its owner lets lead
+//! to this machine would be of the same origin as the service, so the page could read answers. Such
+//! a request has the page's name in its Host header.
+
+use crate::problem::Problem;
+use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
+use std::net::{IpAddr, SocketAddr};
+
+/// Names of the service.
+#[derive(Debug)]
+pub(crate) struct Hosts {
+    names: Vec<String>,
+}
+
+impl Hosts {
+    /// The loopback name, and `further` names.
+    pub(crate) fn new(further: &[String]) -> Self {
+        let names = further.iter().map(|name| name.to_ascii_lowercase());
+        Self { names: ["localhost".to_owned()].into_iter().chain(names).collect() }
+    }
+
+    /// Checks that the request names the service: by a name, a loopback address, or `local`, the
+    /// address at which the request arrived.
+    ///
+    /// # Errors
+    /// 400 without exactly one valid Host header; 421 for a name of another service.
+    pub(crate) fn check(
+        &self,
+        headers: &HeaderMap,
+        uri: &Uri,
+        local: SocketAddr,
+    ) -> Result<(), Problem> {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else {
+            return Err(Problem::invalid("the request must have one Host header"));
+        };
+        let host = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok());
+        let Some(host) = host else {
+            return Err(Problem::invalid("the Host header is not a host with an optional port"));
+        };
+        let is_ours = |authority| self.is_ours(authority, local);
+        if is_ours(&host) && uri.authority().is_none_or(is_ours) {
+            return Ok(());
+        }
+        Err(Problem::new(
+            StatusCode::MISDIRECTED_REQUEST,
+            "invalid",
+            "the Host header does not name this service: use localhost or the service's address, \
+             or start the service with --http-host NAME",
+        ))
+    }
+
+    fn is_ours(&self, authority: &Authority, local: SocketAddr) -> bool {
+        if authority.as_str().contains('@')
+            || authority.port_u16().unwrap_or(80) != local.port()
+            || (authority.port().is_none() && authority.as_str().ends_with(':'))
+        {
+            return false;
+        }
+        let host = authority.host();
+        let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        match literal.unwrap_or(host).parse::<IpAddr>() {
+            Ok(ip) => {
+                let ip = ip.to_canonical();
+                ip == local.ip().to_canonical() || (ip.is_loopback() && local.ip().is_loopback())
+            }
+            Err(_) => self.names.iter().any(|name| name.eq_ignore_ascii_case(host)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderValue;
+
+    fn status(hosts: &[&str], uri: &str) -> Result<(), String> {
+        let mut headers = HeaderMap::new();
+        for host in hosts {
+            headers.append(header::HOST, HeaderValue::from_str(host).unwrap());
+        }
+        let local = "127.0.0.1:7007".parse().unwrap();
+        let hosts = Hosts::new(&["node-3.cluster".to_owned()]);
+        hosts.check(&headers, &uri.parse().unwrap(), local).map_err(|p| p.message().to_owned())
+    }
+
+    #[test]
+    fn only_names_of_the_service_pass() {
+        for host in ["localhost:7007", "LOCALHOST:7007", "127.0.0.1:7007", "[::1]:7007"] {
+            assert_eq!(status(&[host], "/"), Ok(()), "{host}");
+        }
+        assert_eq!(status(&["node-3.cluster:7007"], "/"), Ok(()));
+        for host in [
+            "evil.example:7007",
+            "127.0.0.1.evil.example:7007",
+            "localhost.evil.example:7007",
+            "localhost",
+            "localhost:",
+            "localhost:7008",
+            "10.0.0.1:7007",
+            "user@localhost:7007",
+            "0:7007",
+        ] {
+            assert!(status(&[host], "/").is_err(), "{host}");
+        }
+    }
+
+    #[test]
+    fn target_with_another_host_is_refused() {
+        assert_eq!(status(&["localhost:7007"], "http://localhost:7007/livez"), Ok(()));
+        assert!(status(&["localhost:7007"], "http://evil.example:7007/livez").is_err());
+    }
+
+    #[test]
+    fn one_host_header_is_required() {
+        assert!(status(&[], "/").unwrap_err().contains("one Host header"));
+        assert!(status(&["localhost:7007", "localhost:7007"], "/").is_err());
+        assert!(status(&["a b"], "/").unwrap_err().contains("not a host"));
+    }
+}

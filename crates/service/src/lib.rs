@@ -1,0 +1,47 @@
+//! # ritornello-service
+//!
+//! The node service: one HTTP address that answers about the stores of a machine, for probes of
+//! health, for Prometheus, and for programs of operators.
+//!
+//! ```text
+//!   accept loop ── limits of connections, headers and time            server.rs
+//!     └─ guard ── Host, rate, token and role, headers of responses    guard.rs
+//!          └─ routes, and the OpenAPI document of exactly these       routes/
+//!               └─ observer ── one answer for several requests        observer.rs
+//!                    └─ store access ── an open handle, or none       store_access.rs
+//! ```
+//!
+//! **Stores.** A store that this process has open answers through its handle. Any other store is
+//! observed: its owner answers, or its files if no process owns it. An observation never makes
+//! this process the owner.
+//!
+//! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
+//! on separate threads, at most one observation per store at a time, and have deadlines: a hung
+//! disk delays answers about its store, and no other answer.
+//!
+//! **Promises.** `/livez` answers without a store. Without a token file the service listens on
+//! loopback addresses only, and its requests change nothing. A request is answered only if its
+//! Host header names the service, so a web page of another origin cannot read answers through a
+//! name that its owner chose. Memory, connections, the time of each request and the number of time
+//! series are bounded for all requests. Label values cannot add lines or labels.
+//!
+//! **Must not know** how a store works, or the command line: the caller opens stores and prints.
+
+#![forbid(unsafe_code)]
+
+mod answer;
+mod guard;
+mod host;
+mod limits;
+mod metrics;
+mod observer;
+mod problem;
+mod rate;
+mod routes;
+mod server;
+mod settings;
+mod store_access;
+
+pub use server::Service;
+pub use settings::Settings;
+pub use store_access::StoreAccess;

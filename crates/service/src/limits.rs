@@ -1,0 +1,40 @@
+//! The limits of the service.
+
+use std::time::Duration;
+
+/// Maximum number of stores.
+pub(crate) const STORES_MAX: usize = 64;
+
+/// Maximum number of connections. Further connections wait in the kernel's queue.
+pub(crate) const CONNECTIONS_MAX: usize = 64;
+/// Maximum time for the headers of a request, which is also the maximum time between two requests
+/// of a connection.
+pub(crate) const HEADERS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum bytes of the headers of a request.
+pub(crate) const HEADERS_BYTES_MAX: usize = 16 << 10;
+/// Maximum number of headers of a request.
+pub(crate) const HEADERS_MAX: usize = 64;
+/// Age at which a connection is closed after its current request.
+pub(crate) const CONNECTION_AGE: Duration = Duration::from_secs(60);
+/// Maximum time of a connection after [`CONNECTION_AGE`], or after the service is told to stop: for
+/// a client that does not read its answer.
+pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
+
+/// Maximum bytes of the body of a request.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// Maximum time of a request, from its headers to the headers of its answer.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+/// Requests per second that are served for longer than a burst.
+pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
+/// Requests that are served immediately after a pause.
+pub(crate) const REQUESTS_BURST: u32 = 200;
+
+/// Maximum time that a request waits for an observation.
+pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for which requests share an observation that has ended.
+pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
+
+/// Maximum number of scopes in an answer and among the labels of metrics, without `other`.
+pub(crate) const SCOPES_MAX: usize = 16;
+/// Maximum characters of a label value.
+pub(crate) const LABEL_CHARS_MAX: usize = 128;

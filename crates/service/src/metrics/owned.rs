@@ -1,0 +1,183 @@
+//! The metrics of a store whose owner answers.
+
+use super::families::{Definition, Rows, label};
+use super::{names, scope_labels};
+use ritornello_store::CatalogStats;
+
+/// Counters of the owner that are one series each.
+const COUNTERS: [(&str, &Definition); 26] = [
+    ("probes", &names::PROBES),
+    ("present_pages", &names::PRESENT_PAGES),
+    ("refused_scopes", &names::REFUSED_SCOPES),
+    ("evicted_pages", &names::EVICTED_PAGES),
+    ("deleted_pages", &names::DELETED_PAGES),
+    ("damaged_pages", &names::DAMAGED_PAGES),
+    ("scopes_dropped", &names::SCOPES_DROPPED),
+    ("foreign_releases", &names::FOREIGN_RELEASES),
+    ("runs_retained", &names::RUNS_RETAINED),
+    ("retentions_displaced", &names::RETENTIONS_DISPLACED),
+    ("retentions_lapsed", &names::RETENTIONS_LAPSED),
+    ("runs_abandoned", &names::RUNS_ABANDONED),
+    ("runs_failed", &names::RUNS_FAILED),
+    ("syncs", &names::SYNCS),
+    ("bytes_admitted", &names::ADMITTED),
+    ("runs_moved", &names::RUNS_MOVED),
+    ("segments_removed", &names::SEGMENTS_REMOVED),
+    ("scrubbed_runs", &names::SCRUBBED_RUNS),
+    ("scrubbed_bytes", &names::SCRUBBED),
+    ("scrub_damaged_pages", &names::SCRUB_DAMAGED_PAGES),
+    ("reclaim_waits", &names::RECLAIM_WAITS),
+    ("leases_expired", &names::LEASES_EXPIRED),
+    ("leases_shortened", &names::LEASES_SHORTENED),
+    ("reopenings", &names::REOPENINGS),
+    ("probed_pages", &names::PROBED_PAGES),
+    ("stored_pages", &names::STORED_PAGES),
+];
+
+/// Counters of refused pages, and the reason of each. The reasons are the words of
+/// `Refusal::word`; the owner counts `no_space` and `deadline` together.
+const REFUSALS: [(&str, &str); 7] = [
+    ("refused_space", "no_space"),
+    ("refused_metadata", "metadata"),
+    ("refused_quota", "quota"),
+    ("refused_admission", "admission"),
+    ("refused_write_budget", "write_budget"),
+    ("refused_index_memory", "index_memory"),
+    ("refused_absent_space", "absent_space"),
+];
+
+/// Adds the metrics of a store.
+pub(super) fn add(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
+    add_state(rows, stats);
+    add_counters(rows, stats, missed_pages);
+    add_space(rows, stats);
+    add_policies(rows, stats);
+    add_index(rows, stats);
+    rows.gauge(&names::SCOPES, [], stats.scopes);
+    scope_labels::add(rows, stats);
+}
+
+fn add_state(rows: &mut Rows<'_>, stats: &CatalogStats) {
+    rows.gauge(
+        &names::STORE_INFO,
+        [
+            ("uuid", label(&stats.uuid)),
+            ("index", label(&stats.index)),
+            ("durability", label(&stats.durability)),
+            ("io", label(&stats.io.mode)),
+            ("file_system", label(&stats.io.file_system)),
+        ],
+        1_u64,
+    );
+    rows.gauge(&names::POISONED, [], u64::from(stats.poisoned.is_some()));
+    rows.gauge(&names::OWNER_EPOCH, [], u64::from(stats.owner_epoch));
+    rows.gauge(&names::OPEN, [], stats.open_ms / 1e3);
+    rows.gauge(&names::WARNINGS, [], stats.io.warnings.len() as u64);
+    rows.gauge(&names::LEASES, [], stats.leases);
+    rows.gauge(&names::CLIENTS, [], stats.clients);
+    rows.gauge(&names::RESERVATIONS, [], stats.reservations);
+    for (reason, items) in &stats.dropped_at_open {
+        rows.gauge(&names::DROPPED_AT_OPEN, [("reason", label(reason))], *items);
+    }
+}
+
+fn add_counters(rows: &mut Rows<'_>, stats: &CatalogStats, missed_pages: u64) {
+    let counter = |name: &str| stats.counters.get(name).copied();
+    let tier = || [("tier", tier(stats).to_owned())];
+    rows.gauge(&names::PAGES, tier(), stats.pages);
+    rows.gauge(&names::RUNS, tier(), stats.runs);
+    if let Some(pages) = counter("hit_pages") {
+        rows.counter(&names::HIT_PAGES, tier(), pages);
+        rows.counter(&names::MISSED_PAGES, tier(), missed_pages);
+    }
+    for (name, definition) in COUNTERS {
+        if let Some(value) = counter(name) {
+            rows.counter(definition, [], value);
+        }
+    }
+    for (name, reason) in REFUSALS {
+        if let Some(pages) = counter(name) {
+            rows.counter(&names::REFUSED_PAGES, [("reason", reason.to_owned())], pages);
+        }
+    }
+    if let Some(micros) = counter("sync_micros") {
+        rows.counter(&names::SYNC, [], micros as f64 / 1e6);
+    }
+    let causes = [
+        ("put", counter("bytes_written")),
+        ("move", counter("bytes_moved")),
+        ("index", Some(stats.index_written_bytes)),
+    ];
+    for (cause, bytes) in causes {
+        if let Some(bytes) = bytes {
+            let [tier] = tier();
+            rows.counter(&names::WRITTEN, [tier, ("cause", cause.to_owned())], bytes);
+        }
+    }
+    rows.gauge(&names::WRITE_AMPLIFICATION, [], stats.health.write_amplification);
+}
+
+/// The tier of a store: `host` if its directories are in memory.
+fn tier(stats: &CatalogStats) -> &'static str {
+    if stats.io.mode == "mapped" { "host" } else { "disk" }
+}
+
+fn add_space(rows: &mut Rows<'_>, stats: &CatalogStats) {
+    let health = &stats.health;
+    rows.gauge(&names::CAPACITY, [], stats.capacity_bytes);
+    rows.gauge(&names::ALLOCATED, [], stats.allocated_bytes);
+    rows.gauge(&names::USED, [], stats.used_bytes);
+    rows.gauge(&names::FREE, [], stats.free_bytes);
+    rows.gauge(&names::RESERVE, [], health.reserve_bytes);
+    rows.gauge(&names::LIMBO, [], stats.limbo_bytes);
+    rows.gauge(&names::DEFERRED, [], stats.deferred_bytes);
+    rows.gauge(&names::RESERVED, [], stats.reserved_bytes);
+    rows.gauge(&names::QUARANTINED, [], stats.quarantined_bytes);
+    rows.gauge(&names::RETAINED, [], stats.retained_bytes);
+    rows.gauge(&names::PADDING, [], health.padding_bytes);
+    rows.gauge(&names::SEALED, [], health.sealed_bytes);
+    rows.gauge(&names::SEGMENTS, [], stats.segments);
+    rows.gauge(&names::SEGMENTS_MAX, [], stats.segments_max);
+    rows.gauge(&names::EXTENTS_PER_RUN, [], health.extents_per_run);
+    rows.gauge(&names::ABSENT_RUNS, [], stats.absent_space.runs);
+    rows.gauge(&names::ABSENT_SPACES, [], stats.absent_space.reasons.len() as u64);
+    for volume in &stats.paths {
+        let labels = || [("volume", label(&volume.dir))];
+        rows.gauge(&names::VOLUME_USED, labels(), volume.used_bytes);
+        rows.gauge(&names::VOLUME_SEGMENTS, labels(), volume.segments);
+        rows.gauge(&names::VOLUME_PRESENT, labels(), u64::from(volume.absent.is_none()));
+        rows.gauge(&names::VOLUME_DRAINING, labels(), u64::from(volume.draining));
+    }
+}
+
+fn add_policies(rows: &mut Rows<'_>, stats: &CatalogStats) {
+    let admission = &stats.admission;
+    rows.gauge(&names::GHOST_PAGES, [], admission.ghost_pages);
+    if let Some(bytes) = admission.budget_bytes_per_day {
+        rows.gauge(&names::WRITE_BUDGET_PER_DAY, [], bytes);
+    }
+    if let Some(bytes) = admission.available_bytes {
+        rows.gauge(&names::WRITE_BUDGET_AVAILABLE, [], bytes);
+    }
+    rows.counter(&names::EVICTION_SWITCHES, [], stats.eviction.switches);
+    for shadow in &stats.eviction.shadows {
+        let labels = || [("policy", label(&shadow.name))];
+        rows.gauge(&names::EVICTION_FOLLOWED, labels(), u64::from(shadow.followed));
+        rows.counter(&names::SHADOW_REQUESTED_PAGES, labels(), shadow.requested);
+        rows.counter(&names::SHADOW_HIT_PAGES, labels(), shadow.hits);
+    }
+}
+
+fn add_index(rows: &mut Rows<'_>, stats: &CatalogStats) {
+    rows.gauge(&names::INDEX_MEMORY, [], stats.index_memory_bytes);
+    if stats.index_memory_max_bytes > 0 {
+        rows.gauge(&names::INDEX_MEMORY_MAX, [], stats.index_memory_max_bytes);
+    }
+    rows.gauge(&names::INDEX_DISK, [], stats.index_disk_bytes);
+    if let Some(tuning) = &stats.index_tuning {
+        rows.gauge(&names::INDEX_SIZE_RATIO, [], u64::from(tuning.ratio));
+        rows.gauge(&names::INDEX_RUNS_PER_LEVEL, [], u64::from(tuning.runs));
+        rows.gauge(&names::INDEX_LEVELS, [], u64::from(tuning.levels));
+        rows.gauge(&names::INDEX_SORTED_RUNS, [], tuning.sorted_runs);
+    }
+}

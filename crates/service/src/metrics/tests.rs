@@ -1,0 +1,124 @@
+use super::names::ALL;
+use super::*;
+use crate::observer::Observation;
+use ritornello_store::{CatalogStats, ScopeUsage};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn named(stats: CatalogStats) -> Named {
+    let observed = Ok(Observed::Owned(Box::new(stats)));
+    let took = Duration::from_millis(1);
+    let observation = Arc::new(Observation { observed, missed_pages: 3, took });
+    Named { store: "/nvme/kv".to_owned(), observation }
+}
+
+fn scope(number: u64, model: &str) -> ScopeUsage {
+    let (id, model) = (format!("{number:032x}"), model.to_owned());
+    ScopeUsage { id, model, pages: 10, bytes: 100, ..ScopeUsage::default() }
+}
+
+fn samples<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+    let begins =
+        |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+    text.lines().filter(begins).collect()
+}
+
+/// The full names of the metrics in the table of the document.
+fn documented() -> BTreeSet<&'static str> {
+    let document = include_str!("../../../../docs/service.md");
+    let rows = document.lines().filter_map(|line| line.strip_prefix("| `ritornello_"));
+    rows.map(|row| row.split_once('`').unwrap().0).collect()
+}
+
+#[test]
+fn document_lists_exactly_the_metrics() {
+    let names: BTreeSet<_> = ALL.iter().map(|definition| definition.full_name()).collect();
+    let document = documented();
+    let of_document: BTreeSet<_> = document
+        .iter()
+        .map(|name| name.strip_suffix("_total").unwrap_or(name).to_owned())
+        .collect();
+    assert_eq!(of_document, names);
+    // A counter's name has the suffix in the document if it has it in the text.
+    let counters = ritornello_store::Counters::default().snapshot();
+    let text = encode(&[named(CatalogStats { counters, ..CatalogStats::default() })]).unwrap();
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ritornello_")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        assert!(document.contains(&*format!("{name}{suffix}")), "{name}{suffix}");
+    }
+}
+
+#[test]
+fn names_are_unique_and_have_help() {
+    let names: BTreeSet<_> = ALL.iter().map(|definition| definition.name).collect();
+    assert_eq!(names.len(), ALL.len());
+    for definition in ALL {
+        assert!(definition.help.len() > 10 && !definition.help.ends_with('.'));
+        let legal = |char: char| char.is_ascii_lowercase() || char == '_';
+        assert!(definition.name.chars().all(legal), "{}", definition.name);
+    }
+}
+
+#[test]
+fn model_names_cannot_add_labels_or_lines() {
+    let hostile = "x\",store=\"stolen\"} 1\nritornello_up{store=\"forged\"} 1\r\\";
+    let mut stats = CatalogStats { scopes: 1, ..CatalogStats::default() };
+    stats.largest_scopes = vec![scope(1, hostile)];
+    let text = encode(&[named(stats)]).unwrap();
+    assert_eq!(samples(&text, "ritornello_up"), ["ritornello_up{store=\"/nvme/kv\"} 1"]);
+    assert!(text.lines().all(|line| !line.starts_with("ritornello_up{store=\"forged")));
+    let pages = samples(&text, "ritornello_scope_pages");
+    assert_eq!(pages.len(), 1, "{pages:?}");
+    assert!(pages[0].contains("model=\"x\\\",store=\\\"stolen\\\"} 1\u{fffd}"), "{}", pages[0]);
+    assert!(pages[0].ends_with("\\\\\"} 10"), "{}", pages[0]);
+}
+
+#[test]
+fn scopes_beyond_the_limit_are_one_series() {
+    let mut stats = CatalogStats { scopes: 20, pages: 200, used_bytes: 2100, ..Default::default() };
+    stats.deferred_bytes = 100;
+    stats.largest_scopes = (0..20).map(|number| scope(number, &"m".repeat(500))).collect();
+    let text = encode(&[named(stats)]).unwrap();
+    let pages = samples(&text, "ritornello_scope_pages");
+    assert_eq!(pages.len(), SCOPES_MAX_AND_OTHER);
+    assert_eq!(pages.last().unwrap().split(' ').next_back(), Some("40"));
+    let used = samples(&text, "ritornello_scope_used_bytes");
+    assert_eq!(used.last().unwrap().split(' ').next_back(), Some("400"));
+    assert!(pages[0].len() < 300, "{}", pages[0]);
+}
+
+const SCOPES_MAX_AND_OTHER: usize = 17;
+
+#[test]
+fn failed_observation_is_not_up() {
+    let observation = Arc::new(Observation {
+        observed: Err(Problem::retry("the disk hangs")),
+        missed_pages: 0,
+        took: Duration::from_secs(5),
+    });
+    let text = encode(&[Named { store: "/gone".to_owned(), observation }]).unwrap();
+    assert_eq!(samples(&text, "ritornello_up"), ["ritornello_up{store=\"/gone\"} 0"]);
+    assert_eq!(samples(&text, "ritornello_pages"), [""; 0]);
+    assert!(text.ends_with("# EOF\n"));
+}
+
+#[test]
+fn every_counter_of_the_owner_has_a_series() {
+    let counters = ritornello_store::Counters::default().snapshot();
+    let mut stats = CatalogStats { counters, ..CatalogStats::default() };
+    // Distinct values: each must appear in the text.
+    for (at, value) in stats.counters.values_mut().enumerate() {
+        *value = 7_000_001 + at as u64;
+    }
+    let text = encode(&[named(stats.clone())]).unwrap();
+    for (name, value) in &stats.counters {
+        let (value, is_micros) = (*value, name.ends_with("_micros"));
+        let shown = if is_micros { (value as f64 / 1e6).to_string() } else { value.to_string() };
+        // The sum of the reasons' series.
+        let is_sum = name == "refused_pages";
+        let found = text.lines().any(|line| line.ends_with(&format!(" {shown}")));
+        assert!(found != is_sum, "{name} = {shown}");
+    }
+}

@@ -1,0 +1,188 @@
+//! The listener, its connections, and the end of the service.
+
+use crate::answer::Shared;
+use crate::guard::LocalAddress;
+use crate::limits::{
+    CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
+    HEADERS_TIMEOUT, STORES_MAX,
+};
+use crate::routes;
+use crate::settings::Settings;
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use ritornello_format::{Error, Result};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+/// Pause after a failed accept, for example for lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Threads for calls of stores besides the observations.
+const CALLS_MAX: usize = 16;
+
+/// A running service. Dropping it stops it.
+#[derive(Debug)]
+pub struct Service {
+    address: SocketAddr,
+    stopping: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Service {
+    /// Listens on the address, and answers until the service is stopped.
+    ///
+    /// # Errors
+    /// `Invalid` if the settings are unusable, or the address cannot be used; `Retry` if the
+    /// process lacks threads or files.
+    pub fn start(settings: Settings) -> Result<Self> {
+        settings.check()?;
+        let wanted = settings.address;
+        let listener = std::net::TcpListener::bind(wanted).map_err(|error| {
+            Error::invalid(
+                "the service cannot listen on this address: name an address of this machine with a \
+                 free port",
+            )
+            .with("address", wanted)
+            .because(error)
+        })?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(STORES_MAX + CALLS_MAX)
+            .thread_name("ritornello-http-call")
+            .build()?;
+        let router = routes::router(&Shared::new(settings, address));
+        let (stopping, stopped) = watch::channel(false);
+        let serve = move || {
+            let served = serve(&runtime, listener, router, stopped);
+            // A call of a store may hang, and dropping the runtime would wait for it.
+            runtime.shutdown_background();
+            served
+        };
+        let thread =
+            std::thread::Builder::new().name("ritornello-http".to_owned()).spawn(|| {
+                if let Err(error) = serve() {
+                    tracing::error!(%error, "the service ended: restart it");
+                }
+            })?;
+        Ok(Self { address, stopping, thread: Some(thread) })
+    }
+
+    /// The address on which the service listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Accepts no further connection, and waits until the answers to requests are sent, at most
+    /// five seconds. Calls of stores that hang are left to their threads.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.stopping.send(true);
+        if let Some(thread) = self.thread.take() {
+            // The thread fails only if it panics, which the panic's message reports.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn serve(
+    runtime: &Runtime,
+    listener: std::net::TcpListener,
+    router: Router,
+    stopped: watch::Receiver<bool>,
+) -> Result<()> {
+    runtime.block_on(async {
+        let listener = TcpListener::from_std(listener)?;
+        accept_all(&listener, &router, stopped).await;
+        Ok(())
+    })
+}
+
+async fn accept_all(listener: &TcpListener, router: &Router, stopped: watch::Receiver<bool>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    let mut stop = stopped.clone();
+    loop {
+        let accepted = tokio::select! {
+            _ = stop.wait_for(|stopped| *stopped) => break,
+            accepted = accept(listener, &places) => accepted,
+        };
+        match accepted {
+            Ok((stream, place)) => {
+                let (router, stopped) = (router.clone(), stopped.clone());
+                connections.spawn(serve_connection(stream, place, router, stopped));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection cannot be accepted");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+        while connections.try_join_next().is_some() {}
+    }
+    let _ =
+        timeout(CONNECTION_GRACE, async { while connections.join_next().await.is_some() {} }).await;
+}
+
+/// Accepts a connection when there is a place for it.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> Result<(TcpStream, OwnedSemaphorePermit)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(|error| {
+        Error::fatal("the limit of connections is closed: report this").because(error)
+    })?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, place))
+}
+
+/// Answers the requests of a connection.
+async fn serve_connection(
+    stream: TcpStream,
+    _place: OwnedSemaphorePermit,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let Ok(local) = stream.local_addr() else { return };
+    let routes = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(LocalAddress(local));
+        routes.call(request)
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADERS_TIMEOUT)
+        .max_buf_size(HEADERS_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        // A client that sends malformed requests or none loses its connection, and nothing else.
+        _ = connection.as_mut() => return,
+        _ = stopped.wait_for(|stopped| *stopped) => {}
+        () = sleep(CONNECTION_AGE) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = timeout(CONNECTION_GRACE, connection).await;
+}

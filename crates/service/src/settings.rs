@@ -1,0 +1,55 @@
+//! Settings of the service that its caller chooses.
+
+use crate::limits::STORES_MAX;
+use crate::store_access::StoreAccess;
+use ritornello_format::{Error, Result};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Settings of a service.
+#[derive(Debug)]
+pub struct Settings {
+    /// Address to listen on. Port 0 lets the kernel choose a port.
+    pub address: SocketAddr,
+    /// Host names, besides the loopback names and the address, under which clients may reach the
+    /// service.
+    pub host_names: Vec<String>,
+    /// The stores to answer about.
+    pub stores: Vec<Arc<StoreAccess>>,
+}
+
+impl Settings {
+    /// Checks the settings.
+    ///
+    /// # Errors
+    /// `Invalid` if there are no stores, too many, or two with the same directory; `Invalid` for an
+    /// address that other machines can reach.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.stores.is_empty() {
+            return Err(Error::invalid("the service has no stores: name at least one directory"));
+        }
+        if self.stores.len() > STORES_MAX {
+            return Err(Error::invalid(
+                "too many stores for one service: start a second service for the rest",
+            )
+            .with("stores", self.stores.len())
+            .with("max", STORES_MAX));
+        }
+        let mut names = BTreeSet::new();
+        for store in &self.stores {
+            if !names.insert(store.name()) {
+                return Err(Error::invalid("a directory is named twice: name it once")
+                    .with("dir", store.name()));
+            }
+        }
+        if !self.address.ip().is_loopback() {
+            return Err(Error::invalid(
+                "other machines can reach this address: listen on a loopback address, such as \
+                 127.0.0.1:7007",
+            )
+            .with("address", self.address));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,240 @@
+//! Services, their clients, and owners of stores in other processes: the test binary, run again.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use ritornello_format::Scope;
+use ritornello_node::{Node, Options, open};
+use ritornello_service::{Service, Settings, StoreAccess};
+use ritornello_store::PutOptions;
+use ritornello_volume::page_memory::BorrowedPages;
+use ritornello_volume::transfer::Control;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub const PAGE: u64 = 4 << 10;
+pub const PAGES: usize = 6;
+const VARIABLE: &str = "RITORNELLO_TEST_OWNER";
+
+pub fn options(dir: &Path) -> Options {
+    Options { capacity: Some(64 << 20), segment_bytes: Some(1 << 20), ..Options::new(dir) }
+}
+
+pub fn scope(model: &str) -> Scope {
+    Scope::opaque(model, PAGE, true)
+}
+
+pub fn keys() -> Vec<[u8; 16]> {
+    (0..PAGES).map(|page| [page as u8 + 1; 16]).collect()
+}
+
+/// Puts [`PAGES`] pages in the scope of `model`. Looks up these pages, and the same number of pages
+/// that are not stored.
+pub fn fill(node: &Node, model: &str) {
+    let keys = keys();
+    let bytes: Vec<Vec<u8>> = (0..PAGES).map(|page| vec![page as u8; PAGE as usize]).collect();
+    let slices: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+    let refs: Vec<&[u8]> = keys.iter().map(<[u8; 16]>::as_slice).collect();
+    let source = BorrowedPages::new(&slices);
+    let (scope, options) = (scope(model), PutOptions::default());
+    let store = node.store();
+    let put = store.put_batch(&scope, &refs, &source, &options, &Control::default()).unwrap();
+    assert_eq!(put.pages, PAGES, "{put:?}");
+    let absent: Vec<[u8; 16]> = (0..PAGES).map(|page| [page as u8 + 100; 16]).collect();
+    let all: Vec<&[u8]> = keys.iter().chain(&absent).map(<[u8; 16]>::as_slice).collect();
+    assert_eq!(store.probe(&scope, &all).unwrap(), PAGES);
+}
+
+/// A process that has a store open, with pages of scope `model`.
+pub struct Owner {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+    pub role: String,
+}
+
+impl Owner {
+    /// Starts the process. The test binary must have a test `owner` that calls [`run_as_owner`].
+    pub fn start(dir: &Path, model: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "owner", "--nocapture", "--test-threads=1"])
+            .env(VARIABLE, format!("{}\n{model}", dir.display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut owner = Self { child, input, output, role: String::new() };
+        owner.role = owner.hear("role ");
+        owner
+    }
+
+    fn hear(&mut self, begin: &str) -> String {
+        let mut line = String::new();
+        while self.output.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, rest)) = line.trim_end().split_once(begin) {
+                return rest.to_owned();
+            }
+            line.clear();
+        }
+        panic!("the owner ended early")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Lets the process close its store and end.
+    pub fn end(mut self) {
+        drop(self.input.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process of [`Owner`]; returns immediately in the process of the tests.
+pub fn run_as_owner() {
+    let Ok(argument) = std::env::var(VARIABLE) else { return };
+    let (dir, model) = argument.split_once('\n').unwrap();
+    let node = open(&options(Path::new(dir))).unwrap();
+    fill(&node, model);
+    println!("role {}", node.role().word());
+    // A client takes over when the owner has ended.
+    let waiting = Arc::clone(&node);
+    std::thread::spawn(move || {
+        while waiting.ensure_owner().is_ok() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    node.close().unwrap();
+}
+
+/// Starts a service that observes stores.
+pub fn observing(dirs: &[&Path]) -> Service {
+    let stores = dirs.iter().map(|dir| StoreAccess::new(dir)).collect();
+    Service::start(Settings {
+        address: "127.0.0.1:0".parse().unwrap(),
+        host_names: Vec::new(),
+        stores,
+    })
+    .unwrap()
+}
+
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: BTreeMap<String, String>,
+    pub body: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Parses the bytes of a response.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n")?;
+        let mut lines = head.lines();
+        let status = lines.next()?.split(' ').nth(1)?.parse().unwrap();
+        let header = |line: &str| {
+            let (name, value) = line.split_once(':').unwrap();
+            (name.to_ascii_lowercase(), value.trim().to_owned())
+        };
+        let headers: BTreeMap<_, _> = lines.map(header).collect();
+        let is_chunked = headers.get("transfer-encoding").is_some_and(|coding| coding == "chunked");
+        let body = if is_chunked { dechunked(body) } else { body.to_owned() };
+        Some(Self { status, headers, body })
+    }
+}
+
+fn dechunked(mut text: &str) -> String {
+    let mut body = String::new();
+    while let Some((length, rest)) = text.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        body += &rest[..length];
+        text = &rest[(length + 2).min(rest.len())..];
+    }
+    body
+}
+
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+/// Reads until the service closes the connection.
+pub fn read_all(mut stream: &TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    bytes
+}
+
+/// Sends a request with these header lines and body, and reads the answer.
+pub fn send(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[&str],
+    body: &str,
+) -> Answer {
+    let mut request = format!("{method} {target} HTTP/1.1\r\nConnection: close\r\n");
+    for header in headers {
+        request += &format!("{header}\r\n");
+    }
+    if !body.is_empty() {
+        request += &format!("Content-Length: {}\r\n", body.len());
+    }
+    let mut stream = connect(address);
+    stream.write_all(format!("{request}\r\n{body}").as_bytes()).unwrap();
+    let bytes = read_all(&stream);
+    Answer::parse(&bytes).unwrap_or_else(|| panic!("no answer to {method} {target}"))
+}
+
+pub fn get(address: SocketAddr, target: &str) -> Answer {
+    send(address, "GET", target, &[&host(address)], "")
+}
+
+pub fn host(address: SocketAddr) -> String {
+    format!("Host: {address}")
+}
+
+/// Returns the value of the series that begins with `series`.
+pub fn metric(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.starts_with(series))?;
+    Some(line.rsplit_once(' ').unwrap().1.parse().unwrap())
+}
+
+/// Waits until `done` returns true; fails after 30 seconds.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(30);
+    while !done() {
+        assert!(Instant::now() < until, "timed out; expected: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,234 @@
+//! Answers about stores of other processes, about stores without an owner, and about directories
+//! that hold none.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_node::open;
+use rustix::process::Signal;
+use std::time::{Duration, Instant};
+
+#[test]
+fn owner() {
+    run_as_owner();
+}
+
+#[test]
+fn owner_in_another_process_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let store = dir.path().to_str().unwrap();
+
+    let stats = get(address, "/v1/stats").json();
+    let found = &stats["stores"][0];
+    assert_eq!((&found["store"], &found["state"]), (&store.into(), &"owned".into()));
+    assert_eq!(found["owner"]["owner_pid"], owner.pid());
+    assert_eq!(found["owner"]["clients"], 0, "the service is no client");
+    assert_eq!(found["owner"]["pages"], PAGES);
+    assert!(found["files"].is_null() && found["problem"].is_null());
+
+    let scopes = get(address, "/v1/scopes").json();
+    let scope = &scopes["stores"][0]["scopes"][0];
+    assert_eq!((&scope["model"], &scope["pages"]), (&"a model".into(), &PAGES.into()));
+    assert_eq!(scopes["stores"][0]["scopes_total"], 1);
+
+    let config = get(address, "/v1/config").json();
+    assert_eq!(config["service"]["address"], address.to_string());
+    assert_eq!(config["stores"][0]["capacity_bytes"], 64 << 20);
+    assert_eq!(config["stores"][0]["durability"], "cache");
+
+    let ready = get(address, "/readyz");
+    assert_eq!((ready.status, &ready.json()["ready"]), (200, &true.into()));
+
+    let metrics = get(address, "/metrics");
+    assert_eq!(
+        metrics.headers["content-type"],
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    );
+    let labels = format!("{{store=\"{store}\"");
+    let value = |name: &str| metric(&metrics.body, &format!("ritornello_{name}{labels}"));
+    assert_eq!((value("up"), value("owned")), (Some(1.0), Some(1.0)));
+    assert_eq!(value("pages"), Some(PAGES as f64));
+    assert_eq!(value("stored_pages_total"), Some(PAGES as f64));
+    assert_eq!(value("probed_pages_total"), Some(2.0 * PAGES as f64));
+    assert_eq!(value("hit_pages_total"), Some(PAGES as f64));
+    assert_eq!(value("missed_pages_total"), Some(PAGES as f64));
+    assert_eq!(value("admitted_bytes_total"), Some((PAGES as u64 * PAGE) as f64));
+    assert!(metrics.body.ends_with("# EOF\n"));
+    owner.end();
+}
+
+#[test]
+fn store_without_owner_is_answered_from_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    Owner::start(dir.path(), "a model").end();
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let found = &get(address, "/v1/stats").json()["stores"][0];
+    assert_eq!(found["state"], "unowned");
+    assert_eq!(
+        (&found["files"]["owner_epoch"], &found["files"]["clean"]),
+        (&1.into(), &true.into())
+    );
+    assert!(found["owner"].is_null());
+    let scopes = get(address, "/v1/scopes").json();
+    assert_eq!(scopes["stores"][0]["scopes"][0]["model"], "a model");
+    assert_eq!(get(address, "/readyz").status, 200);
+    let metrics = get(address, "/metrics").body;
+    let value = |name| metric(&metrics, &format!("ritornello_{name}{{"));
+    assert_eq!((value("up"), value("owned")), (Some(1.0), Some(0.0)));
+    assert_eq!((value("owner_epoch"), value("pages")), (Some(1.0), None));
+    // The service did not own the store: another process opens it as the second owner.
+    assert_eq!(Owner::start(dir.path(), "a model").role, "owner");
+}
+
+#[test]
+fn next_owner_is_scraped_after_the_first_is_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = Owner::start(dir.path(), "a model");
+    let second = Owner::start(dir.path(), "a model");
+    assert_eq!((first.role.as_str(), second.role.as_str()), ("owner", "client"));
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let owner_pid = || get(address, "/v1/stats").json()["stores"][0]["owner"]["owner_pid"].clone();
+    assert_eq!(owner_pid(), first.pid());
+    first.kill();
+    // Scrapes during the takeover are answered, and the service never becomes the owner.
+    eventually("the second process owns the store", || {
+        let metrics = get(address, "/metrics");
+        assert_eq!(metrics.status, 200);
+        let pid = owner_pid();
+        assert!(pid.is_null() || pid != std::process::id());
+        pid == second.pid()
+    });
+    let epoch = metric(&get(address, "/metrics").body, "ritornello_owner_epoch{");
+    assert_eq!(epoch, Some(2.0));
+    second.end();
+}
+
+#[test]
+fn stopped_owner_is_not_ready_and_liveness_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    owner.signal(Signal::STOP);
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let asking = std::thread::spawn(move || get(address, "/readyz"));
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        let started = Instant::now();
+        assert_eq!(get(address, "/livez").body, "ok\n");
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+    let ready = asking.join().unwrap();
+    assert_eq!(ready.status, 503, "{ready:?}");
+    let store = &ready.json()["stores"][0];
+    assert_eq!(store["state"], "unavailable");
+    assert!(store["reason"].as_str().unwrap().contains("does not answer"), "{store}");
+    assert_eq!(metric(&get(address, "/metrics").body, "ritornello_up{"), Some(0.0));
+    owner.signal(Signal::CONT);
+    eventually("the owner answers", || get(address, "/readyz").status == 200);
+}
+
+#[test]
+fn request_in_progress_is_answered_before_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    owner.signal(Signal::STOP);
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let asking = std::thread::spawn(move || get(address, "/readyz"));
+    std::thread::sleep(Duration::from_millis(300));
+    let started = Instant::now();
+    service.stop();
+    assert_eq!(asking.join().unwrap().status, 503);
+    assert!(started.elapsed() > Duration::from_secs(1), "the request must have been in progress");
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn missing_directory_is_not_ready_until_it_holds_a_store() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("kv");
+    let service = observing(&[&dir]);
+    let address = service.address();
+    let ready = get(address, "/readyz");
+    assert_eq!((ready.status, &ready.json()["ready"]), (503, &false.into()));
+    assert_eq!(get(address, "/livez").status, 200);
+    assert_eq!(metric(&get(address, "/metrics").body, "ritornello_up{"), Some(0.0));
+    let problem = &get(address, "/v1/stats").json()["stores"][0]["problem"];
+    assert!(problem["message"].as_str().unwrap().contains("kv"), "{problem}");
+    std::fs::create_dir(&dir).unwrap();
+    let owner = Owner::start(&dir, "a model");
+    eventually("the store is ready", || get(address, "/readyz").status == 200);
+    owner.end();
+}
+
+#[test]
+fn stores_are_told_apart_by_their_directories() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let owners = dirs.each_ref().map(|dir| Owner::start(dir.path(), "a model"));
+    let service = observing(&dirs.each_ref().map(tempfile::TempDir::path));
+    let address = service.address();
+    for (dir, owner) in dirs.iter().zip(&owners) {
+        let name = dir.path().to_str().unwrap();
+        let stats = get(address, &format!("/v1/stats?store={name}")).json();
+        assert_eq!(stats["stores"].as_array().unwrap().len(), 1);
+        assert_eq!(stats["stores"][0]["owner"]["owner_pid"], owner.pid());
+    }
+    let metrics = get(address, "/metrics").body;
+    assert_eq!(metrics.lines().filter(|line| line.starts_with("ritornello_up{")).count(), 2);
+    assert_eq!(metrics.lines().filter(|line| line.starts_with("# TYPE ritornello_up ")).count(), 1);
+    let unknown = get(address, "/v1/stats?store=/elsewhere");
+    assert_eq!((unknown.status, &unknown.json()["kind"]), (404, &"not_found".into()));
+    assert_eq!(get(address, "/v1/scopes?shop=/elsewhere").status, 400);
+}
+
+#[test]
+fn scrapes_within_a_second_share_an_observation() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let service = observing(&[dir.path()]);
+    let address = service.address();
+    let took =
+        || metric(&get(address, "/metrics").body, "ritornello_observation_seconds{").unwrap();
+    let started = Instant::now();
+    let durations: Vec<f64> = std::thread::scope(|scope| {
+        let asking: Vec<_> = (0..16).map(|_| scope.spawn(took)).collect();
+        asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    if started.elapsed() < Duration::from_millis(900) {
+        assert!(durations.iter().all(|took| *took == durations[0]), "{durations:?}");
+    }
+    std::thread::sleep(Duration::from_millis(1100));
+    assert!(took() != durations[0], "an observation is not shared for longer than a second");
+    owner.end();
+}
+
+#[test]
+fn model_name_of_a_scope_cannot_forge_metrics() {
+    let dir = tempfile::tempdir().unwrap();
+    let hostile = "x\",store=\"y\"} 1\nritornello_up{store=\"forged\"} 0\n# EOF\n\\";
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, hostile);
+    let access = ritornello_service::StoreAccess::new(dir.path());
+    access.set_open(Some(node));
+    let service = ritornello_service::Service::start(ritornello_service::Settings {
+        address: "127.0.0.1:0".parse().unwrap(),
+        host_names: Vec::new(),
+        stores: vec![access],
+    })
+    .unwrap();
+    let text = get(service.address(), "/metrics").body;
+    assert_eq!(text.lines().filter(|line| line.starts_with("ritornello_up{")).count(), 1);
+    assert_eq!(text.lines().filter(|line| *line == "# EOF").count(), 1);
+    let pages: Vec<_> =
+        text.lines().filter(|line| line.starts_with("ritornello_scope_pages{")).collect();
+    assert_eq!(pages.len(), 1);
+    assert!(pages[0].ends_with(&format!("}} {PAGES}")), "{}", pages[0]);
+    let scopes = get(service.address(), "/v1/scopes").json();
+    assert_eq!(scopes["stores"][0]["scopes"][0]["model"], hostile);
+}

@@ -1,0 +1,207 @@
+//! Requests that are malformed, slow, oversized, too many, or of other origins.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_service::{Service, Settings, StoreAccess};
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// A service of a directory that holds no store: requests need none.
+fn service() -> Service {
+    observing(&[Path::new("/nonexistent/kv")])
+}
+
+#[test]
+fn document_lists_exactly_the_routes() {
+    let service = service();
+    let document = get(service.address(), "/openapi.json").json();
+    assert_eq!(document["openapi"].as_str().unwrap().split('.').next(), Some("3"));
+    let mut listed = BTreeSet::new();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for method in item.as_object().unwrap().keys() {
+            listed.insert((method.to_uppercase(), path.clone()));
+        }
+    }
+    let expected = ROUTES.map(|(method, path)| (method.to_owned(), path.to_owned()));
+    assert_eq!(listed, BTreeSet::from(expected));
+    for (method, path) in listed {
+        let answer = send(service.address(), &method, &path, &[&host(service.address())], "");
+        assert!(![404, 405].contains(&answer.status), "{method} {path}: {answer:?}");
+        let other = send(service.address(), "PATCH", &path, &[&host(service.address())], "");
+        assert_eq!((other.status, &other.json()["kind"]), (405, &"invalid".into()), "{path}");
+    }
+    for path in ["/", "/v1", "/v1/stats/", "/v2/stats", "/../etc/passwd", "/metrics%00"] {
+        let answer = get(service.address(), path);
+        assert_eq!((answer.status, &answer.json()["kind"]), (404, &"not_found".into()), "{path}");
+    }
+}
+
+const ROUTES: [(&str, &str); 7] = [
+    ("GET", "/livez"),
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/stats"),
+    ("GET", "/v1/scopes"),
+    ("GET", "/v1/config"),
+];
+
+#[test]
+fn other_hosts_and_origins_get_no_answers() {
+    let service = service();
+    let address = service.address();
+    let port = address.port();
+    let status = |headers: &[&str]| send(address, "GET", "/v1/config", headers, "").status;
+    assert_eq!(status(&[&format!("Host: localhost:{port}")]), 200);
+    assert_eq!(status(&[&format!("Host: evil.example:{port}")]), 421);
+    assert_eq!(status(&["Host: localhost"]), 421);
+    assert_eq!(status(&[]), 400);
+    assert_eq!(status(&[&host(address), &host(address)]), 400);
+    let absolute = format!("http://evil.example:{port}/v1/config");
+    assert_eq!(send(address, "GET", &absolute, &[&host(address)], "").status, 421);
+
+    let origin = [&*host(address), "Origin: https://evil.example"];
+    for (method, path) in [("GET", "/v1/config"), ("OPTIONS", "/v1/config"), ("GET", "/none")] {
+        let answer = send(address, method, path, &origin, "");
+        let allowed = answer.headers.keys().filter(|name| name.starts_with("access-control"));
+        assert_eq!(allowed.count(), 0, "{answer:?}");
+        let header = |name: &str| answer.headers.get(name).map(String::as_str);
+        let policy = "default-src 'none'; frame-ancestors 'none'";
+        assert_eq!(header("content-security-policy"), Some(policy));
+        assert_eq!(header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(header("cache-control"), Some("no-store"));
+    }
+}
+
+#[test]
+fn request_in_single_bytes_is_answered() {
+    let service = service();
+    let mut stream = connect(service.address());
+    let request =
+        format!("GET /livez HTTP/1.1\r\n{}\r\nConnection: close\r\n\r\n", host(service.address()));
+    for byte in request.as_bytes() {
+        stream.write_all(&[*byte]).unwrap();
+        stream.flush().unwrap();
+    }
+    assert_eq!(Answer::parse(&read_all(&stream)).unwrap().body, "ok\n");
+}
+
+#[test]
+fn headers_without_end_lose_their_connection() {
+    let service = service();
+    let mut slow = connect(service.address());
+    slow.write_all(b"GET /livez HTTP/1.1\r\nHost: ").unwrap();
+    let idle = connect(service.address());
+    let started = Instant::now();
+    for stream in [&slow, &idle] {
+        let bytes = read_all(stream);
+        assert!(Answer::parse(&bytes).is_none_or(|answer| answer.status == 408), "{bytes:?}");
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(30), "{took:?}");
+    }
+    assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
+    assert_eq!(get(service.address(), "/livez").status, 200);
+}
+
+#[test]
+fn oversized_headers_are_refused() {
+    let service = service();
+    let address = service.address();
+    let large = format!("X-Large: {}", "x".repeat(64 << 10));
+    assert_eq!(send_raw(address, &[&host(address), &large]), Some(431));
+    let many: Vec<String> = (0..200).map(|number| format!("X-{number}: 1")).collect();
+    let mut lines = vec![host(address)];
+    lines.extend(many);
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    assert_eq!(send_raw(address, &lines), Some(431));
+    assert_eq!(get(address, "/livez").status, 200);
+}
+
+/// Sends a request whose headers the service may refuse before it has read all of them. Returns
+/// the status, or `None` if the connection was reset before the answer was read.
+fn send_raw(address: std::net::SocketAddr, headers: &[&str]) -> Option<u16> {
+    let stream = connect(address);
+    let request = format!("GET /livez HTTP/1.1\r\n{}\r\n\r\n", headers.join("\r\n"));
+    let _ = (&stream).write_all(request.as_bytes());
+    Answer::parse(&read_all(&stream)).map(|answer| answer.status)
+}
+
+#[test]
+fn malformed_requests_lose_their_connection_only() {
+    let service = service();
+    let requests: [&[u8]; 6] = [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n12345",
+        b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n",
+    ];
+    for request in requests {
+        let stream = connect(service.address());
+        (&stream).write_all(request).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let bytes = read_all(&stream);
+        let status = Answer::parse(&bytes).map(|answer| answer.status);
+        assert!(status.is_none_or(|status| status >= 400), "{request:?}: {status:?}");
+        assert_eq!(get(service.address(), "/livez").status, 200);
+    }
+}
+
+#[test]
+fn requests_beyond_the_rate_are_refused_and_liveness_answers() {
+    let service = service();
+    let address = service.address();
+    let request = format!("GET /none HTTP/1.1\r\n{}\r\n\r\n", host(address));
+    let refused = || {
+        // Requests of one connection, without waiting for answers.
+        let stream = connect(address);
+        let end = request.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n");
+        (&stream).write_all((request.repeat(399) + &end).as_bytes()).unwrap();
+        let text = String::from_utf8(read_all(&stream)).unwrap();
+        assert_eq!(
+            text.matches("HTTP/1.1 404").count() + text.matches("HTTP/1.1 429").count(),
+            400
+        );
+        assert!(!text.contains("HTTP/1.1 429") || text.contains("retry-after: 1"));
+        text.matches("HTTP/1.1 429").count()
+    };
+    assert!(refused() > 0);
+    assert_eq!(get(address, "/livez").status, 200);
+    eventually("requests are served again", || get(address, "/none").status == 404);
+}
+
+#[test]
+fn connections_beyond_the_limit_wait_for_a_place() {
+    let service = service();
+    let address = service.address();
+    let open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
+    // Idle connections are closed after five seconds; until then there is no place.
+    let started = Instant::now();
+    assert_eq!(get(address, "/livez").status, 200);
+    assert!(started.elapsed() > Duration::from_secs(2), "{:?}", started.elapsed());
+    drop(open);
+}
+
+#[test]
+fn unusable_settings_are_refused() {
+    let start = |address: &str, dirs: &[&str]| {
+        let stores = dirs.iter().map(|dir| StoreAccess::new(Path::new(dir))).collect();
+        let address = address.parse().unwrap();
+        Service::start(Settings { address, host_names: Vec::new(), stores })
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(start("127.0.0.1:0", &[]).contains("name at least one directory"));
+    assert!(start("127.0.0.1:0", &["/a", "/a"]).contains("named twice"));
+    assert!(start("0.0.0.0:0", &["/a"]).contains("loopback"));
+    assert!(start("192.0.2.1:7007", &["/a"]).contains("loopback"));
+    let taken = service();
+    let error = start(&taken.address().to_string(), &["/a"]);
+    assert!(error.contains("free port") && error.contains("address="), "{error}");
+}
