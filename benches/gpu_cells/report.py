@@ -26,7 +26,7 @@ class Report:
         )
 
     def add(self, cell: str, rows: Rows) -> None:
-        """Adds the rows of a cell, and writes the report."""
+        """Sets the rows of a cell, which replace earlier rows, and writes the report."""
         self.cells[cell] = rows
         date = datetime.now(UTC).strftime("%Y-%m-%d")
         report = {"date": date, "command": self._command, "cells": self.cells}
@@ -41,7 +41,7 @@ class Report:
         """Returns the table of a cell as Markdown."""
         rows = self.cells[cell]
         if not rows:
-            return "Not measured over an emulated device."
+            return "Not measured, because the device is emulated."
         if cell in self._summaries:
             rows = self._summaries[cell](rows)
         columns = list(dict.fromkeys(column for row in rows for column in row))

@@ -21,8 +21,8 @@ LOWER = {HOST_DISK: DISK, HOST_S3: "{s3}", OFFLOADING_DISK: DISK}
 # and the tier's rate is limited. A set-up with only a host tier is not listed, because the tier may
 # be too small for hits.
 EXPECTED = {HOST_DISK: "disk", HOST_S3: "remote", OFFLOADING_DISK: "disk"}
-# By name of a set-up: the set-up with host memory only with which it is compared; `HOST` for names
-# that are not listed.
+# The set-ups of vLLM's own offloading, by name, and for each the set-up without lower tiers with
+# which it is compared. All other set-ups are compared with `HOST`.
 HOST_OF = {OFFLOADING: OFFLOADING, OFFLOADING_DISK: OFFLOADING}
 
 

@@ -158,7 +158,7 @@ def test_doctor_reports_violated_contract(classes: Path, name: str, told: str) -
     assert not any("panicked" in line for line in [err, *wrong]), err
 
 
-def test_hanging_class_is_not_called_again(classes: Path) -> None:
+def test_doctor_reports_hanging_class(classes: Path) -> None:
     code, answer, _ = doctor("mine:Hangs", classes, "--timeout", "2")
     assert code == 1
     assert "no answer within 2 s" in answer["checks"][0]["wrong"]
@@ -196,7 +196,7 @@ def test_address_options_are_never_shown(classes: Path, monkeypatch: pytest.Monk
         assert "hunter2" not in repr(cache) + str(cache.stats())
 
 
-def test_failing_constructor_blocks_no_tier(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_constructor_blocks_no_tier(classes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(classes))
     with rt.Cache.open([f"host 64MiB {classes}/host", "mine:NeverMade"]) as cache:
         put(cache, "a")

@@ -117,7 +117,10 @@ def test_missing_parts_of_an_engine_are_named(
         ("def load(self, keys)", ""),
         ("def load(self, keys, hint=None, *, tier=0)", "does not take tier"),
         ("def load(self, keys, hint=None, *, tier)", "does not take tier"),
-        ("def load(self, keys, **named)", "does not take further arguments"),
+        (
+            "def load(self, keys, **named)",
+            "takes no further arguments, but the engine's method does",
+        ),
     ],
 )
 def test_override_takes_what_the_engine_passes(tmp_path: Path, new: str, problem: str) -> None:

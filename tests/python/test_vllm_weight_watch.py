@@ -185,13 +185,14 @@ def test_announced_changes_read_no_parameters(
     assert calls == ["take_baseline"]
 
 
-def test_write_after_announced_change_is_counted(worker: Worker, model: Model) -> None:
+def test_write_before_next_computing_step_is_not_counted(worker: Worker, model: Model) -> None:
     worker.reload_weights()
     model.parameter().write(7)
     worker.execute_model(steps(tokens=0))
     worker.execute_model(steps(tokens=1))
     assert watch.check(worker) == (0, 2), (
-        "the write must not count again, because nothing was computed before it"
+        "nothing was computed between the announced change and the write, so the write must not "
+        "count as a further change"
     )
     model.parameter().poke(8)
     assert watch.check(worker) == (0, 3)

@@ -33,7 +33,8 @@ use std::path::PathBuf;
 Exit codes:
   0  the command found no problem
   1  the command found a problem, or the store cannot be opened because its disk fails
-  2  the command line is invalid, or the store cannot be opened for another reason
+  2  an argument is invalid, the store cannot be opened for another reason, or a remote refused a
+     call
   3  the command failed
 
 Examples:

@@ -77,7 +77,7 @@ impl Reopening {
     /// and the core's index has closed its files. Idempotent.
     ///
     /// # Errors
-    /// `Retry` if a call or a drain does not end.
+    /// `Retry` if a call or a drain has not ended.
     pub(crate) fn end_former(&self, directory: &Arc<NodeDirectory>) -> Result<()> {
         let mut former = self.former.lock();
         if let Some(owner) = &*former {
@@ -93,7 +93,8 @@ impl Reopening {
     }
 
     /// Starts a server that refuses clients, in place of the server that is about to stop. Without
-    /// this server clients would wait as long as for an owner that recovers.
+    /// this server clients would find that no process listens, and would wait as for an owner that
+    /// starts.
     fn refuse(&self, directory: &Arc<NodeDirectory>, former: &Owner) {
         let mut refusing = self.refusing.lock();
         if refusing.is_some() {

@@ -8,9 +8,11 @@
 //! hang its shutdown; exceptions are the threads of a remote whose backend is a Python class,
 //! during its calls.
 //!
-//! `unsafe` code does three things: it calls CPython's buffer protocol, it makes memory fragments
-//! of buffers that Python keeps exported, and it passes a device's addresses and streams, as given
-//! by Python code, to `ritornello_device`.
+//! `unsafe` code does four things. It calls CPython's buffer protocol. It passes the memory of
+//! Python objects to transfers, each piece as an address and a length; a buffer stays exported, and
+//! a tensor referenced, at least until the transfer ends. It declares these addresses and buffers
+//! `Send` and `Sync`. It passes a device's addresses and streams, as given by Python code, to
+//! `ritornello_device`.
 
 mod arguments;
 mod backend;

@@ -73,10 +73,10 @@ fn open_at(dir: &Path, wall_clock: fn() -> u64) -> Open {
     open_on(Arc::new(Host), &options_at(dir, wall_clock)).unwrap()
 }
 
-/// A put over retained runs retains them again, as `runs_retained` counts, only if it retains them
-/// longer.
+/// A put of a retained run counts as a further retention (`runs_retained`) only if it retains the
+/// run until a later moment.
 #[test]
-fn only_longer_retention_is_journaled() {
+fn only_later_end_counts_as_retention() {
     let dir = tempfile::tempdir().unwrap();
     let open = open_at(dir.path(), || 1000);
     let scope = chained(PAGE);

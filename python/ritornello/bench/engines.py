@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ritornello.bench.client import Server, ServingError
 from ritornello.bench.metrics import Metrics
 
-# Maximum sum of the pauses between reads of the counters after a run, and one such pause. vLLM
-# updates the counters some time after an answer.
+# After a run the counters are read every `POLL_SECONDS`, for at most `COUNTERS_SECONDS` of pauses,
+# because vLLM updates the counters some time after an answer.
 COUNTERS_SECONDS = 10.0
 POLL_SECONDS = 0.25
 

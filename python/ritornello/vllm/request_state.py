@@ -67,7 +67,8 @@ class RequestState:
     which the request is next examined for full pages. `waiting_since`: start of the wait for the
     answer of a remote, or for pages that are being copied to a tier from which they can be loaded.
     `sources`: the number of tokens to load from each tier. `shares_failed_block`: another request
-    recomputes a block of this request that failed to load.
+    may recompute a block of this request that failed to load, or that was computed after such a
+    block; until its next admission this request saves nothing.
     """
 
     request: Request

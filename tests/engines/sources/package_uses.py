@@ -279,4 +279,6 @@ def _override_problem(ours: Function, base: Function, lenient: bool) -> str:
     further = sorted(taken.required - {*passed.positional, *passed.keywords})
     if further:
         return f"requires {', '.join(further)}"
-    return "does not take further arguments" if passed.variadic > taken.variadic else ""
+    if passed.variadic > taken.variadic:
+        return "takes no further arguments, but the engine's method does"
+    return ""

@@ -51,9 +51,9 @@ impl Residents {
         self.usage.hit(slot, path);
     }
 
-    /// Reports to the eviction policy the pages that were read or put, each by the low half of its
-    /// hash. The policy `adaptive` simulates its candidates on these pages; other policies ignore
-    /// them.
+    /// Reports to the eviction policy the consecutive pages that a read found or a put must store,
+    /// each by the low half of its hash. `after`: the page before them, if any. The policy
+    /// `adaptive` simulates its candidates on these pages; other policies ignore them.
     pub(super) fn demanded(
         &mut self,
         demand: Demand,
@@ -96,8 +96,8 @@ impl Residents {
         eviction.map_or_else(Vec::new, |eviction| eviction.victims(units, &held))
     }
 
-    /// Removes a victim that the index does not know from the policy that chose it: otherwise the
-    /// policy would choose it again.
+    /// Removes `run`, which the index does not have, from the policy that chose it as a victim:
+    /// otherwise the policy would choose it again.
     pub(super) fn forget_victim(&mut self, slot: Option<ScopeSlot>, run: RunId) {
         let eviction = match slot {
             None => Some(&mut self.eviction),

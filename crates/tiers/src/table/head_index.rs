@@ -1,4 +1,5 @@
-//! Index of nodes by the hash of their first page.
+//! Index of the page table's nodes by the hash of their first page, the head. A node is a row of
+//! consecutive pages in the same state.
 //!
 //! The index uses open addressing over 8-byte words: a lookup mostly reads one cache line of the
 //! index and one of the node. The index grows into a second array, to which every insertion moves a
@@ -25,8 +26,8 @@ pub(super) struct HeadIndex {
     len: usize,
 }
 
-/// An array of slots, whose length is a power of two. A used slot holds 32 bits of the hash of a
-/// node's first page, and the node's id plus one. Probing starts at the slot that the 32 bits
+/// An array of slots, whose length is a power of two. A used slot holds the low 32 bits of the hash
+/// of a node's first page, and the node's id plus one. Probing starts at the slot that the 32 bits
 /// select.
 #[derive(Debug, Default)]
 struct Slots(Box<[u64]>);
@@ -44,7 +45,7 @@ impl Slots {
         half as usize & self.0.len().wrapping_sub(1)
     }
 
-    /// The slot that holds the 32 bits of `head` and a node for which `has` returns true.
+    /// The slot that holds the low 32 bits of `head` and a node for which `has` returns true.
     #[inline]
     fn find(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<usize> {
         let half = head.low() & u64::from(u32::MAX);
@@ -69,8 +70,8 @@ impl Slots {
         self.0[at] = word;
     }
 
-    /// Removes the entry at `gap`. Moves later entries that a probe would reach only through the
-    /// gap into the gap, and empties the slot of the last entry moved.
+    /// Removes the entry at `gap`. A later entry whose probe passes the gap is moved into the gap,
+    /// and the slot that it leaves is the next gap. The last gap becomes empty.
     fn remove_at(&mut self, mut gap: usize) {
         let mut at = gap;
         loop {
@@ -94,7 +95,7 @@ impl HeadIndex {
         self.len
     }
 
-    /// The node that starts with `head`, as confirmed by `has`.
+    /// The node that starts with `head`. `has` returns whether a node does.
     #[inline]
     pub(super) fn get(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<Id> {
         let found = self.now.find(head, &has).map(|at| self.now.0[at]);
@@ -204,7 +205,7 @@ mod tests {
             assert!(heads.moved <= before + MOVES_PER_INSERTION || heads.old.0.is_empty());
             assert!(
                 heads.old.0.len() <= 4 * heads.len(),
-                "the old array must be dropped once it is empty"
+                "the old array must have at most four slots per entry"
             );
         }
     }

@@ -54,9 +54,9 @@ class ChangeCounters:
             self._write(slot, self.count(slot) + 1)
 
     def raise_to(self, slot: int, count: int) -> None:
-        """Raises a counter to `count`. Writes nothing if the counter is at least `count`. This is
-        always so for the counter of a worker on this machine: a write could undo a change that the
-        worker counts at the same time.
+        """Raises a counter to `count`. Writes nothing if the counter is at least `count`, as the
+        counter of a worker on this machine always is, because the worker read `count` from it. A
+        write could undo a change that such a worker counts at the same time.
         """
         with self._lock:
             if count > self.count(slot):
