@@ -78,10 +78,23 @@ impl Core {
         self.broken.get().is_some()
     }
 
+    /// Whether the calling process is a forked child of the process that opened the device. A child
+    /// has neither the device nor the threads of its parent, and a thread of the parent may have
+    /// held any lock at the fork: drops must then call no driver and take no lock.
+    pub(crate) fn is_forked(&self) -> bool {
+        ritornello_volume::process_id() != self.process
+    }
+
+    /// Whether memory on the device can be freed: the device is not broken, so that all work that
+    /// uses the memory has ended, and belongs to this process.
+    pub(crate) fn can_free(&self) -> bool {
+        !self.is_forked() && !self.is_broken()
+    }
+
     /// Returns `Fatal` if the device is broken, or the calling process is a forked child of the
     /// process that opened the device.
     pub(crate) fn check(&self) -> Result<()> {
-        if ritornello_volume::process_id() != self.process {
+        if self.is_forked() {
             return Err(Error::fatal(
                 "a forked process cannot use the device of its parent: start workers by spawn",
             ));
@@ -117,6 +130,9 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
         for event in self.events.get_mut().free.drain(..) {
             // SAFETY: created by `event`; no `Event` exists.
             unsafe { self.driver.destroy_event(event) };
@@ -178,6 +194,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if self.core.is_forked() {
+            return;
+        }
         self.core.events.lock().free.push(self.raw);
     }
 }

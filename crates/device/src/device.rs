@@ -301,7 +301,7 @@ struct Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if self.core.is_broken() {
+        if !self.core.can_free() {
             return;
         }
         // SAFETY: the device is not broken, so the measured moves are complete.

@@ -107,7 +107,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if self.core.is_broken() {
+        if !self.core.can_free() {
             return;
         }
         // SAFETY: moves in flight hold a reference to the pool.

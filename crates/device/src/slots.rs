@@ -92,6 +92,10 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        // The pages of a forked child are not pinned, so they can be unmapped.
+        if self.core.is_forked() {
+            return;
+        }
         let unpinned = match self.core.check() {
             // SAFETY: moves in flight hold references to slots, and slots to the arena.
             Ok(()) => unsafe { self.core.driver().unpin(self.base.as_ptr()) },

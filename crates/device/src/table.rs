@@ -47,7 +47,7 @@ impl TableMemory {
 impl Drop for TableMemory {
     fn drop(&mut self) {
         let core = self.arena.core();
-        if core.is_broken() {
+        if !core.can_free() {
             return;
         }
         // SAFETY: moves in flight hold references to tables.

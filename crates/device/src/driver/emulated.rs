@@ -7,7 +7,7 @@ use super::{Copies, Driver, Launch, Priority, RawEvent, RawStream};
 use crate::layout::{MoveEntry, SpanEntry};
 use parking_lot::Mutex;
 use ritornello_format::{Error, Result};
-use ritornello_volume::ForkSafeLock;
+use ritornello_volume::{ForkSafeLock, process_id};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::fmt;
@@ -154,6 +154,7 @@ pub struct Emulated {
     next_handle: AtomicU64,
     calls: AtomicU64,
     launches: AtomicU64,
+    process: u32,
 }
 
 impl Default for Emulated {
@@ -175,6 +176,7 @@ impl Default for Emulated {
             next_handle: AtomicU64::new(1),
             calls: AtomicU64::new(0),
             launches: AtomicU64::new(0),
+            process: process_id(),
         }
     }
 }
@@ -442,6 +444,11 @@ impl Driver for Emulated {
 
 impl Drop for Emulated {
     fn drop(&mut self) {
+        // A forked child does not have the threads of the streams, so it cannot join them.
+        if process_id() != self.process {
+            self.streams.get_mut().drain().for_each(std::mem::forget);
+            return;
+        }
         self.streams.lock().clear();
         for (address, layout) in self.allocations.lock().drain() {
             // SAFETY: allocated by `allocate` with this layout; all streams have ended.
