@@ -7,6 +7,7 @@ errors last until the process ends.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "crates/device/tests/fake/libcuda.cpp"
 HERE = str(Path(__file__).parent)
 
-# A worker of one KV cache group over memory of the fake device, with a store at sys.argv[1].
-WORKER = """
-import ctypes, logging, sys, time
+# Makes a worker of one KV cache group over memory of the fake device, with a store at a path.
+MAKER = """
+import ctypes, logging, os, sys, time
 import numpy as np
 import ritornello as rt
 from ritornello.vllm.handshake import ShardFacts
@@ -33,8 +34,6 @@ from support import keys_of, pages_of
 from vllm_shapes import Tensor, cache_group, identity
 
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
-fake = ctypes.CDLL("libcuda.so.1")
-fake.fake_break.argtypes = [ctypes.c_char_p]
 LAYERS, BLOCKS, PIECE = ("l.0", "l.1"), 8, 1024
 PAGE = len(LAYERS) * PIECE
 
@@ -49,6 +48,27 @@ class FakeDevice(DeviceMemory):
     def _ordinal(self):
         return 0
 
+class Cache(Tensor):
+    def __init__(self, array):
+        super().__init__(array)
+        self.device = "cuda"
+
+def make(memory, path):
+    array = memory.reshape(len(LAYERS), BLOCKS, 2, 64, 8)
+    caches = {name: Cache(array[n]) for n, name in enumerate(LAYERS)}
+    meter = StepMeter()
+    store = VllmStore(Settings(path, capacity="1GiB"), meter)
+    device = FakeDevice(1, lambda _: "FAKE")
+    made = WorkerSide(store, BLOCKS, [(list(LAYERS), 2)], meter, memory=device)
+    return array, caches, store, made
+"""
+# A worker with a store at sys.argv[1].
+WORKER = (
+    MAKER
+    + """
+fake = ctypes.CDLL("libcuda.so.1")
+fake.fake_break.argtypes = [ctypes.c_char_p]
+
 def device_memory(nbytes):
     context, address = ctypes.c_void_p(), ctypes.c_uint64()
     assert fake.cuDevicePrimaryCtxRetain(ctypes.byref(context), 7) == 0
@@ -57,19 +77,9 @@ def device_memory(nbytes):
     memory = (ctypes.c_uint8 * nbytes).from_address(address.value)
     return np.ctypeslib.as_array(memory)
 
-class Cache(Tensor):
-    def __init__(self, array):
-        super().__init__(array)
-        self.device = "cuda"
-
-array = device_memory(len(LAYERS) * BLOCKS * PIECE).reshape(len(LAYERS), BLOCKS, 2, 64, 8)
-caches = {name: Cache(array[n]) for n, name in enumerate(LAYERS)}
-meter = StepMeter()
-store = VllmStore(Settings(sys.argv[1], capacity="1GiB"), meter)
-made = WorkerSide(
-    store, BLOCKS, [(list(LAYERS), 2)], meter, memory=FakeDevice(1, lambda _: "FAKE")
-)
+array, caches, store, made = make(device_memory(BLOCKS * PAGE), sys.argv[1])
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cuda")
     library = path / "libcuda.so.1"
     compiler = os.environ.get("CXX", "g++")
-    options = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wno-unknown-pragmas", "-DWHOLE"]
+    options = ["-shared", "-fPIC", "-O1", "-std=c++17", "-Wno-unknown-pragmas"]
     subprocess.run([compiler, *options, "-o", library, SOURCE], check=True)
     return path
 
@@ -88,7 +98,7 @@ def run(folder: Path, program: str, *words: str | Path) -> str:
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
         "PYTHONPATH": os.pathsep.join([HERE, *filter(None, sys.path)]),
     }
-    command = [sys.executable, "-c", WORKER + program, *map(str, words)]
+    command = [sys.executable, "-c", program, *map(str, words)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, env=environment, check=False
     )
@@ -120,7 +130,7 @@ made.close()
 def test_engine_runs_without_a_device_that_cannot_be_opened(
     folder: Path, tmp_path: Path, part: str, advice: str
 ) -> None:
-    said = run(folder, REFUSED, tmp_path / "kv", part)
+    said = run(folder, WORKER + REFUSED, tmp_path / "kv", part)
     assert "the KV memory cannot be used" in said
     assert advice in said
     assert "({'a'}, {'a'}) {1, 2}" in said
@@ -197,11 +207,78 @@ made.close()
 
 
 def test_memory_that_is_not_allocated_is_not_used(folder: Path, tmp_path: Path) -> None:
-    said = run(folder, FREED, tmp_path / "kv")
+    said = run(folder, WORKER + FREED, tmp_path / "kv")
     assert "the memory of a pool is not allocated on the device" in said
 
 
 def test_device_that_fails_in_a_load_stops_loads_and_saves_only(
     folder: Path, tmp_path: Path
 ) -> None:
-    assert "done" in run(folder, FAILS, tmp_path / "kv").splitlines()
+    assert "done" in run(folder, WORKER + FAILS, tmp_path / "kv").splitlines()
+
+
+# Prints the functions that a library which is no driver lacks.
+LACKING = """
+import ritornello as rt
+try:
+    rt.Device.open()
+except rt.errors.InvalidError as error:
+    print(str(error).partition("missing=")[2].rstrip("]"))
+"""
+# For each function in sys.argv[2:], a forked child loads the driver without this function. The
+# child's engine runs without hits, and its process can use a store.
+MISSING = """
+path, names = sys.argv[1], sys.argv[2:]
+library = os.environ["LD_LIBRARY_PATH"].split(os.pathsep)[0] + "/libcuda.so.1"
+with open(library, "rb") as file:
+    whole = file.read()
+
+def run_without(name):
+    array, caches, store, made = make(np.zeros(BLOCKS * PAGE, np.uint8), f"{path}/{name}")
+    made.register(caches)
+    reason = made.facts().unsupported_reason
+    assert f"[missing={name}]" in reason and "install driver release 550" in reason, reason
+    made.load(StepMetadata(identity(cache_group(head_bytes=512)), [
+        Load("a", [PageBlocks(0, 0, keys_of("a", 2), (1, 2))], asynchronous=True)
+    ]))
+    assert made.take_completed_loads() == ({"a"}, {"a"})
+    assert made.results.take_failed_blocks() == {1, 2}
+    scope, keys = rt.Scope.opaque("other", PAGE), keys_of("b", 2)
+    content = pages_of(keys, PAGE)
+    assert store._store.put_batch(scope, keys, content) == 2
+    out = np.zeros((2, PAGE), np.uint8)
+    assert store._store.get_batch(scope, keys, out) == 2 and (out == content).all()
+    made.close()
+
+for name in names:
+    stored = f"\\0{name}\\0".encode()
+    assert stored in whole, name
+    with open(library + ".new", "wb") as file:
+        file.write(whole.replace(stored, b"\\0_" + stored[2:]))
+    os.replace(library + ".new", library)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run_without(name)
+            status = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, name
+print("done")
+"""
+
+
+def test_engine_runs_with_a_driver_that_lacks_any_function(folder: Path, tmp_path: Path) -> None:
+    for name in ("empty", "whole"):
+        (tmp_path / name).mkdir()
+    empty, whole = tmp_path / "empty/libcuda.so.1", tmp_path / "whole/libcuda.so.1"
+    compiler = os.environ.get("CXX", "g++")
+    subprocess.run([compiler, "-shared", "-x", "c++", os.devnull, "-o", empty], check=True)
+    shutil.copy(folder / "libcuda.so.1", whole)
+    names = run(empty.parent, LACKING).split()
+    assert len(names) >= 30
+    assert {"cuInit", "cuLaunchKernel", "cuMemcpyAsync"} <= set(names)
+    said = run(whole.parent, MAKER + MISSING, tmp_path / "kv", *names)
+    assert "done" in said.splitlines()

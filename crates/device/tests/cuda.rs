@@ -27,11 +27,10 @@ fn missing_library_names_the_remedy() {
 #[test]
 fn unusable_drivers_are_refused_at_open() {
     for (broken, ordinal, expected) in [
-        ("NO_SYMBOL", 0, "lacks functions"),
         ("OLD", 0, "too old"),
         ("NO_DEVICE", 0, "no device with this number"),
         ("NO_MAPPING", 0, "cannot map host memory"),
-        ("NO_BATCH", 1, "no device with this number"),
+        ("", 1, "no device with this number"),
     ] {
         let fake = FakeCuda::new(broken);
         let error = fake.open(ordinal).unwrap_err();
@@ -39,8 +38,36 @@ fn unusable_drivers_are_refused_at_open() {
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(fake.count("retained"), 0);
     }
-    let error = FakeCuda::new("NO_SYMBOL").open(0).unwrap_err();
-    assert!(error.to_string().contains("missing=cuLaunchKernel"), "{error}");
+}
+
+/// The functions that the error of a driver without them names.
+fn missing_functions(fake: &FakeCuda) -> Vec<String> {
+    let error = fake.open(0).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+    let text = error.to_string();
+    let advice = "lacks functions: install driver release 550";
+    assert!(text.contains(advice), "{text}");
+    let (_, names) = text.trim_end_matches(']').split_once("missing=").unwrap();
+    names.split_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn driver_without_a_function_is_refused_by_the_name_of_the_function() {
+    // A library that is no driver: the error names all functions that a driver must have.
+    // SAFETY: the library is loaded already, and no function of it is called.
+    let error = unsafe { Cuda::open_library(&["libc.so.6"], 0) }.unwrap_err();
+    let text = error.to_string();
+    let (_, names) = text.trim_end_matches(']').split_once("missing=").unwrap();
+    let needed: Vec<&str> = names.split_whitespace().collect();
+    assert!(needed.len() >= 30 && needed.contains(&"cuInit"), "{needed:?}");
+    for name in &needed {
+        let fake = FakeCuda::without(&[name]);
+        assert_eq!(missing_functions(&fake), [*name]);
+        assert_eq!(fake.count("retained"), 0, "the driver must not be used without {name}");
+    }
+    let last = [needed[0], needed[needed.len() - 1]];
+    assert_eq!(missing_functions(&FakeCuda::without(&last)), last);
+    assert!(FakeCuda::without(&[]).open(0).is_ok());
 }
 
 #[test]
@@ -106,8 +133,8 @@ fn kernels_and_copies_move_pages() {
         gap: 64,
         shift: 0,
     };
-    for missing in ["NO_BATCH", ""] {
-        let fake = FakeCuda::new(missing);
+    for missing in [&["cuMemcpyBatchAsync"][..], &[]] {
+        let fake = FakeCuda::without(missing);
         let cuda = fake.open(0).unwrap();
         assert_eq!(cuda.describe(), "Fake, driver for CUDA 12.8");
         let stream = cuda.create_stream(Priority::Low).unwrap();

@@ -2,9 +2,9 @@
 // immediately, and kernels are those of `kv.cu`, compiled for the CPU. Every call that needs
 // a context checks that one is current, and calls refuse arguments that a real driver refuses.
 //
-// The macro NO_SYMBOL removes `cuLaunchKernel`, and NO_BATCH removes `cuMemcpyBatchAsync`.
-// `fake_break` changes what other functions return: see the calls of `is_broken`.
+// `fake_break` changes what functions return: see the calls of `is_broken`.
 
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -26,9 +26,10 @@ static std::map<u64, size_t> pinned;
 static long moves_left = -1;
 static int failure = 0;
 static int batches = 0;
-static std::string broken;
+// Never freed, because another thread may read it.
+static std::atomic<const char *> broken{""};
 
-static bool is_broken(const char *part) { return broken == part; }
+static bool is_broken(const char *part) { return !strcmp(broken, part); }
 
 enum { SUCCESS = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_CONTEXT = 201, BAD_PTX = 218,
        NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, REGISTERED = 712, REFUSED = 304 };
@@ -48,7 +49,7 @@ static int begin_move() {
 }
 
 EXPORT void fake_fail_after(long moves) { moves_left = moves; }
-EXPORT void fake_break(const char *part) { broken = part; }
+EXPORT void fake_break(const char *part) { broken = strdup(part); }
 EXPORT int fake_count(const char *what) {
   const std::string name = what;
   if (name == "retained") return retained;
@@ -199,7 +200,6 @@ EXPORT int cuMemcpyAsync(u64 to, u64 from, size_t bytes, void *stream) {
   memcpy(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes);
   return SUCCESS;
 }
-#ifndef NO_BATCH
 struct Location {
   u32 type;
   int id;
@@ -223,7 +223,6 @@ EXPORT int cuMemcpyBatchAsync(u64 *to, u64 *from, size_t *bytes, size_t count, A
   batches++;
   return SUCCESS;
 }
-#endif
 EXPORT int cuStreamCreateWithPriority(void **stream, u32 flags, int priority) {
   NEED_CONTEXT;
   if (flags != 1 || (priority != 0 && priority != -5)) return INVALID;
@@ -268,7 +267,6 @@ EXPORT int cuEventQuery(void *event) {
   *pending = 0;
   return NOT_READY;
 }
-#ifndef NO_SYMBOL
 EXPORT int cuLaunchKernel(void *function, u32 x, u32 y, u32 z, u32 threads, u32 threads_y,
                           u32 threads_z, u32 shared, void *stream, void **arguments, void **extra) {
   if (!stream || !x || y != 1 || z != 1 || threads != 1024 || threads_y != 1 || threads_z != 1)
@@ -282,4 +280,3 @@ EXPORT int cuLaunchKernel(void *function, u32 x, u32 y, u32 z, u32 threads, u32 
       *static_cast<u32 *>(arguments[4]), *static_cast<char **>(arguments[5]));
   return SUCCESS;
 }
-#endif

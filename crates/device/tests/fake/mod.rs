@@ -3,14 +3,13 @@
 use libloading::Library;
 use ritornello_device::driver::cuda::Cuda;
 use ritornello_format::Result;
-use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_long};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
-/// The bytes of the compiled libraries, by the macro with which each was compiled.
-static BUILDS: Mutex<Option<HashMap<String, Vec<u8>>>> = Mutex::new(None);
+/// The bytes of the compiled library.
+static BUILD: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// A copy of the library with separate state.
 pub struct FakeCuda {
@@ -20,31 +19,34 @@ pub struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// Loads the library: without the functions that the macro `part` removes, or with `part`
-    /// broken; unchanged if `part` is empty.
+    /// Loads the library with `part` broken; whole if `part` is empty.
     pub fn new(part: &str) -> Self {
-        let is_macro = ["NO_SYMBOL", "NO_BATCH"].contains(&part);
+        let fake = Self::without(&[]);
+        fake.break_part(part);
+        fake
+    }
+
+    /// Loads the library without these functions.
+    pub fn without(functions: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libcuda.so.1");
-        let mut builds = BUILDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = if is_macro { part } else { "WHOLE" };
-        let builds = builds.get_or_insert_default();
-        let bytes = builds.entry(key.into()).or_insert_with(|| compile(key, &path));
+        let mut bytes = BUILD.get_or_init(|| compile(&path)).clone();
+        functions.iter().for_each(|name| rename(&mut bytes, name));
         std::fs::write(&path, bytes).unwrap();
         // SAFETY: the library runs no code when it is loaded, except constructors of empty
         // containers.
         let library = unsafe { Library::new(&path) }.unwrap();
-        let fake = Self { path, library, _folder: folder };
-        if !is_macro {
-            let part = CString::new(part).unwrap();
-            // SAFETY: the function in `libcuda.cpp` has this signature.
-            unsafe {
-                let symbol =
-                    fake.library.get::<unsafe extern "C" fn(*const c_char)>("fake_break\0");
-                symbol.unwrap()(part.as_ptr());
-            }
+        Self { path, library, _folder: folder }
+    }
+
+    /// Breaks `part` instead of the part that is broken; repairs the library if `part` is empty.
+    pub fn break_part(&self, part: &str) {
+        let part = CString::new(part).unwrap();
+        // SAFETY: the function in `libcuda.cpp` has this signature.
+        unsafe {
+            let symbol = self.library.get::<unsafe extern "C" fn(*const c_char)>("fake_break\0");
+            symbol.unwrap()(part.as_ptr());
         }
-        fake
     }
 
     /// Opens device `ordinal`.
@@ -75,12 +77,23 @@ impl FakeCuda {
     }
 }
 
-/// Compiles the library to `path`, with the macro `name` defined. Returns its bytes.
-fn compile(name: &str, path: &Path) -> Vec<u8> {
+/// Renames a function in the bytes of the library, so that a search for its name does not find it.
+fn rename(bytes: &mut [u8], name: &str) {
+    let stored = format!("\0{name}\0");
+    let places: Vec<usize> = bytes
+        .windows(stored.len())
+        .enumerate()
+        .filter_map(|(at, found)| (found == stored.as_bytes()).then_some(at))
+        .collect();
+    assert!(!places.is_empty(), "the fake library has no function {name}");
+    places.into_iter().for_each(|at| bytes[at + 1] = b'_');
+}
+
+/// Compiles the library to `path`. Returns its bytes.
+fn compile(path: &Path) -> Vec<u8> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake/libcuda.cpp");
     let built = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "g++".into()))
         .args(["-shared", "-fPIC", "-O1", "-std=c++17", "-Wno-unknown-pragmas"])
-        .arg(format!("-D{name}"))
         .arg("-o")
         .args([path, &source])
         .status()
