@@ -98,6 +98,10 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Whether kernels can be launched; if not, [`Driver::copy`] still works.
     fn has_kernels(&self) -> bool;
 
+    /// Whether the device has failed, so that it moves no bytes any longer. An error of a call does
+    /// not imply this: the driver may refuse a call while work that was queued before still runs.
+    fn has_failed(&self) -> bool;
+
     /// Pins `bytes` bytes of host memory at `base`, and returns their address on the device.
     ///
     /// # Errors

@@ -20,6 +20,9 @@ const QUEUE_MAX: usize = 4096;
 /// ended then is never freed.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
+/// Interval at which the thread asks the driver of a broken device about moves in flight.
+const BROKEN_POLL: Duration = Duration::from_millis(1);
+
 /// Called on the mover's thread when a move has ended. A callback must not block.
 pub type Done = Box<dyn FnOnce(Result<()>) + Send>;
 
@@ -61,7 +64,8 @@ impl MoveTicket {
     /// Waits until the move has ended; returns `false` if it has not ended by `deadline`.
     ///
     /// # Errors
-    /// The move's error if it has failed. The device may then still write to the move's memory.
+    /// The move's error if it has failed. The device may still access the move's memory only if the
+    /// device was closed before the move had ended.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         let is_pending = |stage: &Stage| matches!(stage, Stage::Submitted | Stage::Queued(_));
         let stage = self.wait_while(deadline, is_pending);
@@ -240,8 +244,38 @@ impl Drop for Mover {
 struct InFlightMove {
     queued: Move,
     event: Arc<Event>,
+    /// Whether the event marks the end of the queued work.
+    is_marked: bool,
     /// The driver's error, if a part of the move was not queued.
     result: Result<()>,
+}
+
+impl InFlightMove {
+    /// Marks the end of the queued work, unless it is marked.
+    fn mark(&mut self, core: &Core) -> Result<()> {
+        if !self.is_marked {
+            // SAFETY: the stream lives as long as the core.
+            unsafe { self.event.record(core.stream(self.queued.table.direction())) }?;
+            self.is_marked = true;
+            self.queued.ticket.set(Stage::Queued(Arc::clone(&self.event)));
+        }
+        Ok(())
+    }
+
+    /// The result of the move; `None` while its work may run. A caller computes the blocks of a
+    /// move that is reported as failed, and a copy that ran then would overwrite them. An error of
+    /// the driver therefore ends a move only if the device has failed: else the move stays in
+    /// flight until the driver tells that its work is complete.
+    fn poll(&mut self, core: &Core) -> Option<Result<()>> {
+        let refusal = match self.mark(core).and_then(|()| self.event.is_complete()) {
+            Ok(false) => return None,
+            Ok(true) => None,
+            Err(error) if core.driver().has_failed() => Some(error),
+            Err(_) => return None,
+        };
+        let result = std::mem::replace(&mut self.result, Ok(()));
+        Some(result.and(refusal.map_or(Ok(()), Err)))
+    }
 }
 
 /// The moves that the mover's thread has queued on the device: one queue per stream, in the order
@@ -260,7 +294,8 @@ impl InFlight {
                     locked = state.wait(locked);
                 } else {
                     // The driver does not report the end of a move, so the thread polls.
-                    locked = state.wait_for(locked, POLL);
+                    let pause = if self.core.is_broken() { BROKEN_POLL } else { POLL };
+                    locked = state.wait_for(locked, pause);
                     break;
                 }
             }
@@ -288,32 +323,26 @@ impl InFlight {
             return next.end(Err(error));
         }
         // SAFETY: the caller of `submit` promised the order of accesses. The table is kept until
-        // the end of the move, and is never freed after an error. Only this thread queues tables.
+        // the end of the move. Only this thread queues tables.
         match unsafe { next.table.queue(&next.part, next.after.as_deref()) } {
             Ok((event, result)) => {
-                let event = Arc::new(event);
-                next.ticket.set(Stage::Queued(Arc::clone(&event)));
                 let place = place_of(next.table.direction());
-                self.queues[place].push_back(InFlightMove { queued: next, event, result });
+                let event = Arc::new(event);
+                let mut queued = InFlightMove { queued: next, event, is_marked: false, result };
+                // If the driver refuses the mark, `poll` tries again.
+                let _ = queued.mark(&self.core);
+                self.queues[place].push_back(queued);
             }
             Err(error) => next.fail(&self.core, error),
         }
     }
 
-    /// Reports the moves that have ended. On a broken device, moves may still be in flight: such a
-    /// move is reported when it has ended, or when the driver returns an error for its event.
+    /// Reports the moves that have ended.
     fn reap(&mut self) {
         for queue in &mut self.queues {
-            while let Some(first) = queue.front() {
-                let outcome = first.event.is_complete();
-                if matches!(outcome, Ok(false)) {
-                    break;
-                }
-                let Some(InFlightMove { queued: ended, event: _, result }) = queue.pop_front()
-                else {
-                    break;
-                };
-                match outcome.and(result) {
+            while let Some(result) = queue.front_mut().and_then(|first| first.poll(&self.core)) {
+                let Some(InFlightMove { queued: ended, .. }) = queue.pop_front() else { break };
+                match result {
                     Ok(()) => ended.end(Ok(())),
                     Err(error) => ended.fail(&self.core, error),
                 }

@@ -10,7 +10,6 @@ use ritornello_format::{Error, Result, UNIT};
 use ritornello_volume::{PageTarget, StagingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
@@ -18,11 +17,6 @@ pub const TABLE_PAGES_MAX: usize = 8192;
 /// table keeps its memory while its move waits, which may take a step of the engine. If no memory
 /// is free for a table, its moves use the copy engines.
 const TABLE_BYTES: usize = 8 << 20;
-/// Maximum time for which a driver that refuses to mark the end of a move is asked again, and the
-/// pause between two such calls.
-const MARK_TIME: Duration = Duration::from_secs(1);
-const MARK_PAUSE: Duration = Duration::from_millis(1);
-
 /// Memory for tables, allocated once: pinned memory, and device memory of the same length, in which
 /// a table has the same offset. This memory is not shared with slots, so that calls which wait for
 /// slots do not take the memory of tables.
@@ -152,16 +146,17 @@ impl Table {
     }
 
     /// Queues the move of `part` of all pages, after the work that `after` marks. Returns an event
-    /// that marks the end of the queued work, and an error if only a part of the move was queued.
+    /// with which the end of the queued work can be marked, and an error if the driver refused a
+    /// part of the move: it may still run the other parts.
     ///
     /// # Errors
-    /// Errors of the driver: nothing was queued, or the driver could not mark the end of the queued
-    /// work.
+    /// `Retry` if no event is free; `Fatal` if the driver fails. No work was queued that moves
+    /// bytes.
     ///
     /// # Safety
-    /// Until the event is complete, no other code or work writes to the bytes that the move reads,
-    /// or accesses the bytes that it writes. The caller keeps `self` until then, and never drops it
-    /// if an error is returned. No two threads call this function at the same time.
+    /// Until the queued work is complete, no other code or work writes to the bytes that the move
+    /// reads, or accesses the bytes that it writes. The caller keeps `self` until then. No two
+    /// threads call this function at the same time.
     pub(crate) unsafe fn queue(
         &self,
         part: &Part,
@@ -180,20 +175,7 @@ impl Table {
             // SAFETY: promised by the caller.
             None => unsafe { self.queue_copies(part) },
         };
-        // If the driver refused a call above, it may still run the work that was queued before this
-        // call. After an error the engine recomputes the blocks, to which this work still writes.
-        // This thread therefore tries for a second to mark its end, which the mover then awaits.
-        let deadline = Instant::now() + MARK_TIME;
-        loop {
-            // SAFETY: the stream lives as long as the core.
-            match unsafe { event.record(stream) } {
-                Ok(()) => return Ok((event, queued)),
-                Err(error) if Instant::now() >= deadline => {
-                    return Err(queued.err().unwrap_or(error));
-                }
-                Err(_) => std::thread::sleep(MARK_PAUSE),
-            }
-        }
+        Ok((event, queued))
     }
 
     /// # Safety

@@ -292,3 +292,23 @@ fn failed_device_keeps_pinned_memory() {
     // The memory of slots, and the memory of tables.
     assert_eq!(fake.count("pinned"), 2);
 }
+
+/// The driver refuses to mark the end of a move, although the device has not failed: its copies may
+/// still run.
+#[test]
+fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
+    for choice in [WayChoice::Always(Way::Copies), WayChoice::Always(Way::Kernel { grid: 2 })] {
+        let fake = FakeCuda::new("");
+        let (device, pool, _) = device(&fake, choice);
+        let slots = device.slots(8192, 2, None, &|| false).unwrap();
+        let table = device.table(&pool, &slots, &[0, 1], Direction::Scatter).unwrap();
+        fake.break_part("NO_RECORD");
+        // SAFETY: nothing else accesses the memory.
+        let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
+        let refused = Instant::now() + Duration::from_millis(1300);
+        assert!(!ticket.wait(refused).unwrap(), "copies may be in flight");
+        assert!(device.is_broken());
+        fake.break_part("");
+        assert!(ticket.wait(Instant::now() + Duration::from_secs(30)).unwrap());
+    }
+}

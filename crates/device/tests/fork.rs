@@ -36,6 +36,9 @@ impl Driver for Counted {
     fn has_kernels(&self) -> bool {
         self.count().has_kernels()
     }
+    fn has_failed(&self) -> bool {
+        self.count().has_failed()
+    }
     unsafe fn pin(&self, base: *mut u8, bytes: usize) -> Result<u64> {
         unsafe { self.count().pin(base, bytes) }
     }

@@ -18,6 +18,8 @@ const LAYERS: usize = 4;
 const BLOCKS: usize = 96;
 /// Bytes of pinned memory, enough for 64 pages: a load of more pages reuses slots.
 const STAGING: usize = 4 << 20;
+/// Value of all bytes in blocks that the engine has computed.
+const POISON: u8 = 0xEE;
 
 /// KV memory in this process, with a tensor for each layer.
 struct Rig {
@@ -32,7 +34,7 @@ impl Rig {
     fn new() -> Self {
         let emulated: Arc<Emulated> = Arc::default();
         let piece = PAGE / LAYERS;
-        let mut tensors = vec![vec![0xEE_u8; BLOCKS * piece]; LAYERS];
+        let mut tensors = vec![vec![POISON; BLOCKS * piece]; LAYERS];
         let spans: Vec<Span> = tensors
             .iter_mut()
             .map(|tensor| Span {
@@ -174,27 +176,113 @@ fn error_of_a_reader_ends_the_load_after_its_copies() {
     }
 }
 
+/// Runs a load whose copies are held, and calls `stop` when the load has read four windows. After
+/// `time`, asserts that the load has not been reported. Then calls `repair`, lets the copies run,
+/// and asserts that none of them writes to a block after the load was reported.
+fn assert_no_copy_after_the_report(
+    rig: &mut Rig,
+    control: &Control,
+    blocks: &[u32],
+    time: Duration,
+    stop: &(dyn Fn(&Emulated) + Sync),
+    repair: &dyn Fn(&Emulated),
+) -> Result<Moved> {
+    let emulated = Arc::clone(&rig.emulated);
+    emulated.faults().delay_moves(Duration::from_millis(50));
+    emulated.faults().hold_moves();
+    let calls = emulated.calls();
+    let (reads, is_stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
+        let moved = read_all(pages, slots, control);
+        if reads.fetch_add(1, Ordering::AcqRel) == 3 {
+            stop(&emulated);
+            is_stopped.store(true, Ordering::Release);
+        }
+        moved
+    };
+    let loaded = std::thread::scope(|scope| {
+        let load = scope.spawn(|| rig.load(blocks, control, &read));
+        while !is_stopped.load(Ordering::Acquire) {
+            assert!(!load.is_finished(), "the load must be stopped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(time);
+        assert!(emulated.calls() > calls, "copies must be in flight");
+        assert!(!load.is_finished(), "the load was reported while copies were in flight");
+        repair(&emulated);
+        emulated.faults().release_moves();
+        load.join().unwrap()
+    });
+    // The engine computes the blocks.
+    rig.tensors.iter_mut().for_each(|tensor| tensor.fill(POISON));
+    std::thread::sleep(Duration::from_millis(300));
+    let is_poisoned = |tensor: &Vec<u8>| tensor.iter().all(|byte| *byte == POISON);
+    assert!(rig.tensors.iter().all(is_poisoned), "a copy landed after the load was reported");
+    loaded
+}
+
 #[test]
-fn stopped_load_returns_after_its_copies() {
-    let rig = Rig::new();
-    rig.emulated.faults().delay_moves(Duration::from_millis(50));
+fn no_copy_lands_after_a_cancelled_load_was_reported() {
+    let mut rig = Rig::new();
     let cancelled = Arc::new(AtomicBool::new(false));
     let control = Control { cancelled: Some(Arc::clone(&cancelled)), ..Control::default() };
-    let reads = AtomicUsize::new(0);
-    let read = |pages: Range<usize>, slots: Arc<Slots>, control: &Control| {
-        if reads.fetch_add(1, Ordering::Relaxed) == 3 {
-            cancelled.store(true, Ordering::Release);
-        }
-        read_all(pages, slots, control)
-    };
-    let loaded = rig.load(&blocks_of(BLOCKS), &control, &read).unwrap();
+    let loaded = assert_no_copy_after_the_report(
+        &mut rig,
+        &control,
+        &blocks_of(BLOCKS),
+        Duration::from_millis(100),
+        &|_| cancelled.store(true, Ordering::Release),
+        &|_| {},
+    );
+    let loaded = loaded.unwrap();
     assert_eq!(loaded.reason, "cancelled");
     assert!(loaded.pages < BLOCKS);
-    // No copy may write to blocks that the engine recomputes after the load was reported.
-    let before = rig.tensors.clone();
-    std::thread::sleep(Duration::from_millis(150));
-    assert!(rig.tensors == before, "a copy landed after the load was reported");
     assert_eq!(rig.device.staging().in_use, 0);
+}
+
+#[test]
+fn no_copy_lands_after_a_load_past_its_deadline_was_reported() {
+    let mut rig = Rig::new();
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let control = Control { deadline: Some(deadline), ..Control::default() };
+    let loaded = assert_no_copy_after_the_report(
+        &mut rig,
+        &control,
+        &blocks_of(BLOCKS),
+        Duration::from_millis(100),
+        &|_| std::thread::sleep(deadline.saturating_duration_since(Instant::now())),
+        &|_| {},
+    );
+    let loaded = loaded.unwrap();
+    assert_eq!(loaded.reason, "deadline");
+    assert!(loaded.pages < BLOCKS);
+    assert_eq!(rig.device.staging().in_use, 0);
+}
+
+/// The driver refuses calls, although the device has not failed: its copies still run.
+#[test]
+fn no_copy_lands_after_a_load_over_a_refusing_driver_was_reported() {
+    let refusals: [fn(&Emulated, u32); 2] = [
+        |emulated, calls| emulated.faults().refuse_records(calls),
+        |emulated, calls| emulated.faults().refuse_queries(calls),
+    ];
+    for refuse in refusals {
+        let mut rig = Rig::new();
+        let loaded = assert_no_copy_after_the_report(
+            &mut rig,
+            &Control::default(),
+            &blocks_of(BLOCKS),
+            Duration::from_millis(1300),
+            &|emulated| refuse(emulated, u32::MAX),
+            &|emulated| refuse(emulated, 0),
+        );
+        // Windows that were read later are not moved.
+        match loaded {
+            Ok(loaded) => assert!(loaded.pages < BLOCKS),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Fatal),
+        }
+        assert!(rig.device.is_broken());
+    }
 }
 
 #[test]

@@ -17,11 +17,30 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
+use std::sync::atomic::{AtomicBool, Ordering};
 use symbols::{Code, CopyBatch, Symbols};
 
 const SUCCESS: Code = CUresult::CUDA_SUCCESS as Code;
 const NOT_READY: Code = CUresult::CUDA_ERROR_NOT_READY as Code;
 const ALREADY_REGISTERED: Code = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED as Code;
+
+/// Errors after which the context runs no work any longer: every later call returns the same error,
+/// also the calls of the engine, which uses the same context.
+const FAILURES: [Code; 13] = [
+    CUresult::CUDA_ERROR_DEINITIALIZED as Code,
+    CUresult::CUDA_ERROR_ECC_UNCORRECTABLE as Code,
+    CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE as Code,
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Code,
+    CUresult::CUDA_ERROR_LAUNCH_TIMEOUT as Code,
+    CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Code,
+    CUresult::CUDA_ERROR_ASSERT as Code,
+    CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR as Code,
+    CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION as Code,
+    CUresult::CUDA_ERROR_MISALIGNED_ADDRESS as Code,
+    CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE as Code,
+    CUresult::CUDA_ERROR_INVALID_PC as Code,
+    CUresult::CUDA_ERROR_LAUNCH_FAILED as Code,
+];
 
 /// Oldest supported version of the driver's interface: 1000 * major + 10 * minor. A driver older
 /// than 12.4 cannot load the kernels: all moves then use the copy engines.
@@ -50,6 +69,8 @@ pub struct Cuda {
     name: String,
     version: c_int,
     process: u32,
+    /// Whether a call returned one of [`FAILURES`].
+    has_failed: AtomicBool,
 }
 
 // SAFETY: handles of the driver may be used from any thread; every call makes the context current
@@ -152,8 +173,17 @@ impl Cuda {
         // SAFETY: the array is zero from the driver's string to its end.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let process = std::process::id();
-        let mut cuda =
-            Self { symbols, copy_batch, device, context, kernels: None, name, version, process };
+        let mut cuda = Self {
+            symbols,
+            copy_batch,
+            device,
+            context,
+            kernels: None,
+            name,
+            version,
+            process,
+            has_failed: AtomicBool::new(false),
+        };
         match cuda.load_kernels() {
             Ok(kernels) => cuda.kernels = Some(kernels),
             Err(error) => tracing::warn!(
@@ -219,13 +249,21 @@ impl Cuda {
         }
         // SAFETY: the context exists until `drop`.
         let pushed = unsafe { (self.symbols.cuCtxPushCurrent_v2)(self.context) };
-        self.symbols.check("cuCtxPushCurrent", pushed)?;
-        let code = call(&self.symbols);
+        self.symbols.check("cuCtxPushCurrent", self.note(pushed))?;
+        let code = self.note(call(&self.symbols));
         let mut popped = null_mut();
         // SAFETY: pushed above.
         let restored = unsafe { (self.symbols.cuCtxPopCurrent_v2)(&mut popped) };
         self.symbols.check("cuCtxPopCurrent", restored)?;
         Ok(code)
+    }
+
+    /// Returns `code`, after noting whether it says that the device has failed.
+    fn note(&self, code: Code) -> Code {
+        if FAILURES.contains(&code) {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        code
     }
 
     /// Number of bytes from `address` to the end of the allocation that contains it.
@@ -288,6 +326,10 @@ impl Driver for Cuda {
 
     fn has_kernels(&self) -> bool {
         self.kernels.is_some()
+    }
+
+    fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     unsafe fn pin(&self, base: *mut u8, bytes: usize) -> Result<u64> {

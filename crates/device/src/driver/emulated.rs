@@ -12,7 +12,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ pub struct Faults {
     is_held: ForkSafeLock<bool>,
     moves_left: AtomicI64,
     refused_records: AtomicI64,
+    refused_queries: AtomicI64,
     refuse_pinning: AtomicBool,
     without_kernels: AtomicBool,
 }
@@ -56,6 +57,11 @@ impl Faults {
     pub fn refuse_records(&self, records: u32) {
         self.refused_records.store(i64::from(records), Ordering::Relaxed);
     }
+    /// Makes the next `queries` calls of [`Driver::is_complete`] fail. Work that is queued still
+    /// runs.
+    pub fn refuse_queries(&self, queries: u32) {
+        self.refused_queries.store(i64::from(queries), Ordering::Relaxed);
+    }
     /// Makes the device refuse to pin memory, as under a low `RLIMIT_MEMLOCK`.
     pub fn refuse_pinning(&self) {
         self.refuse_pinning.store(true, Ordering::Relaxed);
@@ -71,19 +77,20 @@ impl Faults {
 struct Shared {
     faults: Faults,
     is_broken: AtomicBool,
+    /// Number of copies and launches that run now.
+    running: AtomicUsize,
 }
 
 impl Shared {
     fn check(&self) -> Result<()> {
-        if self.is_broken.load(Ordering::Acquire) {
+        if self.is_broken.load(Ordering::SeqCst) {
             return Err(Error::fatal("the emulated device failed: the test injected the fault"));
         }
         Ok(())
     }
 
-    /// Called by a stream before it moves bytes. Returns false if the device is broken, or breaks
-    /// now.
-    fn begin_move(&self) -> bool {
+    /// Moves bytes by `copy` on the thread of a stream, unless the device is broken, or breaks now.
+    fn run_move(&self, copy: impl FnOnce()) {
         let delay = Duration::from_micros(self.faults.delay_micros.load(Ordering::Relaxed));
         if !delay.is_zero() {
             std::thread::sleep(delay);
@@ -94,10 +101,16 @@ impl Shared {
             is_held = self.faults.is_held.wait_for(is_held, HOLD_MAX);
         }
         drop(is_held);
+        // Counted before `is_broken` is read: if the device is broken and no move is counted, then
+        // no move will run.
+        self.running.fetch_add(1, Ordering::SeqCst);
         if self.faults.moves_left.fetch_sub(1, Ordering::Relaxed) <= 0 {
-            self.is_broken.store(true, Ordering::Release);
+            self.is_broken.store(true, Ordering::SeqCst);
         }
-        !self.is_broken.load(Ordering::Acquire)
+        if !self.is_broken.load(Ordering::SeqCst) {
+            copy();
+        }
+        self.running.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -164,11 +177,16 @@ impl Default for Emulated {
             is_held: ForkSafeLock::new(false),
             moves_left: AtomicI64::new(i64::MAX),
             refused_records: AtomicI64::new(0),
+            refused_queries: AtomicI64::new(0),
             refuse_pinning: AtomicBool::new(false),
             without_kernels: AtomicBool::new(false),
         };
         Self {
-            shared: Arc::new(Shared { faults, is_broken: AtomicBool::new(false) }),
+            shared: Arc::new(Shared {
+                faults,
+                is_broken: AtomicBool::new(false),
+                running: AtomicUsize::new(0),
+            }),
             streams: Mutex::default(),
             events: Mutex::default(),
             allocations: Mutex::default(),
@@ -242,14 +260,7 @@ impl Emulated {
     fn push_move(&self, stream: RawStream, copy: impl FnOnce() + Send + 'static) -> Result<()> {
         self.shared.check()?;
         let shared = Arc::clone(&self.shared);
-        self.push(
-            stream,
-            Box::new(move || {
-                if shared.begin_move() {
-                    copy();
-                }
-            }),
-        )
+        self.push(stream, Box::new(move || shared.run_move(copy)))
     }
 }
 
@@ -301,6 +312,11 @@ impl Driver for Emulated {
 
     fn has_kernels(&self) -> bool {
         !self.shared.faults.without_kernels.load(Ordering::Relaxed)
+    }
+
+    fn has_failed(&self) -> bool {
+        self.shared.is_broken.load(Ordering::SeqCst)
+            && self.shared.running.load(Ordering::SeqCst) == 0
     }
 
     unsafe fn pin(&self, base: *mut u8, bytes: usize) -> Result<u64> {
@@ -415,6 +431,9 @@ impl Driver for Emulated {
 
     unsafe fn is_complete(&self, event: RawEvent) -> Result<bool> {
         self.shared.check()?;
+        if self.shared.faults.refused_queries.fetch_sub(1, Ordering::Relaxed) > 0 {
+            return Err(Error::fatal("the emulated driver refused to query an event"));
+        }
         let event = self.event(event)?;
         let state = event.lock();
         Ok(state.complete >= state.recorded)
