@@ -9,6 +9,7 @@ import pytest
 from vllm_shapes import FIRST, Tensor, cache_group, identity
 from worker_support import KEYS, FakeStore, held_object, loading, outcome, ready, saving
 
+from ritornello.errors import RetryError
 from ritornello.vllm.cache_groups import ObjectId, Reach
 from ritornello.vllm.metadata import Load, PageBlocks, StepMetadata
 from ritornello.vllm.meter import StepMeter
@@ -199,7 +200,7 @@ def test_refused_loads_fail(side: WorkerSide, store: FakeStore) -> None:
     assert side.results.take_failed_blocks() == {10, 11, 12}
 
 
-@pytest.mark.parametrize("reason", ["staging_full", "superseded"])
+@pytest.mark.parametrize("reason", ["staging_full", "superseded", "busy"])
 def test_pages_refused_for_full_store_are_not_offered_again(
     side: WorkerSide, store: FakeStore, reason: str
 ) -> None:
@@ -244,6 +245,22 @@ def test_save_without_one_object_counts_no_page(
     assert counts is not None
     assert "saved_pages" not in counts
     assert counts["skipped_pages:error"] == len(KEYS)
+
+
+def test_save_refused_while_the_store_is_busy_is_offered_again(
+    store: FakeStore, meter: StepMeter
+) -> None:
+    side = ready(store, meter, held_object(ObjectId(0, 0, 0)), held_object(ObjectId(0, 0, 1)))
+    store.outcomes = [outcome(True, True, True), "busy"]
+    side.save(saving("a", *KEYS))
+    side.save(StepMetadata())
+    report = side.results.take_report()
+    assert report is not None
+    assert report.unsaved == [("a", 0, 0)]
+    counts = meter.take()
+    assert counts is not None
+    assert counts["skipped_pages:busy"] == len(KEYS)
+    assert "saved_pages" not in counts
 
 
 def test_shared_heads_are_stored_by_one_worker(store: FakeStore, meter: StepMeter) -> None:
@@ -378,6 +395,25 @@ def test_core_learns_the_stream(broken_core: VllmStore, stream: int | None) -> N
     broken_core.submit_put(identity(), FIRST, pool, pages, None, stream)
     expected = {} if stream is None else {"after": stream}
     assert [{"after": one["after"]} if "after" in one else {} for one in calls] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(RetryError("too many moves wait"), "busy"), (OSError(), "error")]
+)
+def test_put_that_may_be_repeated_is_refused_as_busy(
+    broken_core: VllmStore, meter: StepMeter, error: Exception, reason: str
+) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise error
+
+    assert broken_core.open()
+    cast(Any, broken_core._store).submit_put = refuse
+    pages, pool = PageBlocks(0, 0, KEYS[:1], (1,)), cast(Any, SimpleNamespace(pages=list))
+    assert broken_core.submit_put(identity(), FIRST, pool, pages, None) == reason
+    assert not broken_core.broken
+    counts = meter.take()
+    assert counts is not None
+    assert counts["errors"] == 1
 
 
 @pytest.mark.parametrize("problem", ["", "the device failed"])

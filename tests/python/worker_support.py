@@ -73,7 +73,9 @@ class FakeStore:
     ) -> Any:
         self.puts.append((object_id, pages.keys, pages.blocks, pages.parent))
         self.streams.append(stream)
-        return self._ticket()
+        if self.outcomes[0] == "busy":
+            return self.outcomes.pop(0)
+        return self._ticket() or "error"
 
     def protect(self, memory: Any, ticket: Any) -> None:
         self.events.append("protect")

@@ -8,7 +8,7 @@ use crate::load::{MOVES_TIME, Moved};
 use crate::mover::MoveTicket;
 use crate::pool::Pool;
 use crate::slots::Slots;
-use ritornello_format::{Error, Result};
+use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_volume::transfer::Control;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,6 +23,11 @@ const WINDOW_BYTES: usize = 128 << 20;
 const SHARE: usize = 2;
 /// Minimum number of windows that fit the saves' share of the pinned memory.
 const WINDOWS: usize = 4;
+
+/// Why pages are not gathered: saves have no more slots, or the device takes no more moves. Pages
+/// may be saved later.
+const STAGING_FULL: &str = "staging_full";
+const BUSY: &str = "busy";
 
 /// Stores pages of a save. The arguments are the range of pages, slots with these pages, and the
 /// control of the call.
@@ -41,6 +46,7 @@ struct Gathering {
 pub struct Save {
     windows: VecDeque<Gathering>,
     pages: usize,
+    reason: &'static str,
 }
 
 /// Orders writes to the blocks of a save after its gathers. A write does not need to wait until the
@@ -49,11 +55,11 @@ pub struct Save {
 pub struct SaveFence(Arc<[MoveTicket]>);
 
 impl Device {
-    /// Submits gathers of the leading blocks for which slots are free, after the work that `after`
-    /// marks. Does not block.
+    /// Submits gathers of the leading blocks for which slots are free, while the device takes more
+    /// moves, after the work that `after` marks. Does not block.
     ///
     /// # Errors
-    /// Returns the errors of [`Device::table`] and [`Device::submit`].
+    /// Returns the errors of [`Device::table`] and [`Device::submit`], except `Retry`.
     ///
     /// # Safety
     /// From the completion of `after` until the gathers are complete, no other code or work writes
@@ -68,19 +74,30 @@ impl Device {
         pool.layout().check_blocks(blocks, Direction::Gather)?;
         let page_bytes = pool.layout().page_bytes();
         let windows = self.windows(pool, blocks.len(), SHARE * WINDOWS, WINDOW_BYTES);
-        let mut save = Save { windows: VecDeque::new(), pages: 0 };
+        let mut save = Save { windows: VecDeque::new(), pages: 0, reason: "" };
         for pages in (0..windows.count()).map(|number| windows.pages(number)) {
             let staging = self.staging();
             let bytes = Slots::stride(page_bytes as usize) * pages.len();
             if staging.in_use + bytes > staging.capacity / SHARE {
+                save.reason = STAGING_FULL;
                 break;
             }
             let now = Some(Instant::now());
             let slots = self.slots(page_bytes as usize, pages.len(), now, &|| false);
-            let Some(slots) = slots else { break };
+            let Some(slots) = slots else {
+                save.reason = STAGING_FULL;
+                break;
+            };
             let table = self.table(pool, &slots, &blocks[pages.clone()], Direction::Gather)?;
             // SAFETY: promised by the caller.
-            let ticket = unsafe { self.submit(&table, 0..page_bytes, after.clone(), None) }?;
+            let ticket = match unsafe { self.submit(&table, 0..page_bytes, after.clone(), None) } {
+                Ok(ticket) => ticket,
+                Err(error) if error.kind() == ErrorKind::Retry => {
+                    save.reason = BUSY;
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             save.pages = pages.end;
             save.windows.push_back(Gathering { pages, slots, ticket });
         }
@@ -95,6 +112,12 @@ impl Save {
         self.pages
     }
 
+    /// Why the pages after [`Save::pages`] are not gathered; empty if all are.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        self.reason
+    }
+
     /// The fence of this save.
     #[must_use]
     pub fn fence(&self) -> SaveFence {
@@ -102,14 +125,22 @@ impl Save {
     }
 
     /// Calls `write` for each window in order, after its gather, until a window is not stored
-    /// whole. Frees the slots of each window that was written.
+    /// whole, or until a gather found no free event. Frees the slots of each window that was
+    /// written.
     ///
     /// # Errors
-    /// Returns the error of the first gather, or of the first call of `write`, that fails.
+    /// Returns the error of the first gather, or of the first call of `write`, that fails otherwise.
     pub fn store(mut self, control: &Control, write: &mut Write<'_>) -> Result<Moved> {
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         while let Some(window) = self.windows.pop_front() {
-            if !window.ticket.wait(Instant::now() + MOVES_TIME)? {
+            let gathered = match window.ticket.wait(Instant::now() + MOVES_TIME) {
+                Err(error) if error.kind() == ErrorKind::Retry => {
+                    moved.reason = BUSY;
+                    break;
+                }
+                gathered => gathered?,
+            };
+            if !gathered {
                 return Err(Error::retry("the device has not gathered the pages of a save")
                     .with("seconds", MOVES_TIME.as_secs()));
             }

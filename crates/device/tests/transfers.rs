@@ -3,13 +3,14 @@
 
 use ritornello_device::driver::emulated::Emulated;
 use ritornello_device::driver::{Driver, Priority};
-use ritornello_device::layout::Span;
+use ritornello_device::layout::{Direction, Span};
 use ritornello_device::{Device, Moved, Pool, Read, Slots, Way, WayChoice};
 use ritornello_format::{Error, ErrorKind, Result};
 use ritornello_volume::transfer::Control;
 use ritornello_volume::{FragmentMut, PageTarget};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -300,7 +301,7 @@ fn load_after_its_deadline_reads_nothing() {
 fn load_waits_for_earlier_work_of_the_engine() {
     let rig = Rig::new();
     let stream = rig.emulated.create_stream(Priority::Low).unwrap();
-    let (release, gate) = std::sync::mpsc::channel::<()>();
+    let (release, gate) = channel::<()>();
     let target = rig.tensors[0].as_ptr() as usize;
     rig.emulated
         .run(stream, move || {
@@ -390,6 +391,64 @@ fn save_leaves_half_of_the_slots_to_loads() {
     assert_eq!(moved, all(pages));
     assert_eq!(stored, (0..pages).collect::<Vec<_>>());
     assert_freed(&rig.device);
+}
+
+#[test]
+fn save_ends_before_the_pages_that_a_full_queue_does_not_take() {
+    let rig = Rig::new();
+    let slots = rig.device.slots(PAGE, 1, None, &|| false).unwrap();
+    let table = rig.device.table(&rig.pool, &slots, &[0], Direction::Gather).unwrap();
+    // SAFETY: nothing else accesses the slots and the blocks.
+    let submit = |done| unsafe { rig.device.submit(&table, 0..PAGE as u64, None, done) };
+    // Stop the mover by a callback that blocks, which callbacks must not do.
+    let ((begin, begun), (release, held)) = (channel(), channel::<()>());
+    let done = Box::new(move |_| {
+        begin.send(()).unwrap();
+        held.recv_timeout(Duration::from_secs(30)).unwrap();
+    });
+    submit(Some(done)).unwrap();
+    begun.recv_timeout(Duration::from_secs(30)).unwrap();
+    let refusal = loop {
+        if let Err(error) = submit(None) {
+            break error;
+        }
+    };
+    assert_eq!(refusal.kind(), ErrorKind::Retry);
+    // SAFETY: nothing writes to the blocks.
+    let gather = || unsafe { rig.device.gather(&rig.pool, &[1, 2], None) }.unwrap();
+    let save = gather();
+    assert_eq!((save.pages(), save.reason()), (0, "busy"));
+    release.send(()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while gather().pages() < 2 {
+        assert!(Instant::now() < deadline, "the queue must become free");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(gather().reason(), "");
+}
+
+#[test]
+fn save_that_finds_no_free_event_is_not_stored() {
+    let rig = Rig::new();
+    let stream = rig.emulated.create_stream(Priority::Low).unwrap();
+    let mut marks = Vec::new();
+    let refusal = loop {
+        // SAFETY: created above.
+        match unsafe { rig.device.mark(stream) } {
+            Ok(mark) => marks.push(mark),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refusal.kind(), ErrorKind::Retry);
+    let store = || {
+        // SAFETY: nothing writes to the blocks.
+        let save = unsafe { rig.device.gather(&rig.pool, &[1, 2], None) }.unwrap();
+        save.store(&Control::default(), &mut |pages, _, _| Ok(all(pages.len()))).unwrap()
+    };
+    assert_eq!(store(), Moved { reason: "busy", ..all(0) });
+    assert!(!rig.device.is_broken());
+    drop(marks);
+    assert_eq!(store(), all(2));
 }
 
 #[test]

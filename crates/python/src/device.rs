@@ -299,7 +299,7 @@ impl DevicePages {
         // SAFETY: the Python caller orders later writes to the blocks by the fence.
         let save = unsafe { memory.device.gather(&memory.pool, &self.blocks[first..], after) }?;
         let fence = Fence::new(save.fence());
-        let gathered = first + save.pages();
+        let (gathered, unready) = (first + save.pages(), save.reason());
         let writer = Arc::clone(store);
         let ticket = store.submit_write(keys, pages, control, move |keys, control| {
             // Keep the device: a dropped device does not queue gathers that still wait.
@@ -327,8 +327,8 @@ impl DevicePages {
                 })?
             };
             let stored = stored.get();
-            let is_full = stored == gathered && gathered < pages;
-            let reason = if is_full { "staging_full" } else { moved.reason };
+            let is_partial = stored == gathered && gathered < pages;
+            let reason = if is_partial { unready } else { moved.reason };
             Ok(outcome(pages, Moved { pages: stored, reason, ..moved }))
         })?;
         Ok((ticket, fence))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ritornello.connector.fail_safe import FailSafeStore
 from ritornello.connector.meter import Meter
+from ritornello.errors import RetryError
 from ritornello.vllm.cache_groups import ObjectId
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.kv_memory import KvMemory
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ritornello._core import Outcome, Scope, Store, Ticket
 
 logger = logging.getLogger("vllm.ritornello")
+
+# The reason for which a put is refused while too many puts, or moves on a device, wait.
+BUSY = "busy"
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
 Lease = Any
@@ -140,23 +144,28 @@ class VllmStore(FailSafeStore):
         pages: PageBlocks,
         retain_until: float | None,
         stream: int | None = None,
-    ) -> "Ticket | None":
+    ) -> "Ticket | str":
         """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
-        after the work that is now queued on `stream`.
+        after the work that is now queued on `stream`. Returns why no put was started if it was not:
+        `BUSY` if the call may be repeated later.
         """
         keys, options = self._put_options(pages)
-        return self.call(
-            "put",
-            lambda store: store.submit_put(
-                self._scope_for(identity, object_id),
-                keys,
-                pool.pages(pages.blocks),
-                retain_until=retain_until,
-                **options,
-                **_behind(stream),
-            ),
-            None,
-        )
+
+        def action(store: "Store") -> "Ticket | str":
+            try:
+                return store.submit_put(
+                    self._scope_for(identity, object_id),
+                    keys,
+                    pool.pages(pages.blocks),
+                    retain_until=retain_until,
+                    **options,
+                    **_behind(stream),
+                )
+            except RetryError as error:  # too many puts or moves wait
+                self.record_failure("put", error)
+                return BUSY
+
+        return self.call("put", action, "error")
 
     def protect(self, memory: KvMemory, ticket: "Ticket") -> None:
         """Makes the engine's later work wait until a put has read its blocks. A put for which that

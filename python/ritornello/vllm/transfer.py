@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from ritornello.vllm.kv_memory import KvMemory
 from ritornello.vllm.metadata import Load, PageBlocks, Save
 from ritornello.vllm.shard import HeldObjects
-from ritornello.vllm.store import VllmStore
+from ritornello.vllm.store import BUSY, VllmStore
 
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
 # Reasons for which a put stored fewer pages, after which the save is repeated. The next attempt may
-# find room in staging ("staging_full"), or finds the pages that a concurrent put has stored, and
-# writes the remaining pages ("superseded").
-TRANSIENT = frozenset({"staging_full", "superseded"})
+# find room in staging ("staging_full") or in a queue ("busy"), or finds the pages that a concurrent
+# put has stored, and writes the remaining pages ("superseded").
+TRANSIENT = frozenset({"staging_full", BUSY, "superseded"})
 
 
 @dataclass(slots=True)
@@ -163,8 +163,8 @@ class SaveResult:
 
 
 class PendingSave:
-    """A save in progress: `tickets` of the objects that this worker stores. `failed`: a write could
-    not be started.
+    """A save in progress: `tickets` of the objects that this worker stores. `refusal`: why a write
+    could not be started; "" if all were.
     """
 
     def __init__(self, store: VllmStore, held: HeldObjects, save: Save, memory: KvMemory) -> None:
@@ -174,7 +174,7 @@ class PendingSave:
         self._memory = memory
         self._is_protected = False
         self.tickets: list[Ticket] = []
-        self.failed = False
+        self.refusal = ""
         self._store = store
         for obj in held.groups[save.pages.group]:
             if not obj.is_writer:
@@ -187,8 +187,8 @@ class PendingSave:
                 save.retain_until,
                 memory.stream(),
             )
-            if ticket is None:
-                self.failed = True
+            if isinstance(ticket, str):
+                self.refusal = ticket
                 break
             self.tickets.append(ticket)
 
@@ -207,7 +207,9 @@ class PendingSave:
             return None
         count = len(self.save.pages.keys)
         # An object whose write could not be started has no ticket.
-        result = SaveResult(0, reason="error") if self.failed else SaveResult(count)
+        result = SaveResult(count)
+        if self.refusal:
+            result = SaveResult(0, 0, self.refusal, again=self.refusal in TRANSIENT)
         for ticket in self.tickets:
             outcome = self._store.wait(ticket, 0.0)
             stored = outcome.pages if outcome is not None else 0

@@ -205,7 +205,7 @@ class WorkerSide:
         for save in metadata.saves:
             pending = PendingSave(self._store, self._held, save, self._shard.kv_memory)
             # A worker that writes no object of a page does not count the page as saved.
-            if pending.tickets or pending.failed:
+            if pending.tickets or pending.refusal:
                 self._pending_saves.append(pending)
         self._meter.add("save_seconds", perf_counter() - started)
 
