@@ -227,6 +227,19 @@ def test_worker_refusal_stops_serving(side: SchedulerSide, store: FakeStore) -> 
     assert run(side, asked) is IDLE
 
 
+def test_serving_pauses_while_a_worker_has_not_registered_its_memory(
+    side: SchedulerSide, store: FakeStore
+) -> None:
+    waits, ready = {(0, 0): "not yet", (0, 1): "not yet"}, [{(0, 1): ""}, {(0, 0): ""}]
+    asked = request(300)
+    keep(store, asked, 3)
+    side.complete_step(WorkerReport(unregistered=waits), set(), set())
+    for unregistered in ready:
+        assert run(side, asked) is IDLE
+        side.complete_step(WorkerReport(unregistered=unregistered), set(), set())
+    assert run(side, asked).loads
+
+
 def test_clean_reset_keeps_worker_refusal(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:

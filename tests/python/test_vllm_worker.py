@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.settings import Settings
 from ritornello.vllm.shard import HeldObjects, PageObject
 from ritornello.vllm.store import VllmStore
-from ritornello.vllm.worker import WorkerSide
+from ritornello.vllm.worker import REGISTER_SECONDS, WorkerSide
 
 
 @pytest.fixture
@@ -297,6 +298,58 @@ def test_mismatched_memory_is_refused(
     assert "2048 bytes in memory, 400 by the model" in report.unsupported_reason
     side.load(StepMetadata(identity(cache_group(head_bytes=512))))
     assert side.results.take_report() is None
+
+
+def test_memory_that_cannot_be_registered_yet_is_registered_later(
+    store: FakeStore, meter: StepMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy
+
+    side = WorkerSide(cast(VllmStore, store), 8, [(["l.0", "l.1"], 2)], meter)
+    memory = numpy.zeros((2, 8, 2, 64, 8), numpy.uint8)
+    side.register({f"l.{i}": Tensor(memory[i]) for i in range(2)})
+    attempts: list[Any] = []
+    objects = side._shard.objects
+
+    def refuse(identity: Any) -> Any:
+        attempts.append(identity)
+        raise RetryError("no pinned memory is free")
+
+    monkeypatch.setattr(side._shard, "objects", refuse)
+    work = identity(cache_group(head_bytes=512))
+    side.load(StepMetadata(work, loading("a").loads))
+    side.save(saving("b", KEYS[0]))
+    assert side.results.take_failed_blocks() == {10, 11, 12}
+    report = side.results.take_report()
+    assert report is not None
+    assert not report.unsupported_reason
+    assert "no pinned memory is free" in report.unregistered[0, 0]
+    assert ("b", 0, 0) in report.unsaved
+    counts = meter.take()
+    assert counts is not None
+    assert (counts["missed_pages:busy"], counts["skipped_pages:busy"]) == (3, 1)
+
+    # The pace of the attempts is bounded, and a repeated refusal is not reported again.
+    side.load(StepMetadata())
+    assert len(attempts) == 1
+    now = monotonic()
+    monkeypatch.setattr("ritornello.vllm.worker.monotonic", lambda: now + REGISTER_SECONDS)
+    side.load(StepMetadata())
+    side.load(StepMetadata())
+    assert attempts == [work, work]
+    assert side.results.take_report() is None
+
+    monkeypatch.setattr(side._shard, "objects", objects)
+    monkeypatch.setattr("ritornello.vllm.worker.monotonic", lambda: now + 2 * REGISTER_SECONDS)
+    side.load(StepMetadata())
+    report = side.results.take_report()
+    assert report is not None
+    assert report.unregistered == {(0, 0): ""}
+    store.outcomes = [outcome(True, True, True), outcome(True)]
+    side.load(loading("a", asynchronous=True))
+    assert side.take_completed_loads() == ({"a"}, set())
+    side.save(saving("b", KEYS[0]))
+    assert len(store.puts) == 1
 
 
 def test_worker_without_kv_caches_is_unsupported(store: FakeStore, meter: StepMeter) -> None:

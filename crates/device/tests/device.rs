@@ -546,8 +546,14 @@ fn moves_beyond_the_memory_of_tables_use_no_kernel() {
     let without = table();
     assert!(!without.uses_kernel());
     assert!(rig.submit(&without, rig.whole()).wait(soon()).unwrap());
+    // A pool needs this memory too: an engine registers its memory again when moves have ended.
+    // SAFETY: the rig keeps the tensors.
+    let pool = || unsafe { rig.device.pool(&rig.tensors.spans, 6, KERNEL, Arc::new(())) };
+    assert_eq!(pool().unwrap_err().kind(), ErrorKind::Retry);
+    assert!(!rig.device.is_broken());
     drop(with_kernels);
     assert!(table().uses_kernel());
+    pool().unwrap();
 }
 
 #[test]

@@ -4,6 +4,7 @@ saved.
 
 import logging
 
+from ritornello.vllm.handshake import WorkerRank
 from ritornello.vllm.identity import Identity
 from ritornello.vllm.metadata import WorkerReport
 from ritornello.vllm.weights.guard import WeightGuard
@@ -26,6 +27,8 @@ class Epoch:
         # blocks free clears it.
         self._worker_unsupported = False
         self._reset_unclean = False
+        # Hits and saves also stop while a worker has not registered its memory.
+        self._unregistered: set[WorkerRank] = set()
 
     def begin(self, *, clean: bool) -> None:
         """Begins a random epoch: no page stored before is found again. If not `clean`, blocks of
@@ -43,7 +46,9 @@ class Epoch:
     def is_paused(self) -> bool:
         """Returns whether hits and saves are stopped."""
         changed = self.guard is not None and self.guard.changed()
-        return changed or self._worker_unsupported or self._reset_unclean
+        return bool(
+            changed or self._worker_unsupported or self._reset_unclean or self._unregistered
+        )
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
         """Returns what workers must know of the current epoch: the identity, and the counts of
@@ -59,6 +64,14 @@ class Epoch:
         """Takes what workers report about their weights and their memory."""
         if self.guard is not None:
             self.guard.merge_counts(report.changes)
+        for rank, reason in report.unregistered.items():
+            if reason:
+                self._unregistered.add(rank)
+                logger.warning(
+                    "ritornello: %s; pages are neither loaded nor saved until then", reason
+                )
+            else:
+                self._unregistered.discard(rank)
         if report.unsupported_reason:
             if not self._worker_unsupported:
                 logger.warning(

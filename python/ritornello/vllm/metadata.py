@@ -88,6 +88,8 @@ class WorkerReport:
     arrives layer by layer, the time that the step waited for its loads. `step`: the number of the
     completed step. `facts`: the `ShardFacts` of each worker, if requested. `changes`: from a worker
     on another machine, its count of weight changes, by its slot in `ChangeCounters`.
+    `unregistered`: each worker that cannot register its KV memory yet, with the reason, and each
+    worker that could not and now can, with "".
     """
 
     unsaved: list[tuple[str, int, int]] = field(default_factory=list)
@@ -99,6 +101,7 @@ class WorkerReport:
     step: int = 0
     facts: dict[WorkerRank, ShardFacts] = field(default_factory=dict)
     changes: dict[int, int] = field(default_factory=dict)
+    unregistered: dict[WorkerRank, str] = field(default_factory=dict)
 
     def aggregate(self, other: "WorkerReport") -> "WorkerReport":
         both = self.load_seconds.keys() | other.load_seconds.keys()
@@ -115,4 +118,5 @@ class WorkerReport:
             max(self.step, other.step),
             self.facts | other.facts,
             self.changes | other.changes,
+            self.unregistered | other.unregistered,
         )

@@ -33,6 +33,9 @@ class StepResults:
         self._counts_pages = worker_rank == (0, 0)
         self._one_group = groups == 1
         self._failed_blocks: set[int] = set()
+        self._worker_rank = worker_rank
+        # Why the memory is not registered; "" if it is.
+        self._unregistered = ""
 
     def count_load(self, mode: str) -> None:
         """Counts a load that began: "apart" if it is asynchronous, "layer" if it arrives layer by
@@ -82,6 +85,14 @@ class StepResults:
     def set_unsupported(self, reason: str) -> None:
         self.report.unsupported_reason = reason
         logger.warning("ritornello: %s", reason)
+
+    def set_unregistered(self, reason: str) -> None:
+        """Reports that the KV memory cannot be registered yet, or with "" that it is registered,
+        if that is news.
+        """
+        if bool(reason) != bool(self._unregistered):
+            self.report.unregistered[self._worker_rank] = reason
+        self._unregistered = reason
 
     def take_failed_blocks(self) -> set[int]:
         failed, self._failed_blocks = self._failed_blocks, set()

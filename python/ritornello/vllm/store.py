@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# The reason for which a put is refused while too many puts, or moves on a device, wait.
+# The reason for which a put is refused while too many puts, or moves on a device, wait, and loads
+# and saves while the device has no memory to register the KV memory.
 BUSY = "busy"
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.

@@ -21,7 +21,9 @@ from collections import deque
 from collections.abc import Mapping
 from time import monotonic, perf_counter
 
+from ritornello.errors import RetryError
 from ritornello.vllm.handshake import ShardFacts, WorkerRank
+from ritornello.vllm.identity import Identity
 from ritornello.vllm.kv_memory import KvMemory
 from ritornello.vllm.layout import CacheTensor, LayoutError
 from ritornello.vllm.metadata import IDLE, Load, StepMetadata
@@ -29,7 +31,7 @@ from ritornello.vllm.meter import StepMeter
 from ritornello.vllm.shard import HeldObjects, Shard
 from ritornello.vllm.step_loads import StepLoads
 from ritornello.vllm.step_results import StepResults
-from ritornello.vllm.store import VllmStore
+from ritornello.vllm.store import BUSY, VllmStore
 from ritornello.vllm.transfer import PendingLoad, PendingSave
 from ritornello.vllm.weights import watch
 
@@ -39,6 +41,8 @@ LOAD_SECONDS = 10.0
 # Maximum time that a stopping engine waits for its last saves.
 CLOSE_SECONDS = 10.0
 WEIGHTS_CHANGED = "weights_changed"
+# Pause between attempts to register the KV memory, while a device lacks memory for it.
+REGISTER_SECONDS = 5.0
 
 
 class WorkerSide:
@@ -60,9 +64,12 @@ class WorkerSide:
         self._meter = meter
         self._shard = Shard(worker_rank, blocks, groups, memory)
         store.memory_problem = self._shard.kv_memory.problem
-        # None before the first identity, and if this worker's memory cannot be used, or not any
-        # longer.
+        # None before the first identity, while this worker's memory cannot be used, and after it can
+        # no longer be used.
         self._held: HeldObjects | None = None
+        # The identity whose objects are to be located in the memory at or after this time.
+        self._unlocated: Identity | None = None
+        self._locate_at = 0.0
         # The counts of weight changes when the identity's epoch began.
         self._covered = b""
         self.results = StepResults(store, meter, worker_rank, len(groups))
@@ -195,11 +202,11 @@ class WorkerSide:
         self._check_memory()
         # The pages that a numbered step saves were filled in earlier steps.
         step_failed = self.step_loads.failed and not metadata.step
-        changed = self._weights_changed()
-        if changed or step_failed or self._held is None:
-            reason = WEIGHTS_CHANGED if changed else "load_failed" if step_failed else "unsupported"
+        reason = self._skip_reason() or ("load_failed" if step_failed else "")
+        if reason or self._held is None:
+            again = reason in (BUSY, "load_failed")
             for save in metadata.saves:
-                self.results.record_skipped(save, 0, reason, again=step_failed and not changed)
+                self.results.record_skipped(save, 0, reason or "unsupported", again=again)
             return
         started = perf_counter()
         for save in metadata.saves:
@@ -220,22 +227,32 @@ class WorkerSide:
 
     def _set_identity(self, metadata: StepMetadata) -> None:
         """Takes the identity, which comes with the first work and after every change, and locates
-        its objects in this worker's memory.
+        its objects in this worker's memory. If a device lacks memory for that, tries again in later
+        steps.
         """
-        if metadata.identity is None:
-            return
-        self._held, self._covered = None, metadata.covered
-        layer_groups = self.step_loads.layer_groups
-        layer_groups.set({})
-        if not self._shard.memory:
-            return
+        if metadata.identity is not None:
+            self._held, self._covered = None, metadata.covered
+            self.step_loads.layer_groups.set({})
+            self._unlocated = metadata.identity if self._shard.memory else None
+            self._locate_at = 0.0
+        if self._unlocated is not None and monotonic() >= self._locate_at:
+            self._locate_objects(self._unlocated)
+
+    def _locate_objects(self, identity: Identity) -> None:
         try:
-            self._held = self._shard.objects(metadata.identity)
+            held = self._shard.objects(identity)
             # With several KV cache groups, all loads are asynchronous.
-            if len(self._held.groups) == 1:
-                layer_groups.set(self._shard.layer_groups(metadata.identity, 0))
+            if len(held.groups) == 1:
+                self.step_loads.layer_groups.set(self._shard.layer_groups(identity, 0))
+            self._held = held
+        except RetryError as error:
+            self._locate_at = monotonic() + REGISTER_SECONDS
+            self.results.set_unregistered(f"the KV memory cannot be registered yet ({error})")
+            return
         except Exception as error:  # the core may refuse the memory
             self.results.set_unsupported(str(error))
+        self._unlocated = None
+        self.results.set_unregistered("")
 
     def _weights_changed(self) -> bool:
         """Returns whether weights changed since the epoch began: the weights of any worker if this
@@ -266,9 +283,15 @@ class WorkerSide:
             started,
             self._store.time_limit(nbytes, LOAD_SECONDS),
             by_layer=self.step_loads.layer_groups.announced and not load.asynchronous,
-            skip_reason=WEIGHTS_CHANGED if self._weights_changed() else "",
+            skip_reason=self._skip_reason(),
             stream=self._shard.kv_memory.stream(),
         )
+
+    def _skip_reason(self) -> str:
+        """Returns why pages can neither be loaded nor saved now; "" if they can, or never can."""
+        if self._weights_changed():
+            return WEIGHTS_CHANGED
+        return BUSY if self._unlocated is not None else ""
 
     def _complete_saves(self) -> None:
         """Records finished saves in order, up to the first save that is in progress."""
