@@ -6,6 +6,7 @@ use ritornello_device::driver::{Copies, Driver, Launch, Priority, RawEvent, RawS
 use ritornello_device::layout::{Direction, Span};
 use ritornello_device::{Device, MoveTicket, Pool, Slots, Table, Way, WayChoice};
 use ritornello_format::Result;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -83,16 +84,16 @@ impl Driver for Counted {
     }
 }
 
-/// Runs `child` in a forked child, and returns what it returns, at most 100.
+/// Runs `child` in a forked child, and returns what it returns, at most 100; 101 if it panics.
 fn in_child(child: impl FnOnce() -> usize) -> i32 {
     // SAFETY: the child allocates little and exits with `_exit`.
     let process = unsafe { libc::fork() };
     if process == 0 {
         // SAFETY: kills the child if it hangs.
         unsafe { libc::alarm(20) };
-        let status = child().min(100) as i32;
+        let status = catch_unwind(AssertUnwindSafe(child)).map_or(101, |status| status.min(100));
         // SAFETY: exits the child here, without running the test harness.
-        unsafe { libc::_exit(status) };
+        unsafe { libc::_exit(status as i32) };
     }
     let mut status = 0;
     // SAFETY: the process is our child.
