@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use ritornello_format::ErrorKind;
 use ritornello_medium::Host;
 use ritornello_store::{CatalogStats, Options};
 use std::os::unix::fs::FileExt;
@@ -53,6 +54,37 @@ fn scrub_removes_damaged_pages() {
         assert_eq!(get(&open.store, &chained(PAGE), &sequence(name, 5)).pages, hit(name));
     }
     open.close();
+}
+
+#[test]
+fn scrub_pass_reads_every_run_and_removes_damaged_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = open_scrubbing(dir.path(), 0);
+    for name in 0..8 {
+        put(&open.store, &chained(PAGE), &sequence(name, 5), None);
+    }
+    let core = Arc::clone(&open.core);
+    let mut seen = Vec::new();
+    let clean = core
+        .scrub_pass(&mut |found, total| {
+            seen.push((found.runs, total));
+            true
+        })
+        .unwrap();
+    assert_eq!(seen, (1..=8).map(|run| (run, 8)).collect::<Vec<_>>());
+    assert_eq!((clean.runs, clean.pages, clean.findings.len()), (8, 40, 0));
+    let early = core.scrub_pass(&mut |found, _| found.runs < 3).unwrap();
+    assert_eq!(early.runs, 3);
+    let segment = dir.path().join("segments/seg-000000");
+    let file = std::fs::OpenOptions::new().write(true).open(segment).unwrap();
+    file.write_at(&[0xA5; 4096], 100 * 4096).unwrap();
+    let damaged = core.scrub_pass(&mut |_, _| true).unwrap();
+    assert!(damaged.findings.len() == 1 && damaged.pages_dropped >= 1, "{damaged:?}");
+    let counters = stats(&open).counters;
+    assert_eq!((counters["scrubbed_runs"], counters["scrub_damaged_pages"]), (8 + 3 + 8, 1));
+    assert_eq!(core.scrub_pass(&mut |_, _| true).unwrap().findings.len(), 0);
+    open.close();
+    assert_eq!(core.scrub_pass(&mut |_, _| true).unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[test]

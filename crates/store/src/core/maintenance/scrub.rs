@@ -2,8 +2,8 @@
 
 use super::verify::{Unreadable, Verification};
 use crate::core::StoreCore;
-use ritornello_format::UNIT;
-use ritornello_index::RunId;
+use ritornello_format::{Result, UNIT};
+use ritornello_index::{RunId, RunView};
 use std::time::{Duration, Instant};
 
 /// Factor by which scrubbing slows down while the store is in use.
@@ -61,26 +61,63 @@ impl StoreCore {
         scrub.due = now + if busy { wait * IN_USE_FACTOR } else { wait };
         drop(scrub);
         let mut report = Verification::default();
-        self.verify_run(
-            run,
-            &view,
-            &mut report,
-            Unreadable::Keep,
-            &self.maintenance.space.control(),
-        );
-        self.counters.scrubbed_runs.add(report.runs);
-        self.counters.scrubbed_bytes.add(report.bytes);
-        self.counters.scrub_damaged_pages.add(report.findings.len() as u64);
+        self.scrub_run(run, &view, &mut report);
         self.maintenance.space.scrub.lock().due.saturating_duration_since(Instant::now())
     }
 
-    fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, ritornello_index::RunView)> {
+    /// Verifies, in the order of their puts, all runs that are stored when the call begins and are
+    /// not in absent space, at the speed of the disks. Removes damaged pages, and keeps pages that
+    /// the disk cannot read. After each run `progress` gets the result and the total number of
+    /// runs; if it returns false, the call ends early.
+    ///
+    /// # Errors
+    /// `Closed` if the store is closed, and `Retry` if it is poisoned, also during the call.
+    pub fn scrub_pass(
+        &self,
+        progress: &mut dyn FnMut(&Verification, u64) -> bool,
+    ) -> Result<Verification> {
+        self.lifecycle.check_writable()?;
+        let started = Instant::now();
+        let mut report = Verification::default();
+        let mut left = Vec::new();
+        self.index.for_each(&mut |run, view| left.push((view.place.generation, run)));
+        left.sort_unstable();
+        let total = left.len() as u64;
+        for (_, run) in left {
+            self.lifecycle.check_writable()?;
+            if let Some(view) = self.to_scrub(run) {
+                self.scrub_run(run, &view, &mut report);
+            }
+            report.seconds = started.elapsed().as_secs_f64();
+            if !progress(&report, total) {
+                break;
+            }
+        }
+        Ok(report)
+    }
+
+    /// Verifies a run, and adds the result to `report` and to the counters.
+    fn scrub_run(&self, run: RunId, view: &RunView, report: &mut Verification) {
+        let mut found = Verification::default();
+        let control = self.maintenance.space.control();
+        self.verify_run(run, view, &mut found, Unreadable::Keep, &control);
+        self.counters.scrubbed_runs.add(found.runs);
+        self.counters.scrubbed_bytes.add(found.bytes);
+        self.counters.scrub_damaged_pages.add(found.findings.len() as u64);
+        report.add(found);
+    }
+
+    /// The run, if it is stored and not in absent space.
+    fn to_scrub(&self, run: RunId) -> Option<RunView> {
+        let view = self.index.run(run).filter(|view| !view.place.extents.is_empty());
+        view.filter(|_| !self.hidden.is_absent(run))
+    }
+
+    fn next_to_scrub(&self, scrub: &mut Scrub) -> Option<(RunId, RunView)> {
         // At the end of a pass, list the runs again, and search the list a second time.
         for _ in 0..2 {
             while let Some((_, run)) = scrub.left.pop() {
-                let is_placed = |view: &ritornello_index::RunView| !view.place.extents.is_empty();
-                let is_present = !self.hidden.is_absent(run);
-                if let Some(view) = self.index.run(run).filter(is_placed).filter(|_| is_present) {
+                if let Some(view) = self.to_scrub(run) {
                     return Some((run, view));
                 }
             }

@@ -68,6 +68,18 @@ pub struct Verification {
     pub seconds: f64,
 }
 
+impl Verification {
+    /// Adds the runs and damaged pages of `other`.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.runs += other.runs;
+        self.pages += other.pages;
+        self.bytes += other.bytes;
+        self.pages_dropped += other.pages_dropped;
+        let room = FINDINGS_MAX.saturating_sub(self.findings.len());
+        self.findings.extend(other.findings.into_iter().take(room));
+    }
+}
+
 impl StoreCore {
     /// Reads and verifies every page outside absent space, and removes pages that are damaged or
     /// that the disk cannot read. With `salvage`, then searches all segments, also those of volumes
