@@ -6,8 +6,10 @@ mod common;
 use common::{PAGES, Served, filled, ritornello, scratch, snapshot, text};
 use rustix::process::Signal;
 use serde_json::Value;
+use std::fs::{Permissions, set_permissions};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -130,11 +132,41 @@ fn contradictory_arguments_are_refused() {
     refused(&["--observe"], "--http");
     refused(&["--http-host", "name"], "--http");
     refused(&["--observe", "--http", "127.0.0.1:0", "--must-own"], "--must-own");
-    refused(&["--http", "0.0.0.0:0"], "loopback");
+    refused(&["--http", "0.0.0.0:0"], "--tokens");
+    refused(&["--tokens", "file"], "--http");
     refused(&["--http", "localhost"], "invalid");
     refused(&["/other", "--capacity", "1GiB"], "--capacity is for one directory, and 2 are named");
     refused(&["/other", "--index", "run"], "--index is for one directory");
     refused(&[text(dir.path()), "--http", "127.0.0.1:0"], "named twice");
+}
+
+#[test]
+fn token_file_permits_calls_of_the_store() {
+    let dir = scratch();
+    filled(dir.path());
+    let tokens = dir.path().join("tokens");
+    std::fs::write(&tokens, "operate 0123456789abcdef0123456789abcdef\n").unwrap();
+    set_permissions(&tokens, Permissions::from_mode(0o644)).unwrap();
+    let more = ["--http", "0.0.0.0:0", "--tokens", text(&tokens)];
+    let refused = ritornello(&[&["serve", text(dir.path())], &more[..]].concat());
+    assert_eq!((refused.code, refused.err.contains("chmod 600")), (2, true), "{}", refused.err);
+    set_permissions(&tokens, Permissions::from_mode(0o600)).unwrap();
+    let mut served = Served::start(dir.path(), &more);
+    let port = listening(&mut served).port();
+    assert!(served.says().starts_with("ready"));
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    assert_eq!(get(address, "/v1/stats").0, 401);
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!(
+        "POST /v1/flush HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+         Authorization: Bearer 0123456789abcdef0123456789abcdef\r\n\
+         Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{{}}"
+    );
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(served.end(Signal::TERM).0, Some(0));
 }
 
 #[test]

@@ -1,13 +1,16 @@
 //! State that all routes share: the stores and their observations.
 
+use crate::calls::Calls;
 use crate::host::Hosts;
 use crate::limits::{REQUESTS_BURST, REQUESTS_PER_SECOND};
 use crate::observer::{Observation, Observer};
 use crate::problem::Problem;
 use crate::rate::RateLimit;
+use crate::scrubs::Scrubs;
 use crate::settings::Settings;
+use crate::tokens::Tokens;
 use axum::http::StatusCode;
-use ritornello_node::Observed;
+use ritornello_node::{Node, Observed};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +20,13 @@ pub(crate) struct Shared {
     pub(crate) address: SocketAddr,
     pub(crate) host_names: Vec<String>,
     pub(crate) hosts: Hosts,
+    pub(crate) tokens: Option<Tokens>,
+    /// The limit of requests with a role.
     pub(crate) rate: RateLimit,
+    /// The limit of requests without a role.
+    pub(crate) unauthenticated_rate: RateLimit,
+    pub(crate) calls: Calls,
+    pub(crate) scrubs: Scrubs,
     pub(crate) observers: Vec<Arc<Observer>>,
     /// The OpenAPI document, which is made from the routes.
     pub(crate) document: OnceLock<String>,
@@ -30,7 +39,11 @@ impl Shared {
             address,
             hosts: Hosts::new(&settings.host_names),
             host_names: settings.host_names,
+            tokens: settings.tokens,
             rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
+            unauthenticated_rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
+            calls: Calls::new(),
+            scrubs: Scrubs::default(),
             observers: settings.stores.into_iter().map(Observer::new).collect(),
             document: OnceLock::new(),
         })
@@ -48,6 +61,29 @@ impl Shared {
                 StatusCode::NOT_FOUND,
                 "not_found",
                 "the service has no store with this name: /v1/config lists the names",
+            )
+        })
+    }
+
+    /// Returns the name and the open handle of the store that `name` names. The name may be left
+    /// out if the service has one store.
+    ///
+    /// # Errors
+    /// 400 without a name if there are several stores; 404 if the service has no such store; 409 if
+    /// this process does not have the store open.
+    pub(crate) fn open_store(&self, name: Option<&str>) -> Result<(String, Arc<Node>), Problem> {
+        let selected = self.select(name)?;
+        let [observer] = &selected[..] else {
+            return Err(Problem::invalid("the service has several stores: name one in `store`"));
+        };
+        let access = observer.access();
+        let open = access.open_handle().map(|node| (access.name().to_owned(), node));
+        open.ok_or_else(|| {
+            Problem::new(
+                StatusCode::CONFLICT,
+                "retry",
+                "this process does not have the store open: start the service without --observe, \
+                 or wait until the store is open",
             )
         })
     }

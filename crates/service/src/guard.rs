@@ -3,6 +3,7 @@
 use crate::answer::Shared;
 use crate::limits::REQUEST_TIMEOUT;
 use crate::problem::Problem;
+use crate::role::Role;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
@@ -15,6 +16,10 @@ use tokio::time::timeout;
 /// The address at which a request arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalAddress(pub(crate) SocketAddr);
+
+/// The role of a request; `None` if it has none, which only probes of health permit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller(pub(crate) Option<Role>);
 
 /// Headers of every response. No response is a page, so a browser may load nothing for it, show it
 /// in no frame, guess no other type, and keep no copy.
@@ -30,40 +35,98 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// Path that answers also beyond the rate: a probe of health must not fail because of other
 /// requests.
 const LIVENESS: &str = "/livez";
+/// Paths that answer without a token: a kubelet has none.
+const WITHOUT_TOKEN: [&str; 2] = [LIVENESS, "/readyz"];
 
 /// Checks a request, answers it within a deadline, and adds headers to the response.
 pub(crate) async fn guard(
     State(shared): State<Arc<Shared>>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     let mut response = match check(&shared, &request) {
-        Ok(()) => match timeout(REQUEST_TIMEOUT, next.run(request)).await {
-            Ok(response) => response,
-            Err(_) => Problem::retry(format!(
-                "the request was not answered within {} s: send it faster, or try again",
-                REQUEST_TIMEOUT.as_secs()
-            ))
-            .into_response(),
-        },
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            match timeout(REQUEST_TIMEOUT, next.run(request)).await {
+                Ok(response) => response,
+                Err(_) => late().into_response(),
+            }
+        }
         Err(problem) => problem.into_response(),
     };
     add_headers(response.headers_mut());
     response
 }
 
-fn check(shared: &Shared, request: &Request) -> Result<(), Problem> {
+fn late() -> Problem {
+    Problem::retry(format!(
+        "the request was not answered within {} s: send it faster, or wait for the store's disk; a \
+         call of a store continues",
+        REQUEST_TIMEOUT.as_secs()
+    ))
+}
+
+fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     let local = request.extensions().get::<LocalAddress>();
     let local = local.map_or(shared.address, |local| local.0);
     shared.hosts.check(request.headers(), request.uri(), local)?;
-    if request.uri().path() != LIVENESS && !shared.rate.admits(Instant::now()) {
+    let path = request.uri().path();
+    let authenticated = authenticate(shared, request.headers());
+    // Requests without a valid token share a limit, so they cannot use up the limit of other
+    // requests.
+    let rate = match authenticated {
+        Ok(Some(_)) => &shared.rate,
+        _ => &shared.unauthenticated_rate,
+    };
+    if path != LIVENESS && !rate.admits(Instant::now()) {
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "retry",
             "too many requests: send fewer per second",
         ));
     }
-    Ok(())
+    let role = authenticated?;
+    let required = Role::required_by(request.method());
+    match role {
+        Some(role) if role >= required => Ok(Caller(Some(role))),
+        None if WITHOUT_TOKEN.contains(&path) && required == Role::Read => Ok(Caller(None)),
+        None => Err(unauthenticated("this service needs a token: send `Authorization: Bearer`")),
+        Some(role) => Err(denied(role, required, shared.tokens.is_some())),
+    }
+}
+
+/// Returns the role of the request's token. Without a token it is `read` at a service that only
+/// this machine can reach, and none at any other.
+fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Option<Role>, Problem> {
+    let mut given = headers.get_all(header::AUTHORIZATION).iter();
+    let Some(value) = given.next() else {
+        return Ok(shared.address.ip().is_loopback().then_some(Role::Read));
+    };
+    let token = value.to_str().ok().and_then(bearer).filter(|_| given.next().is_none());
+    let Some(token) = token else {
+        return Err(unauthenticated("send one header `Authorization: Bearer TOKEN`"));
+    };
+    let role = shared.tokens.as_ref().and_then(|tokens| tokens.role(token));
+    role.map(Some).ok_or_else(|| unauthenticated("the service does not know this token"))
+}
+
+fn bearer(value: &str) -> Option<&str> {
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token)
+}
+
+fn unauthenticated(message: &str) -> Problem {
+    Problem::new(StatusCode::UNAUTHORIZED, "denied", message)
+}
+
+fn denied(role: Role, required: Role, has_tokens: bool) -> Problem {
+    let remedy = if has_tokens { "send a token of that role" } else { "start it with --tokens" };
+    let message = format!(
+        "the request needs the role {} and has the role {}: {remedy}",
+        required.word(),
+        role.word()
+    );
+    Problem::new(StatusCode::FORBIDDEN, "denied", message)
 }
 
 fn add_headers(headers: &mut HeaderMap) {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   accept loop ── limits of connections, headers and time            server.rs
-//!     └─ guard ── Host, rate, token and role, headers of responses    guard.rs
+//!     └─ guard ── Host, token and role, rate, headers of responses    guard.rs
 //!          └─ routes, and the OpenAPI document of exactly these       routes/
 //!               └─ observer ── one answer for several requests        observer.rs
 //!                    └─ store access ── an open handle, or none       store_access.rs
@@ -19,6 +19,9 @@
 //! on separate threads, at most one observation per store at a time, and have deadlines: a hung
 //! disk delays answers about its store, and no other answer.
 //!
+//! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request decides
+//! which role it needs. Calls that operate on a store need an open handle: an observer only reads.
+//!
 //! **Promises.** `/livez` answers without a store. Without a token file the service listens on
 //! loopback addresses only, and its requests change nothing. A request is answered only if its
 //! Host header names the service, so a web page of another origin cannot read answers through a
@@ -30,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod calls;
 mod guard;
 mod host;
 mod limits;
@@ -37,11 +41,16 @@ mod metrics;
 mod observer;
 mod problem;
 mod rate;
+mod role;
 mod routes;
+mod scrubs;
 mod server;
 mod settings;
 mod store_access;
+mod tokens;
 
+pub use role::Role;
 pub use server::Service;
 pub use settings::Settings;
 pub use store_access::StoreAccess;
+pub use tokens::Tokens;

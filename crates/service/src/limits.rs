@@ -34,6 +34,11 @@ pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which requests share an observation that has ended.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
+/// Maximum number of calls of stores at a time, besides observations.
+pub(crate) const CALLS_MAX: usize = 16;
+/// Maximum number of keys in a lookup.
+pub(crate) const PROBE_KEYS_MAX: usize = 4096;
+
 /// Maximum number of scopes in an answer and among the labels of metrics, without `other`.
 pub(crate) const SCOPES_MAX: usize = 16;
 /// Maximum characters of a label value.

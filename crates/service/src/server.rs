@@ -3,7 +3,7 @@
 use crate::answer::Shared;
 use crate::guard::LocalAddress;
 use crate::limits::{
-    CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
+    CALLS_MAX, CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
     HEADERS_TIMEOUT, STORES_MAX,
 };
 use crate::routes;
@@ -28,13 +28,12 @@ use tokio::time::{sleep, timeout};
 
 /// Pause after a failed accept, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Threads for calls of stores besides the observations.
-const CALLS_MAX: usize = 16;
 
 /// A running service. Dropping it stops it.
 #[derive(Debug)]
 pub struct Service {
     address: SocketAddr,
+    shared: Arc<Shared>,
     stopping: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -63,7 +62,8 @@ impl Service {
             .max_blocking_threads(STORES_MAX + CALLS_MAX)
             .thread_name("ritornello-http-call")
             .build()?;
-        let router = routes::router(&Shared::new(settings, address));
+        let shared = Shared::new(settings, address);
+        let router = routes::router(&shared);
         let (stopping, stopped) = watch::channel(false);
         let serve = move || {
             let served = serve(&runtime, listener, router, stopped);
@@ -77,7 +77,7 @@ impl Service {
                     tracing::error!(%error, "the service ended: restart it");
                 }
             })?;
-        Ok(Self { address, stopping, thread: Some(thread) })
+        Ok(Self { address, shared, stopping, thread: Some(thread) })
     }
 
     /// The address on which the service listens.
@@ -94,6 +94,7 @@ impl Service {
 
     fn end(&mut self) {
         let _ = self.stopping.send(true);
+        self.shared.scrubs.stop();
         if let Some(thread) = self.thread.take() {
             // The thread fails only if it panics, which the panic's message reports.
             let _ = thread.join();

@@ -2,6 +2,7 @@
 
 use crate::limits::STORES_MAX;
 use crate::store_access::StoreAccess;
+use crate::tokens::Tokens;
 use ritornello_format::{Error, Result};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -15,6 +16,8 @@ pub struct Settings {
     /// Host names, besides the loopback names and the address, under which clients may reach the
     /// service.
     pub host_names: Vec<String>,
+    /// Tokens, and the roles that they give; `None` permits reading only.
+    pub tokens: Option<Tokens>,
     /// The stores to answer about.
     pub stores: Vec<Arc<StoreAccess>>,
 }
@@ -23,8 +26,8 @@ impl Settings {
     /// Checks the settings.
     ///
     /// # Errors
-    /// `Invalid` if there are no stores, too many, or two with the same directory; `Invalid` for an
-    /// address that other machines can reach.
+    /// `Invalid` if there are no stores, too many, or two with the same directory, and for an
+    /// address that other machines can reach without tokens.
     pub(crate) fn check(&self) -> Result<()> {
         if self.stores.is_empty() {
             return Err(Error::invalid("the service has no stores: name at least one directory"));
@@ -43,10 +46,10 @@ impl Settings {
                     .with("dir", store.name()));
             }
         }
-        if !self.address.ip().is_loopback() {
+        if !self.address.ip().is_loopback() && self.tokens.is_none() {
             return Err(Error::invalid(
-                "other machines can reach this address: listen on a loopback address, such as \
-                 127.0.0.1:7007",
+                "other machines can reach this address: name a token file with --tokens, or listen \
+                 on a loopback address, such as 127.0.0.1:7007",
             )
             .with("address", self.address));
         }

@@ -214,14 +214,7 @@ fn model_name_of_a_scope_cannot_forge_metrics() {
     let hostile = "x\",store=\"y\"} 1\nritornello_up{store=\"forged\"} 0\n# EOF\n\\";
     let node = open(&options(dir.path())).unwrap();
     fill(&node, hostile);
-    let access = ritornello_service::StoreAccess::new(dir.path());
-    access.set_open(Some(node));
-    let service = ritornello_service::Service::start(ritornello_service::Settings {
-        address: "127.0.0.1:0".parse().unwrap(),
-        host_names: Vec::new(),
-        stores: vec![access],
-    })
-    .unwrap();
+    let service = operating(&[node]);
     let text = get(service.address(), "/metrics").body;
     assert_eq!(text.lines().filter(|line| line.starts_with("ritornello_up{")).count(), 1);
     assert_eq!(text.lines().filter(|line| *line == "# EOF").count(), 1);

@@ -18,7 +18,8 @@ fn service() -> Service {
 
 #[test]
 fn document_lists_exactly_the_routes() {
-    let service = service();
+    let dirs = [StoreAccess::new(Path::new("/nonexistent/kv"))];
+    let service = start("127.0.0.1:0", Some(tokens()), dirs.into());
     let document = get(service.address(), "/openapi.json").json();
     assert_eq!(document["openapi"].as_str().unwrap().split('.').next(), Some("3"));
     let mut listed = BTreeSet::new();
@@ -30,9 +31,10 @@ fn document_lists_exactly_the_routes() {
     let expected = ROUTES.map(|(method, path)| (method.to_owned(), path.to_owned()));
     assert_eq!(listed, BTreeSet::from(expected));
     for (method, path) in listed {
-        let answer = send(service.address(), &method, &path, &[&host(service.address())], "");
+        let path = path.replace("{id}", "00");
+        let answer = send_as("admin", service.address(), &method, &path, "{}");
         assert!(![404, 405].contains(&answer.status), "{method} {path}: {answer:?}");
-        let other = send(service.address(), "PATCH", &path, &[&host(service.address())], "");
+        let other = send_as("admin", service.address(), "PATCH", &path, "");
         assert_eq!((other.status, &other.json()["kind"]), (405, &"invalid".into()), "{path}");
     }
     for path in ["/", "/v1", "/v1/stats/", "/v2/stats", "/../etc/passwd", "/metrics%00"] {
@@ -41,7 +43,7 @@ fn document_lists_exactly_the_routes() {
     }
 }
 
-const ROUTES: [(&str, &str); 7] = [
+const ROUTES: [(&str, &str); 12] = [
     ("GET", "/livez"),
     ("GET", "/readyz"),
     ("GET", "/metrics"),
@@ -49,6 +51,11 @@ const ROUTES: [(&str, &str); 7] = [
     ("GET", "/v1/stats"),
     ("GET", "/v1/scopes"),
     ("GET", "/v1/config"),
+    ("GET", "/v1/scrub"),
+    ("POST", "/v1/probe"),
+    ("POST", "/v1/flush"),
+    ("POST", "/v1/scrub"),
+    ("PUT", "/v1/scopes/{id}"),
 ];
 
 #[test]
@@ -193,13 +200,13 @@ fn unusable_settings_are_refused() {
     let start = |address: &str, dirs: &[&str]| {
         let stores = dirs.iter().map(|dir| StoreAccess::new(Path::new(dir))).collect();
         let address = address.parse().unwrap();
-        Service::start(Settings { address, host_names: Vec::new(), stores })
+        Service::start(Settings { address, host_names: Vec::new(), tokens: None, stores })
             .unwrap_err()
             .to_string()
     };
     assert!(start("127.0.0.1:0", &[]).contains("name at least one directory"));
     assert!(start("127.0.0.1:0", &["/a", "/a"]).contains("named twice"));
-    assert!(start("0.0.0.0:0", &["/a"]).contains("loopback"));
+    assert!(start("0.0.0.0:0", &["/a"]).contains("--tokens"));
     assert!(start("192.0.2.1:7007", &["/a"]).contains("loopback"));
     let taken = service();
     let error = start(&taken.address().to_string(), &["/a"]);

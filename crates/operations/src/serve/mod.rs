@@ -10,7 +10,7 @@ use event::{Event, emit};
 use keeper::Keeper;
 use notify::Readiness;
 use ritornello_codec::Codec;
-use ritornello_service::{Service, Settings, StoreAccess};
+use ritornello_service::{Service, Settings, StoreAccess, Tokens};
 use ritornello_store::{Durability, Options, parse_index};
 use ritornello_terminal::Context;
 use ritornello_terminal::exit::{Failure, Status};
@@ -36,7 +36,9 @@ path again. Each change of the command's role is a line on standard output: `rea
 `failed`, `reopening`, `closed`; with --json one object per line.
 
 --http answers over HTTP about the stores: /livez, /readyz, /metrics (OpenMetrics), /v1/stats,
-/v1/scopes, /v1/config, and /openapi.json, which describes all routes. With --observe the command
+/v1/scopes, /v1/config, and /openapi.json, which describes all routes. Without --tokens the service
+listens on loopback addresses only and permits only reading; with a token of the role operate or
+admin a request may look up pages, flush, scrub, and set or drop scopes. With --observe the command
 opens no store, so it never owns one: owners answer, also inside engines, and of a store without an
 owner its files are read. The command then prints `listening` only.
 
@@ -68,6 +70,9 @@ pub struct ServeArgs {
     /// Answer over HTTP on this address, such as 127.0.0.1:7007
     #[arg(long, value_name = "ADDRESS")]
     pub http: Option<SocketAddr>,
+    /// File of tokens: a line per token, `read`, `operate` or `admin` and the token; mode 0600
+    #[arg(long, value_name = "FILE", requires = "http")]
+    pub tokens: Option<PathBuf>,
     /// Name under which clients may reach the service, besides localhost; may be repeated
     #[arg(long, value_name = "NAME", requires = "http")]
     pub http_host: Vec<String>,
@@ -137,8 +142,9 @@ fn start_service(
     address: SocketAddr,
     stores: &[Arc<StoreAccess>],
 ) -> Result<Service, Failure> {
-    let stores = stores.to_vec();
-    let service = Service::start(Settings { address, host_names: args.http_host.clone(), stores })?;
+    let (host_names, stores) = (args.http_host.clone(), stores.to_vec());
+    let tokens = args.tokens.as_deref().map(Tokens::read).transpose()?;
+    let service = Service::start(Settings { address, host_names, tokens, stores })?;
     emit(context, &Event::listening(service.address()));
     Ok(service)
 }

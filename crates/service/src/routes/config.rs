@@ -29,6 +29,8 @@ struct ServiceConfig {
     address: String,
     /// Host names besides `localhost` and addresses.
     host_names: Vec<String>,
+    /// Whether the service has a token file.
+    has_tokens: bool,
     limits: LimitsConfig,
 }
 
@@ -133,6 +135,7 @@ pub(super) async fn config(
         version: env!("CARGO_PKG_VERSION"),
         address: shared.address.to_string(),
         host_names: shared.host_names.clone(),
+        has_tokens: shared.tokens.is_some(),
         limits: LimitsConfig {
             connections: CONNECTIONS_MAX,
             header_bytes: HEADERS_BYTES_MAX,

@@ -1,6 +1,8 @@
 //! Probes of health.
 
 use crate::answer::{Shared, observe_all, state_word};
+use crate::guard::Caller;
+use axum::Extension;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Json;
@@ -23,6 +25,7 @@ pub(super) async fn livez() -> &'static str {
 pub(super) struct Readiness {
     /// Whether every store can be used.
     ready: bool,
+    /// The stores; none are listed without a role.
     stores: Vec<StoreHealth>,
 }
 
@@ -47,7 +50,10 @@ struct StoreHealth {
     path = "/readyz",
     responses((status = 200, body = Readiness), (status = 503, body = Readiness)),
 )]
-pub(super) async fn readyz(State(shared): State<Arc<Shared>>) -> (StatusCode, Json<Readiness>) {
+pub(super) async fn readyz(
+    State(shared): State<Arc<Shared>>,
+    Extension(Caller(role)): Extension<Caller>,
+) -> (StatusCode, Json<Readiness>) {
     let observed = observe_all(shared.observers.clone()).await;
     let stores: Vec<_> = observed
         .into_iter()
@@ -64,5 +70,6 @@ pub(super) async fn readyz(State(shared): State<Arc<Shared>>) -> (StatusCode, Js
     let ready = stores.len() == shared.observers.len()
         && stores.iter().all(|store| matches!(store.state, "owned" | "unowned"));
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let stores = if role.is_some() { stores } else { Vec::new() };
     (status, Json(Readiness { ready, stores }))
 }

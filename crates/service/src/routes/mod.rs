@@ -1,9 +1,15 @@
 //! The routes, and the document that lists them.
 
+mod body;
 mod config;
+mod document;
+mod flush;
 mod health;
+mod probe;
 mod query;
+mod scope_settings;
 mod scopes;
+mod scrub;
 mod stats;
 
 use crate::answer::{Shared, observe_all};
@@ -31,7 +37,7 @@ struct Document;
 
 /// The routes, behind the guard.
 pub(crate) fn router(shared: &Arc<Shared>) -> Router {
-    let (router, document) = OpenApiRouter::with_openapi(Document::openapi())
+    let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(health::livez))
         .routes(routes!(health::readyz))
         .routes(routes!(metrics_text))
@@ -39,7 +45,12 @@ pub(crate) fn router(shared: &Arc<Shared>) -> Router {
         .routes(routes!(stats::stats))
         .routes(routes!(scopes::scopes))
         .routes(routes!(config::config))
+        .routes(routes!(probe::probe))
+        .routes(routes!(flush::flush))
+        .routes(routes!(scrub::begin, scrub::progress))
+        .routes(routes!(scope_settings::change))
         .split_for_parts();
+    document::complete(&mut document);
     let text = document.to_json().unwrap_or_default();
     // The cell is empty: the document is made once per service.
     let _ = shared.document.set(text);

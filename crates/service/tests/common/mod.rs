@@ -3,7 +3,7 @@
 
 use ritornello_format::Scope;
 use ritornello_node::{Node, Options, open};
-use ritornello_service::{Service, Settings, StoreAccess};
+use ritornello_service::{Service, Settings, StoreAccess, Tokens};
 use ritornello_store::PutOptions;
 use ritornello_volume::page_memory::BorrowedPages;
 use ritornello_volume::transfer::Control;
@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -135,12 +136,51 @@ pub fn run_as_owner() {
 /// Starts a service that observes stores.
 pub fn observing(dirs: &[&Path]) -> Service {
     let stores = dirs.iter().map(|dir| StoreAccess::new(dir)).collect();
-    Service::start(Settings {
-        address: "127.0.0.1:0".parse().unwrap(),
-        host_names: Vec::new(),
-        stores,
-    })
-    .unwrap()
+    start("127.0.0.1:0", None, stores)
+}
+
+/// Starts a service of stores that this process has open, with [`TOKENS`].
+pub fn operating(nodes: &[Arc<Node>]) -> Service {
+    let stores = nodes.iter().map(|node| {
+        let access = StoreAccess::new(node.path());
+        access.set_open(Some(Arc::clone(node)));
+        access
+    });
+    start("127.0.0.1:0", Some(tokens()), stores.collect())
+}
+
+pub fn start(address: &str, tokens: Option<Tokens>, stores: Vec<Arc<StoreAccess>>) -> Service {
+    let address = address.parse().unwrap();
+    Service::start(Settings { address, host_names: Vec::new(), tokens, stores }).unwrap()
+}
+
+/// A token of each role.
+pub const TOKENS: [(&str, &str); 3] = [
+    ("read", "read-0123456789abcdef0123456789"),
+    ("operate", "operate-0123456789abcdef0123456789"),
+    ("admin", "admin-0123456789abcdef0123456789"),
+];
+
+pub fn tokens() -> Tokens {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens");
+    let lines: Vec<String> = TOKENS.iter().map(|(role, token)| format!("{role} {token}")).collect();
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    Tokens::read(&path).unwrap()
+}
+
+/// The header with the token of a role.
+pub fn authorization(role: &str) -> String {
+    let token = TOKENS.iter().find(|(of, _)| *of == role).unwrap().1;
+    format!("Authorization: Bearer {token}")
+}
+
+/// Sends a JSON body with the token of a role.
+pub fn send_as(role: &str, address: SocketAddr, method: &str, target: &str, body: &str) -> Answer {
+    let token = authorization(role);
+    let headers = [&*host(address), &token, "Content-Type: application/json"];
+    send(address, method, target, &headers, body)
 }
 
 #[derive(Debug)]

@@ -1,0 +1,43 @@
+//! Roles, and the role that each method of HTTP requires.
+
+use axum::http::Method;
+
+/// The permission to use the service. Each role includes the roles before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Reads health, metrics, statistics and configuration.
+    Read,
+    /// Makes calls that change no page and no setting.
+    Operate,
+    /// Changes settings and drops pages.
+    Admin,
+}
+
+impl Role {
+    const ALL: [Self; 3] = [Self::Read, Self::Operate, Self::Admin];
+
+    /// The role in one word, as in the token file.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// Parses the word of a role.
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|role| role.word() == word)
+    }
+
+    /// The role that a method requires. A route that changes settings must use a method besides
+    /// GET, HEAD and POST.
+    pub(crate) fn required_by(method: &Method) -> Self {
+        match *method {
+            Method::GET | Method::HEAD | Method::OPTIONS => Self::Read,
+            Method::POST => Self::Operate,
+            _ => Self::Admin,
+        }
+    }
+}

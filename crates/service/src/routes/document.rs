@@ -1,0 +1,68 @@
+//! The parts of the OpenAPI document that are equal for all routes: errors, and the token.
+
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{ComponentsBuilder, ContentBuilder, OpenApi, Ref, ResponseBuilder};
+
+/// The name of the token in the document.
+const TOKEN: &str = "token";
+
+/// Errors of every request.
+const ALL: [(&str, &str); 5] = [
+    ("400", "the request is malformed"),
+    ("408", "the request was not sent in time"),
+    ("421", "the Host header names another service"),
+    ("429", "there are too many requests"),
+    ("503", "a limit of time or calls is reached, or the store cannot answer now"),
+];
+/// Errors of every request besides probes of health.
+const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown token")];
+/// Errors of requests with a body.
+const WITH_BODY: [(&str, &str); 6] = [
+    ("403", "the token gives another role"),
+    ("404", "the store or the scope does not exist"),
+    ("409", "the store is not open in this process, or the call is running already"),
+    ("413", "the body is too long"),
+    ("415", "the body is not JSON"),
+    ("500", "the store failed"),
+];
+
+/// Adds errors and the token to all operations.
+pub(super) fn complete(document: &mut OpenApi) {
+    let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
+    let components = document.components.take().unwrap_or_else(|| ComponentsBuilder::new().build());
+    document.components =
+        Some(ComponentsBuilder::from(components).security_scheme(TOKEN, scheme).build());
+    for (path, item) in &mut document.paths.paths {
+        let needs_token = !matches!(path.as_str(), "/livez" | "/readyz");
+        for operation in operations(item) {
+            add(operation, &ALL);
+            if needs_token {
+                add(operation, &WITH_TOKEN);
+                let token: SecurityRequirement = SecurityRequirement::new(TOKEN, [""; 0]);
+                operation.security = Some(vec![token, SecurityRequirement::default()]);
+            }
+            if operation.request_body.is_some() {
+                add(operation, &WITH_BODY);
+                operation.security = Some(vec![SecurityRequirement::new(TOKEN, [""; 0])]);
+            }
+        }
+    }
+}
+
+fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    [&mut item.get, &mut item.post, &mut item.put].into_iter().flatten()
+}
+
+/// Adds errors that the operation does not describe itself.
+fn add(operation: &mut Operation, errors: &[(&str, &str)]) {
+    for (status, description) in errors {
+        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+        let response = ResponseBuilder::new()
+            .description(*description)
+            .content("application/json", content)
+            .build();
+        let responses = &mut operation.responses.responses;
+        responses.entry((*status).to_owned()).or_insert_with(|| response.into());
+    }
+}

@@ -1,0 +1,147 @@
+//! Scrubs on demand: one thread per store that is scrubbed.
+
+use crate::problem::Problem;
+use axum::http::StatusCode;
+use parking_lot::Mutex;
+use ritornello_node::Node;
+use ritornello_store::{StoreCore, Verification};
+use serde::Serialize;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use utoipa::ToSchema;
+
+/// The progress of a scrub.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub(crate) struct ScrubProgress {
+    /// `idle` if the service has not scrubbed the store, `running`, `finished`, or `failed`.
+    state: &'static str,
+    /// Runs read.
+    runs: u64,
+    /// Runs to read.
+    runs_total: u64,
+    /// Pages of these runs.
+    pages: u64,
+    /// Bytes of these runs.
+    bytes: u64,
+    /// Pages that failed verification, at most 10,000.
+    damaged_pages: usize,
+    /// Pages removed: the damaged pages, and in chained scopes the pages after them.
+    removed_pages: u64,
+    /// Duration so far.
+    seconds: f64,
+    /// Why the scrub failed.
+    problem: Option<Problem>,
+}
+
+impl ScrubProgress {
+    fn new(state: &'static str) -> Self {
+        let (found, problem) = (Verification::default(), None);
+        Self { problem, ..Self::of(state, &found, 0) }
+    }
+
+    fn of(state: &'static str, found: &Verification, runs_total: u64) -> Self {
+        Self {
+            state,
+            runs: found.runs,
+            runs_total,
+            pages: found.pages,
+            bytes: found.bytes,
+            damaged_pages: found.findings.len(),
+            removed_pages: found.pages_dropped,
+            seconds: found.seconds,
+            problem: None,
+        }
+    }
+}
+
+/// The scrubs of a service, by store.
+#[derive(Debug, Default)]
+pub(crate) struct Scrubs {
+    progress: Arc<Mutex<HashMap<String, ScrubProgress>>>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Scrubs {
+    /// Returns the progress of the current or the last scrub of `store`.
+    pub(crate) fn progress(&self, store: &str) -> ScrubProgress {
+        let known = self.progress.lock();
+        known.get(store).cloned().unwrap_or_else(|| ScrubProgress::new("idle"))
+    }
+
+    /// Begins a scrub of `store`.
+    ///
+    /// # Errors
+    /// 409 if a scrub is running, or another process owns the store; 503 without a thread.
+    pub(crate) fn begin(&self, store: &str, node: &Node) -> Result<ScrubProgress, Problem> {
+        let conflict = |message| Problem::new(StatusCode::CONFLICT, "retry", message);
+        let Some(core) = node.core() else {
+            return Err(conflict(
+                "another process owns the store, and only an owner scrubs: wait until this process \
+                 owns the store",
+            ));
+        };
+        let begun = ScrubProgress::new("running");
+        let mut known = self.progress.lock();
+        if known.get(store).is_some_and(|progress| progress.state == "running") {
+            return Err(conflict(
+                "the store is being scrubbed: `GET /v1/scrub` shows the progress",
+            ));
+        }
+        let thread = Thread {
+            store: store.to_owned(),
+            progress: Arc::clone(&self.progress),
+            stopped: Arc::clone(&self.stopped),
+        };
+        std::thread::Builder::new()
+            .name("ritornello-scrub".to_owned())
+            .spawn(move || thread.run(core))
+            .map_err(|error| {
+                Problem::retry(format!("no thread can be started: send it again later ({error})"))
+            })?;
+        known.insert(store.to_owned(), begun.clone());
+        Ok(begun)
+    }
+
+    /// Ends all scrubs after their current run.
+    pub(crate) fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Thread {
+    store: String,
+    progress: Arc<Mutex<HashMap<String, ScrubProgress>>>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl Thread {
+    fn run(&self, core: Arc<StoreCore>) {
+        let (mut total, mut is_stopped) = (0, false);
+        let scrubbed = core.scrub_pass(&mut |found, runs| {
+            total = runs;
+            self.show(ScrubProgress::of("running", found, runs));
+            is_stopped = self.stopped.load(Ordering::Relaxed);
+            !is_stopped
+        });
+        // A failed store is reopened when no reference to its core is left.
+        drop(core);
+        match scrubbed {
+            Ok(found) if is_stopped => self.show(ScrubProgress {
+                problem: Some(Problem::retry("the service ended before the scrub")),
+                ..ScrubProgress::of("failed", &found, total)
+            }),
+            Ok(found) => self.show(ScrubProgress::of("finished", &found, total)),
+            Err(error) => {
+                let known = self.progress.lock().get(&self.store).cloned();
+                let reached = known.unwrap_or_else(|| ScrubProgress::new("failed"));
+                let problem = Some(Problem::from(&error));
+                self.show(ScrubProgress { state: "failed", problem, ..reached });
+            }
+        }
+    }
+
+    fn show(&self, progress: ScrubProgress) {
+        self.progress.lock().insert(self.store.clone(), progress);
+    }
+}

@@ -1,0 +1,266 @@
+//! Requests that operate on a store which this process has open.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+
+use common::*;
+use ritornello_node::{Role, open};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+#[test]
+fn owner() {
+    run_as_owner();
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn id() -> String {
+    scope("a model").id().to_string()
+}
+
+fn post(address: SocketAddr, target: &str, body: &Value) -> Answer {
+    send_as("operate", address, "POST", target, &body.to_string())
+}
+
+fn put(address: SocketAddr, id: &str, body: &Value) -> Answer {
+    send_as("admin", address, "PUT", &format!("/v1/scopes/{id}"), &body.to_string())
+}
+
+#[test]
+fn probe_counts_leading_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, "a model");
+    let service = operating(&[node]);
+    let address = service.address();
+    let mut keys: Vec<String> = keys().iter().map(|key| hex(key)).collect();
+    let probe =
+        |keys: &[String]| post(address, "/v1/probe", &json!({ "scope": id(), "keys": keys }));
+    assert_eq!(probe(&keys).json(), json!({ "pages": PAGES, "requested": PAGES }));
+    for (at, key) in keys.iter_mut().enumerate().skip(2) {
+        *key = hex(&[0xE0 + at as u8; 16]);
+    }
+    assert_eq!(probe(&keys).json(), json!({ "pages": 2, "requested": PAGES }));
+    assert_eq!(probe(&[]).json(), json!({ "pages": 0, "requested": 0 }));
+
+    let refused = |body: Value| {
+        let answer = post(address, "/v1/probe", &body);
+        (answer.status, answer.json()["kind"].as_str().unwrap().to_owned())
+    };
+    let invalid = (400, "invalid".to_owned());
+    assert_eq!(refused(json!({ "scope": id(), "keys": ["0g"] })), invalid);
+    assert_eq!(refused(json!({ "scope": id(), "keys": ["00"] })), invalid);
+    assert_eq!(refused(json!({ "scope": id(), "keys": [7] })), invalid);
+    assert_eq!(refused(json!({ "scope": id() })), invalid);
+    assert_eq!(refused(json!({ "scope": id(), "keys": [], "more": 1 })), invalid);
+    assert_eq!(refused(json!({ "scope": id(), "keys": vec![hex(&[1; 16]); 4097] })), invalid);
+    let unknown = (404, "not_found".to_owned());
+    for other in ["00".repeat(16), String::new(), "x".repeat(5000), "../..".to_owned()] {
+        assert_eq!(refused(json!({ "scope": other, "keys": [] })), unknown);
+    }
+    assert_eq!(refused(json!({ "scope": id(), "keys": [], "store": "/elsewhere" })), unknown);
+}
+
+#[test]
+fn flush_makes_puts_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let node = open(&options(dir.path())).unwrap();
+    assert_eq!(node.role(), Role::Client);
+    let service = operating(&[node]);
+    let answer = post(service.address(), "/v1/flush", &json!({}));
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.json()["seconds"].as_f64().unwrap() >= 0.0);
+    owner.kill();
+    eventually("this process owns the store and has the flushed pages", || {
+        let keys: Vec<String> = keys().iter().map(|key| hex(key)).collect();
+        let body = json!({ "scope": id(), "keys": keys });
+        post(service.address(), "/v1/probe", &body).json()["pages"] == PAGES
+    });
+}
+
+#[test]
+fn scrub_finds_damaged_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, "a model");
+    node.store().flush().unwrap();
+    let service = operating(&[node]);
+    let address = service.address();
+    let progress = || get(address, "/v1/scrub").json()["stores"][0]["scrub"].clone();
+    assert_eq!(progress()["state"], "idle");
+    let scrub = || {
+        assert_eq!(post(address, "/v1/scrub", &json!({})).status, 202);
+        eventually("the scrub ends", || progress()["state"] != "running");
+        progress()
+    };
+    let clean = scrub();
+    assert_eq!((&clean["state"], &clean["pages"]), (&"finished".into(), &PAGES.into()), "{clean}");
+    assert_eq!((&clean["damaged_pages"], &clean["runs"]), (&0.into(), &clean["runs_total"]));
+    let segment = dir.path().join("segments/seg-000000");
+    let file = std::fs::File::options().write(true).open(segment).unwrap();
+    // After the header, which takes a page of 4 KiB.
+    file.write_at(&[0xA5; 4096], 3 * 4096).unwrap();
+    let damaged = scrub();
+    assert_eq!(damaged["state"], "finished");
+    assert!(damaged["damaged_pages"].as_u64().unwrap() > 0, "{damaged}");
+    assert!(damaged["removed_pages"].as_u64() >= damaged["damaged_pages"].as_u64());
+}
+
+#[test]
+fn only_owner_scrubs() {
+    let dir = tempfile::tempdir().unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let node = open(&options(dir.path())).unwrap();
+    let service = operating(&[node]);
+    let refused = post(service.address(), "/v1/scrub", &json!({}));
+    assert_eq!(refused.status, 409);
+    assert!(refused.body.contains("another process owns the store"), "{}", refused.body);
+    owner.end();
+}
+
+#[test]
+fn scope_is_configured_and_dropped() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    fill(&node, "a model");
+    fill(&node, "another model");
+    let service = operating(&[node]);
+    let address = service.address();
+    let found = |id: &str| {
+        // Answers may be a second old.
+        std::thread::sleep(Duration::from_millis(1100));
+        let scopes = get(address, "/v1/scopes").json()["stores"][0]["scopes"].clone();
+        scopes.as_array().unwrap().iter().find(|scope| scope["id"] == id).cloned()
+    };
+    let settings = json!({ "quota_bytes": 1 << 20, "retained_bytes": 1 << 19, "codec": "zstd" });
+    let changed = put(address, &id(), &settings);
+    assert_eq!((changed.status, changed.json()), (200, json!({ "id": id(), "dropped": false })));
+    let scope = found(&id()).unwrap();
+    assert_eq!((&scope["quota_bytes"], &scope["codec"]), (&(1 << 20).into(), &"zstd".into()));
+    assert_eq!(scope["retained_bytes_max"], 1 << 19);
+
+    let refused = |body: Value| put(address, &id(), &body).status;
+    assert_eq!(refused(json!({ "quota_bytes": 10, "retained_bytes": 11 })), 400);
+    assert_eq!(refused(json!({ "codec": "gif" })), 400);
+    assert_eq!(refused(json!({ "quota_bytes": -1 })), 400);
+    assert_eq!(refused(json!({ "drop": true, "quota_bytes": 1 })), 400);
+    assert_eq!(found(&id()).unwrap()["quota_bytes"], 1 << 20, "a refused change has no effect");
+
+    assert_eq!(put(address, &id(), &json!({})).status, 200);
+    assert!(found(&id()).unwrap()["quota_bytes"].is_null(), "omitted settings are defaults");
+    let dropped = put(address, &id(), &json!({ "drop": true }));
+    assert_eq!(dropped.json(), json!({ "id": id(), "dropped": true }));
+    assert_eq!(found(&id()), None);
+    assert!(found(&scope_id("another model")).is_some());
+    assert_eq!(put(address, &id(), &json!({ "drop": true })).status, 404);
+}
+
+fn scope_id(model: &str) -> String {
+    scope(model).id().to_string()
+}
+
+#[test]
+fn policy_denies_changes_to_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("policy.toml"), "deny_clients = [\"drop_scope\"]").unwrap();
+    let owner = Owner::start(dir.path(), "a model");
+    let node = open(&options(dir.path())).unwrap();
+    let service = operating(&[node]);
+    let denied = put(service.address(), &id(), &json!({ "drop": true }));
+    assert_eq!(denied.status, 400, "{denied:?}");
+    assert!(denied.body.contains("policy.toml"), "{}", denied.body);
+    owner.end();
+}
+
+#[test]
+fn observer_and_unnamed_store_are_refused() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let nodes = dirs.each_ref().map(|dir| open(&options(dir.path())).unwrap());
+    let service = operating(&nodes);
+    let unnamed = post(service.address(), "/v1/flush", &json!({}));
+    assert_eq!((unnamed.status, unnamed.body.contains("several stores")), (400, true));
+    let name = dirs[1].path().canonicalize().unwrap();
+    let named = post(service.address(), "/v1/flush", &json!({ "store": name }));
+    assert_eq!(named.status, 200, "{named:?}");
+
+    let stores = vec![ritornello_service::StoreAccess::new(dirs[0].path())];
+    let observer = start("127.0.0.1:0", Some(tokens()), stores);
+    let refused = post(observer.address(), "/v1/flush", &json!({}));
+    assert_eq!((refused.status, refused.body.contains("--observe")), (409, true));
+}
+
+#[test]
+fn bodies_of_other_types_and_lengths_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let service = operating(&[node]);
+    let address = service.address();
+    let (host, token) = (host(address), authorization("operate"));
+    let status = |kind: &str, body: &str| {
+        send(address, "POST", "/v1/flush", &[&*host, &token, kind], body).status
+    };
+    assert_eq!(status("Content-Type: application/json; charset=utf-8", "{}"), 200);
+    assert_eq!(status("Content-Type: text/plain", "{}"), 415);
+    assert_eq!(status("Accept: */*", "{}"), 415);
+    let json = "Content-Type: application/json";
+    for body in ["", "{", "[]", "7", "{\"store\": 7}", "\u{feff}{}", "{} {}"] {
+        assert_eq!(status(json, body), 400, "{body}");
+    }
+    let deep = "[".repeat(100_000);
+    assert_eq!(status(json, &deep), 400);
+
+    // The service refuses a long body by its stated length, or when it has read the limit.
+    let long = " ".repeat(2 << 20);
+    for length in [format!("Content-Length: {}", long.len()), "Transfer-Encoding: chunked".into()] {
+        let stream = connect(address);
+        let head =
+            format!("POST /v1/flush HTTP/1.1\r\n{host}\r\n{token}\r\n{json}\r\n{length}\r\n");
+        (&stream).write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).unwrap();
+        let body = if length.starts_with("Content") {
+            long.clone()
+        } else {
+            format!("{:x}\r\n{long}\r\n0\r\n\r\n", long.len())
+        };
+        let _ = (&stream).write_all(body.as_bytes());
+        // The connection may be reset before the answer is read.
+        let answer = Answer::parse(&read_all(&stream));
+        assert!(answer.is_none_or(|answer| answer.status == 413), "{length}");
+    }
+    assert_eq!(status(json, "{}"), 200);
+}
+
+#[test]
+fn body_in_parts_is_read_and_unfinished_body_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = open(&options(dir.path())).unwrap();
+    let service = operating(&[node]);
+    let address = service.address();
+    let head = format!(
+        "POST /v1/flush HTTP/1.1\r\n{}\r\n{}\r\nContent-Type: application/json\r\n\
+         Connection: close\r\nContent-Length: 2\r\n\r\n",
+        host(address),
+        authorization("operate")
+    );
+    let mut stream = connect(address);
+    for part in [head.as_str(), "{", "}"] {
+        stream.write_all(part.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert_eq!(Answer::parse(&read_all(&stream)).unwrap().status, 200);
+
+    let mut unfinished = connect(address);
+    unfinished.write_all(head.as_bytes()).unwrap();
+    unfinished.write_all(b"{").unwrap();
+    let started = Instant::now();
+    let answer = Answer::parse(&read_all(&unfinished)).unwrap();
+    assert_eq!((answer.status, &answer.json()["kind"]), (503, &"retry".into()));
+    assert!(started.elapsed() < Duration::from_secs(40), "{:?}", started.elapsed());
+    assert_eq!(get(address, "/livez").status, 200);
+}
