@@ -64,8 +64,7 @@ class WorkerSide:
         self._meter = meter
         self._shard = Shard(worker_rank, blocks, groups, memory)
         store.memory_problem = self._shard.kv_memory.problem
-        # None before the first identity, while this worker's memory cannot be used, and after it can
-        # no longer be used.
+        # None before the first identity, and while, or once, this worker's memory cannot be used.
         self._held: HeldObjects | None = None
         # The identity whose objects are to be located in the memory at or after this time.
         self._unlocated: Identity | None = None
