@@ -312,3 +312,22 @@ fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
         assert!(ticket.wait(Instant::now() + Duration::from_secs(30)).unwrap());
     }
 }
+
+/// After these errors CUDA does no more work in the process, so a move that they end is reported: a
+/// step that waited for it would keep the engine from failing.
+#[test]
+fn move_is_reported_when_an_error_ends_all_work_of_the_process() {
+    let codes = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];
+    for code in codes {
+        let fake = FakeCuda::new("");
+        let (device, pool, _) = device(&fake, WayChoice::Always(Way::Copies));
+        let slots = device.slots(8192, 2, None, &|| false).unwrap();
+        let table = device.table(&pool, &slots, &[0, 1], Direction::Scatter).unwrap();
+        fake.break_part(&format!("RECORD {code}"));
+        // SAFETY: nothing else accesses the memory.
+        let ticket = unsafe { device.submit(&table, 0..8192, None, None) }.unwrap();
+        let error = ticket.wait(Instant::now() + Duration::from_secs(30)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Fatal, "{code}: {error}");
+        assert!(device.is_broken());
+    }
+}

@@ -26,10 +26,11 @@ const ALREADY_REGISTERED: Code = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGIST
 
 /// Errors after which the context runs no work any longer: every later call returns the same error,
 /// also the calls of the engine, which uses the same context.
-const FAILURES: [Code; 13] = [
+const FAILURES: [Code; 17] = [
     CUresult::CUDA_ERROR_DEINITIALIZED as Code,
     CUresult::CUDA_ERROR_ECC_UNCORRECTABLE as Code,
     CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE as Code,
+    CUresult::CUDA_ERROR_CONTAINED as Code,
     CUresult::CUDA_ERROR_ILLEGAL_ADDRESS as Code,
     CUresult::CUDA_ERROR_LAUNCH_TIMEOUT as Code,
     CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED as Code,
@@ -40,6 +41,9 @@ const FAILURES: [Code; 13] = [
     CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE as Code,
     CUresult::CUDA_ERROR_INVALID_PC as Code,
     CUresult::CUDA_ERROR_LAUNCH_FAILED as Code,
+    CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK as Code,
+    CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED as Code,
+    CUresult::CUDA_ERROR_EXTERNAL_DEVICE as Code,
 ];
 
 /// Oldest supported version of the driver's interface: 1000 * major + 10 * minor. A driver older

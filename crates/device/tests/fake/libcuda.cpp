@@ -258,6 +258,9 @@ EXPORT int cuEventRecord(void *event, void *stream) {
   NEED_CONTEXT;
   if (!stream) return INVALID;
   if (is_broken("NO_RECORD")) return OUT_OF_MEMORY;
+  // "RECORD N": marks fail with code N.
+  const char *part = broken;
+  if (!strncmp(part, "RECORD ", 7)) return atoi(part + 7);
   *static_cast<char *>(event) = 1;
   return SUCCESS;
 }
