@@ -240,6 +240,21 @@ def test_serving_pauses_while_a_worker_has_not_registered_its_memory(
     assert run(side, asked).loads
 
 
+def test_pages_computed_while_memory_is_not_registered_are_saved_later(
+    side: SchedulerSide, store: FakeStore
+) -> None:
+    asked, ended = request(200), request(200, name="ended")
+    side.complete_step(WorkerReport(unregistered={(0, 0): "not yet"}), set(), set())
+    assert run(side, ended) is IDLE
+    side.request_finished(ended.request_id)
+    assert run(side, asked) is IDLE
+    assert step(side, asked, 1) is IDLE
+    side.complete_step(WorkerReport(unregistered={(0, 0): ""}), set(), set())
+    (save,) = step(side, asked, 1).saves
+    assert (save.request, save.pages.first, save.pages.blocks) == ("r", 0, (100, 101, 102))
+    assert step(side, asked, 1) is IDLE
+
+
 def test_clean_reset_keeps_worker_refusal(
     side: SchedulerSide, store: FakeStore, blocks: Blocks
 ) -> None:

@@ -45,10 +45,17 @@ class Epoch:
 
     def is_paused(self) -> bool:
         """Returns whether hits and saves are stopped."""
+        return self._is_stopped() or bool(self._unregistered)
+
+    def awaits_memory(self) -> bool:
+        """Returns whether hits and saves are stopped only until workers have registered their
+        memory: pages that requests compute until then may be saved later.
+        """
+        return bool(self._unregistered) and not self._is_stopped()
+
+    def _is_stopped(self) -> bool:
         changed = self.guard is not None and self.guard.changed()
-        return bool(
-            changed or self._worker_unsupported or self._reset_unclean or self._unregistered
-        )
+        return changed or self._worker_unsupported or self._reset_unclean
 
     def take_identity(self) -> tuple[Identity | None, bytes]:
         """Returns what workers must know of the current epoch: the identity, and the counts of

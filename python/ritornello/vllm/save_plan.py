@@ -73,15 +73,19 @@ class SavePlan:
 
     def plan(self, step: Step) -> StepSaves:
         """Returns the saves that execute with a step: saves of the step, and of earlier steps."""
-        paused = self._epoch.is_paused()
-        if paused or self._read_only:
+        paused, waits = self._epoch.is_paused(), self._epoch.awaits_memory()
+        saves: list[Save] = []
+        if self._read_only or (paused and not waits):
             self._due_requests.clear()
-            saves: list[Save] = []
+        elif paused:
+            # Requests whose blocks changed in the pause are examined after it.
+            due = dict.fromkeys(self._due_requests)
+            self._due_requests = [name for name in due if name in self._requests]
         else:
             saves = self._full_pages(step.num_scheduled_tokens)
         if self._deferred is None or self._cache is None:
             return StepSaves(saves)
-        if paused:
+        if paused and not waits:
             self._deferred.clear()
         return self._deferred.plan(step, saves, self._cache)
 
