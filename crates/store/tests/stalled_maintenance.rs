@@ -101,6 +101,25 @@ fn stalled_scrub_delays_no_drain_and_no_close() {
 }
 
 #[test]
+fn close_waits_for_the_run_of_a_scrub_pass() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (schedule, open) = three_volumes(dir.path(), 0);
+    fill(&open);
+    schedule.add(Rule::always(MediumFault::Stall).on(Op::Read).at("disk0/seg-"));
+    let core = Arc::clone(&open.core);
+    let scrub = std::thread::spawn(move || core.scrub_pass(&mut |_, _| true).map(|_| ()));
+    wait_until("the scrub reads the stalled disk", || schedule.injected() > 0);
+    open.store.close();
+    // Shorter than the time after which the scrub gives the stalled read up.
+    assert_eq!(open.core.close_within(SHORT / 5).unwrap_err().kind(), ErrorKind::Retry);
+    assert!(open.core.is_writing(), "the core must report the scrub in progress");
+    schedule.heal();
+    close(&open).unwrap();
+    assert!(!open.core.is_writing());
+    assert_eq!(scrub.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
+
+#[test]
 fn stalled_relocation_delays_no_drain_of_another_volume() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (schedule, open) = three_volumes(dir.path(), 0);

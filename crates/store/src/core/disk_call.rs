@@ -31,6 +31,11 @@ pub(crate) struct DiskCalls {
 }
 
 impl DiskCalls {
+    /// Returns a mark of a call that changes the store's files: until it is dropped, a close waits.
+    pub(super) fn begin_writing(&self) -> Arc<()> {
+        Arc::clone(&self.writing)
+    }
+
     /// Whether a call that changes the store's files still runs.
     pub(super) fn are_writing(&self) -> bool {
         Arc::strong_count(&self.writing) > 1

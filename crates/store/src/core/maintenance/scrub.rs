@@ -85,9 +85,13 @@ impl StoreCore {
         let total = left.len() as u64;
         for (_, run) in left {
             self.lifecycle.check_writable()?;
+            // A close that begins now waits for this run, because a page may be removed.
+            let writing = self.disk_calls.begin_writing();
+            self.lifecycle.check_writable()?;
             if let Some(view) = self.to_scrub(run) {
                 self.scrub_run(run, &view, &mut report);
             }
+            drop(writing);
             report.seconds = started.elapsed().as_secs_f64();
             if !progress(&report, total) {
                 break;
