@@ -4,7 +4,7 @@
 mod common;
 use common::*;
 use proptest::prelude::*;
-use ritornello_format::{Place, SegmentId, UNIT};
+use ritornello_format::{ErrorKind, Place, RunHeader, SegmentId, Slice, UNIT};
 use ritornello_medium::{Faulty, Host, Medium, MediumFault, Op, Rule, Schedule, SimDisk};
 use ritornello_volume::*;
 use std::os::unix::fs::FileExt;
@@ -191,6 +191,21 @@ fn other_keys_scopes_and_page_lengths_miss() {
     };
     let outcomes = rig.segments.read_runs(&[read], &Control::default());
     assert_eq!(outcomes, [vec![PageOutcome::Missed(MissReason::Scope); 3]]);
+}
+
+#[test]
+fn slices_that_do_not_match_the_keys_are_refused() {
+    let rig = rig(IoChoice::Auto);
+    let run = Run::new(1, 2, 8192, &[]);
+    let slice = Slice { bytes: 8192, codec: Slice::RAW, checksum: 0 };
+    for (count, pages) in [(1, vec![vec![0; 8192], Vec::new()]), (3, run.pages.clone())] {
+        let header =
+            RunHeader { slices_per_page: 1, slices: vec![slice; count], ..run.header.clone() };
+        let source = OwnedPages::new(pages);
+        let write = RunWrite { place: &run.place, header: &header, source: &source, first: 0 };
+        let results = rig.segments.write_runs(&[write], &Control::default());
+        assert_eq!(results[0].as_ref().unwrap_err().kind(), ErrorKind::Invalid, "{count} slices");
+    }
 }
 
 #[test]

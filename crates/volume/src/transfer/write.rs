@@ -83,9 +83,14 @@ impl<'a> NewRun<'a> {
                 slices.extend(raw(header.slices_per_page, page_bytes));
             }
         }
+        if slices.len() != header.keys.len() * per_page {
+            return Err(Error::invalid("a run's slices do not match its keys")
+                .with("slices", slices.len())
+                .with("pages", count)
+                .with("slices_per_page", per_page));
+        }
         let mut pages = Vec::with_capacity(header.keys.len());
-        for page in 0..header.keys.len() {
-            let slices = slices.get(page * per_page..(page + 1) * per_page).unwrap_or(&[]);
+        for (page, slices) in slices.chunks_exact(per_page).enumerate() {
             let bytes = total(slices);
             let memory = PageMemory::of_source(source, first + page, bytes as usize, direct)
                 .filter(|_| bytes <= layout.page && slices.iter().all(|slice| slice.bytes > 0))
