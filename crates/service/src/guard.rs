@@ -90,8 +90,16 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     match role {
         Some(role) if role >= required => Ok(Caller(Some(role))),
         None if WITHOUT_TOKEN.contains(&path) && required == Role::Read => Ok(Caller(None)),
-        None => Err(unauthenticated("this service needs a token: send `Authorization: Bearer`")),
-        Some(role) => Err(denied(role, required, shared.tokens.is_some())),
+        Some(role) if request.headers().contains_key(header::AUTHORIZATION) => {
+            Err(denied(role, required))
+        }
+        _ if shared.tokens.is_none() => Err(unauthenticated(
+            "the request needs a token and the service has none: start it with --tokens FILE",
+        )),
+        _ => Err(unauthenticated(&format!(
+            "the request needs a token of the role {}: send `Authorization: Bearer TOKEN`",
+            required.word()
+        ))),
     }
 }
 
@@ -119,10 +127,9 @@ fn unauthenticated(message: &str) -> Problem {
     Problem::new(StatusCode::UNAUTHORIZED, "denied", message)
 }
 
-fn denied(role: Role, required: Role, has_tokens: bool) -> Problem {
-    let remedy = if has_tokens { "send a token of that role" } else { "start it with --tokens" };
+fn denied(role: Role, required: Role) -> Problem {
     let message = format!(
-        "the request needs the role {} and has the role {}: {remedy}",
+        "the request needs the role {}, and its token gives the role {}: send another token",
         required.word(),
         role.word()
     );

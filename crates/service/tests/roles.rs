@@ -40,7 +40,7 @@ fn each_role_permits_its_methods_only() {
     assert_eq!(of("read"), [200, 403, 403, 403]);
     assert_eq!(of("operate"), [200, 409, 409, 403]);
     assert_eq!(of("admin"), [200, 409, 409, 409]);
-    assert_eq!(statuses(service.address(), &[]), [200, 403, 403, 403], "loopback reads");
+    assert_eq!(statuses(service.address(), &[]), [200, 401, 401, 401], "loopback reads");
     let denied = send_as("read", service.address(), "POST", "/v1/flush", "{}").json();
     assert_eq!(denied["kind"], "denied");
     assert!(denied["message"].as_str().unwrap().contains("needs the role operate"), "{denied}");
@@ -49,7 +49,7 @@ fn each_role_permits_its_methods_only() {
 #[test]
 fn service_without_tokens_only_reads() {
     let service = start("127.0.0.1:0", None, missing_store());
-    assert_eq!(statuses(service.address(), &[]), [200, 403, 403, 403]);
+    assert_eq!(statuses(service.address(), &[]), [200, 401, 401, 401]);
     let with_token = statuses(service.address(), &[&authorization("admin")]);
     assert_eq!(with_token, [401; 4], "an unknown token is refused");
     let answer = send(service.address(), "POST", "/v1/flush", &[&host(service.address())], "{}");

@@ -4,7 +4,8 @@ use crate::problem::Problem;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer};
 
 /// A JSON object with no unknown fields.
 pub(super) struct Body<T>(pub(super) T);
@@ -28,5 +29,45 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         })?;
         let parsed = serde_json::from_slice(&bytes);
         parsed.map(Self).map_err(|error| Problem::invalid(format!("the body is invalid: {error}")))
+    }
+}
+
+/// Deserializes a number of bytes. JSON does not tell integers from other numbers, so `1e3` and
+/// `1000.0` are accepted.
+pub(super) fn byte_count<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    /// The largest number below which a double represents every integer.
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    let Some(number) = Option::<serde_json::Number>::deserialize(from)? else { return Ok(None) };
+    let exact = number.as_u64();
+    let double = number
+        .as_f64()
+        .filter(|number| number.fract() == 0.0 && (0.0..=EXACT_MAX).contains(number));
+    let count = exact.or_else(|| double.map(|number| number as u64));
+    count.map(Some).ok_or_else(|| D::Error::custom("a number of bytes is an integer from zero up"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Request {
+        #[serde(default, deserialize_with = "byte_count")]
+        bytes: Option<u64>,
+    }
+
+    #[test]
+    fn whole_numbers_are_byte_counts() {
+        let parse =
+            |text: &str| serde_json::from_str::<Request>(text).map(|found| found.bytes).ok();
+        assert_eq!(parse("{}"), Some(None));
+        assert_eq!(parse("{\"bytes\": null}"), Some(None));
+        for (text, bytes) in [("7", 7), ("38.0", 38), ("1e3", 1000), ("-0.0", 0)] {
+            assert_eq!(parse(&format!("{{\"bytes\": {text}}}")), Some(Some(bytes)), "{text}");
+        }
+        assert_eq!(parse(&format!("{{\"bytes\": {}}}", u64::MAX)), Some(Some(u64::MAX)));
+        for wrong in ["-1", "0.5", "1e300", "\"7\"", "true", "18446744073709551616"] {
+            assert_eq!(parse(&format!("{{\"bytes\": {wrong}}}")), None, "{wrong}");
+        }
     }
 }

@@ -120,11 +120,7 @@ impl From<Named> for StoreConfig {
     get,
     path = "/v1/config",
     params(StoreQuery),
-    responses(
-        (status = 200, body = Config),
-        (status = 400, body = Problem, description = "a parameter is invalid"),
-        (status = 404, body = Problem, description = "the service has no such store"),
-    ),
+    responses((status = 200, body = Config)),
 )]
 pub(super) async fn config(
     State(shared): State<Arc<Shared>>,

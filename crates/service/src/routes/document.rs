@@ -17,10 +17,11 @@ const ALL: [(&str, &str); 5] = [
 ];
 /// Errors of every request besides probes of health.
 const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown token")];
+/// Errors of requests that name a store or a scope.
+const WITH_NAME: [(&str, &str); 1] = [("404", "the store or the scope does not exist")];
 /// Errors of requests with a body.
-const WITH_BODY: [(&str, &str); 6] = [
+const WITH_BODY: [(&str, &str); 5] = [
     ("403", "the token gives another role"),
-    ("404", "the store or the scope does not exist"),
     ("409", "the store is not open in this process, or the call is running already"),
     ("413", "the body is too long"),
     ("415", "the body is not JSON"),
@@ -41,6 +42,9 @@ pub(super) fn complete(document: &mut OpenApi) {
                 add(operation, &WITH_TOKEN);
                 let token: SecurityRequirement = SecurityRequirement::new(TOKEN, [""; 0]);
                 operation.security = Some(vec![token, SecurityRequirement::default()]);
+            }
+            if path.starts_with("/v1/") {
+                add(operation, &WITH_NAME);
             }
             if operation.request_body.is_some() {
                 add(operation, &WITH_BODY);

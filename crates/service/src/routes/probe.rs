@@ -20,10 +20,15 @@ pub(super) struct ProbeRequest {
     /// The scope's id, as in `/v1/scopes`
     #[schema(pattern = "^[0-9a-f]{32}$")]
     scope: String,
-    /// Keys of the pages in order: each 8 to 64 bytes, in hexadecimal digits
+    /// Keys of the pages in order
     #[schema(max_items = 4096)]
-    keys: Vec<String>,
+    keys: Vec<HexKey>,
 }
+
+/// A key: 8 to 64 bytes, in hexadecimal digits.
+#[derive(Deserialize, ToSchema)]
+#[schema(pattern = "^([0-9a-fA-F]{2}){8,64}$")]
+struct HexKey(String);
 
 /// The leading pages that are present.
 #[derive(Serialize, ToSchema)]
@@ -53,7 +58,7 @@ pub(super) async fn probe(
             "too many keys: send at most {PROBE_KEYS_MAX} in a request"
         )));
     }
-    let keys: Option<Vec<Vec<u8>>> = request.keys.iter().map(|key| bytes(key)).collect();
+    let keys: Option<Vec<Vec<u8>>> = request.keys.iter().map(|key| bytes(&key.0)).collect();
     let keys = keys
         .ok_or_else(|| Problem::invalid("a key is not a number of bytes in hexadecimal digits"))?;
     let (_, node) = shared.open_store(request.store.as_deref())?;

@@ -1,6 +1,6 @@
 //! Changes of a scope.
 
-use super::body::Body;
+use super::body::{Body, byte_count};
 use crate::answer::Shared;
 use crate::calls::find_scope;
 use crate::problem::Problem;
@@ -19,10 +19,13 @@ pub(super) struct ScopeRequest {
     /// Directory of the store; may be omitted if the service has one store
     store: Option<String>,
     /// Maximum bytes on disk; if the scope has more, pages are evicted immediately
+    #[serde(default, deserialize_with = "byte_count")]
     quota_bytes: Option<u64>,
     /// Maximum bytes on disk of retained pages, at most the quota
+    #[serde(default, deserialize_with = "byte_count")]
     retained_bytes: Option<u64>,
-    /// Codec of pages that are put: raw, split, zstd, int8 or int4
+    /// Codec of pages that are put
+    #[schema(pattern = "^(raw|split|zstd|int8|int4)$")]
     codec: Option<String>,
     /// Drop the scope with all its pages instead; excludes settings
     #[serde(default)]
@@ -77,10 +80,10 @@ pub(super) async fn change(
     Path(id): Path<String>,
     Body(request): Body<ScopeRequest>,
 ) -> Result<Json<ScopeAnswer>, Problem> {
-    let change = request.change()?;
     let (_, node) = shared.open_store(request.store.as_deref())?;
     let answer = shared.calls.run(move || {
         let scope = find_scope(&node, &id)?;
+        let change = request.change()?;
         apply(node.store(), &scope, &change).map_err(|error| Problem::from(&error))?;
         Ok(ScopeAnswer { id, dropped: matches!(change, Change::Drop) })
     });

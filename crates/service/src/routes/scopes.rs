@@ -105,11 +105,7 @@ impl From<Named> for StoreScopes {
     get,
     path = "/v1/scopes",
     params(StoreQuery),
-    responses(
-        (status = 200, body = Scopes),
-        (status = 400, body = Problem, description = "a parameter is invalid"),
-        (status = 404, body = Problem, description = "the service has no such store"),
-    ),
+    responses((status = 200, body = Scopes)),
 )]
 pub(super) async fn scopes(
     State(shared): State<Arc<Shared>>,

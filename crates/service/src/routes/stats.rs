@@ -53,11 +53,7 @@ impl From<Named> for StoreStats {
     get,
     path = "/v1/stats",
     params(StoreQuery),
-    responses(
-        (status = 200, body = Stats),
-        (status = 400, body = Problem, description = "a parameter is invalid"),
-        (status = 404, body = Problem, description = "the service has no such store"),
-    ),
+    responses((status = 200, body = Stats)),
 )]
 pub(super) async fn stats(
     State(shared): State<Arc<Shared>>,
