@@ -95,6 +95,24 @@ impl Store {
         }
     }
 
+    /// Returns the first scope in order of registration for which `is_wanted` returns true. Keeps
+    /// one batch of scopes in memory at a time, unlike [`Store::scopes`].
+    ///
+    /// # Errors
+    /// `Closed`; connection errors.
+    pub fn find_scope(&self, is_wanted: impl Fn(&Scope) -> bool) -> Result<Option<Scope>> {
+        self.check_process()?;
+        let mut from = ScopeSlot(0);
+        loop {
+            let listed = self.catalog.scopes(from)?;
+            let Some(last) = listed.last() else { return Ok(None) };
+            from = ScopeSlot(last.slot.0 + 1);
+            if let Some(found) = listed.into_iter().find(|listing| is_wanted(&listing.scope)) {
+                return Ok(Some(found.scope));
+            }
+        }
+    }
+
     /// Returns a batch of a scope's keys: whole runs, oldest first, until the batch has at least
     /// `limit` keys. `after` is zero for the first batch, then `last` of the previous batch. Pages
     /// added or removed concurrently may or may not be included.

@@ -118,6 +118,11 @@ fn many_scopes_are_listed_in_batches() {
     let listed = open.store.scopes().unwrap();
     assert!(listed.iter().map(|listed| &listed.scope).eq(&scopes));
     assert!(listed.windows(2).all(|pair| pair[0].slot < pair[1].slot));
+    for scope in [&scopes[0], &scopes[299]] {
+        let found = open.store.find_scope(|found| found.id() == scope.id()).unwrap();
+        assert_eq!(found.as_ref(), Some(scope));
+    }
+    assert_eq!(open.store.find_scope(|_| false).unwrap(), None);
     open.close();
 }
 
