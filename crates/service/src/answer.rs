@@ -1,6 +1,5 @@
 //! State that all routes share: the stores and their observations.
 
-use crate::calls::Calls;
 use crate::host::Hosts;
 use crate::limits::{REQUESTS_BURST, REQUESTS_PER_SECOND};
 use crate::observer::{Observation, Observer};
@@ -21,11 +20,10 @@ pub(crate) struct Shared {
     pub(crate) host_names: Vec<String>,
     pub(crate) hosts: Hosts,
     pub(crate) tokens: Option<Tokens>,
-    /// The limit of requests with a role.
+    /// The limit of requests with each token, in the order of the token file.
+    pub(crate) token_rates: Vec<RateLimit>,
+    /// The limit of all requests without a known token.
     pub(crate) rate: RateLimit,
-    /// The limit of requests without a role.
-    pub(crate) unauthenticated_rate: RateLimit,
-    pub(crate) calls: Calls,
     pub(crate) scrubs: Scrubs,
     pub(crate) observers: Vec<Arc<Observer>>,
     /// The OpenAPI document, which is made from the routes.
@@ -35,14 +33,15 @@ pub(crate) struct Shared {
 impl Shared {
     /// The state of a service that listens on `address`.
     pub(crate) fn new(settings: Settings, address: SocketAddr) -> Arc<Self> {
+        let rate = || RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST);
+        let tokens = settings.tokens.as_ref().map_or(0, Tokens::count);
         Arc::new(Self {
             address,
             hosts: Hosts::new(&settings.host_names),
             host_names: settings.host_names,
             tokens: settings.tokens,
-            rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
-            unauthenticated_rate: RateLimit::new(REQUESTS_PER_SECOND, REQUESTS_BURST),
-            calls: Calls::new(),
+            token_rates: (0..tokens).map(|_| rate()).collect(),
+            rate: rate(),
             scrubs: Scrubs::default(),
             observers: settings.stores.into_iter().map(Observer::new).collect(),
             document: OnceLock::new(),
@@ -65,28 +64,39 @@ impl Shared {
         })
     }
 
-    /// Returns the name and the open handle of the store that `name` names. The name may be left
-    /// out if the service has one store.
+    /// Runs `call` on a separate thread, with the name and the open handle of the store that `name`
+    /// names. The name may be left out if the service has one store.
     ///
     /// # Errors
     /// 400 without a name if there are several stores; 404 if the service has no such store; 409 if
-    /// this process does not have the store open.
-    pub(crate) fn open_store(&self, name: Option<&str>) -> Result<(String, Arc<Node>), Problem> {
+    /// this process does not have the store open; errors of [`Calls::run`] and of `call`.
+    ///
+    /// [`Calls::run`]: crate::calls::Calls::run
+    pub(crate) async fn call<T: Send + 'static>(
+        &self,
+        name: Option<&str>,
+        call: impl FnOnce(&str, &Node) -> Result<T, Problem> + Send + 'static,
+    ) -> Result<T, Problem> {
         let selected = self.select(name)?;
         let [observer] = &selected[..] else {
             return Err(Problem::invalid("the service has several stores: name one in `store`"));
         };
-        let access = observer.access();
-        let open = access.open_handle().map(|node| (access.name().to_owned(), node));
-        open.ok_or_else(|| {
-            Problem::new(
-                StatusCode::CONFLICT,
-                "retry",
-                "this process does not have the store open: start the service without --observe, \
-                 or wait until the store is open",
-            )
-        })
+        let access = Arc::clone(observer.access());
+        let called = move || match access.open_handle() {
+            Some(node) => call(access.name(), &node),
+            None => Err(not_open()),
+        };
+        observer.access().calls().run(called).await
     }
+}
+
+fn not_open() -> Problem {
+    Problem::new(
+        StatusCode::CONFLICT,
+        "retry",
+        "this process does not have the store open: start the service without --observe, or wait \
+         until the store is open",
+    )
 }
 
 /// A store's name, and its observation.

@@ -3,43 +3,56 @@
 use crate::limits::CALLS_MAX;
 use crate::problem::Problem;
 use axum::http::StatusCode;
-use ritornello_format::{Error, Scope};
+use ritornello_format::Scope;
 use ritornello_node::Node;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
-/// The limit of calls at a time.
+/// The limit of calls of one store at a time. Each store has its own limit, so calls of a store
+/// whose disk hangs take no place of another store's calls.
 #[derive(Debug)]
 pub(crate) struct Calls(Arc<Semaphore>);
 
-impl Calls {
-    pub(crate) fn new() -> Self {
+impl Default for Calls {
+    fn default() -> Self {
         Self(Arc::new(Semaphore::new(CALLS_MAX)))
     }
+}
 
+impl Calls {
     /// Runs `call` on a separate thread. If the request ends before the call, the call continues
     /// and keeps its place.
     ///
     /// # Errors
-    /// 503 if too many calls are running; any error of `call`.
+    /// 503 if too many calls of the store are running, or no thread can be started; any error of
+    /// `call`.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let Ok(place) = Arc::clone(&self.0).try_acquire_owned() else {
             return Err(Problem::retry(
-                "too many calls of stores are running: send it again later",
+                "too many calls of this store are running: send it again later",
             ));
         };
-        let answer = tokio::task::spawn_blocking(move || {
-            let _place = place;
-            call()
-        });
-        answer.await.unwrap_or_else(|error| {
+        let (sender, answer) = oneshot::channel();
+        // A thread of a pool could not be refused: the pool panics if it lacks its first thread.
+        std::thread::Builder::new()
+            .name("ritornello-http-call".to_owned())
+            .spawn(move || {
+                let answered = call();
+                drop(place);
+                // Fails if the request has ended.
+                let _ = sender.send(answered);
+            })
+            .map_err(|error| {
+                Problem::retry(format!("no thread can be started: send it again later ({error})"))
+            })?;
+        answer.await.unwrap_or_else(|_| {
             Err(Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "fatal",
-                format!("the call ended unexpectedly: report this ({error})"),
+                "the call ended unexpectedly: report this",
             ))
         })
     }
@@ -48,15 +61,56 @@ impl Calls {
 /// Returns the scope with the identity `id`, in hexadecimal digits.
 ///
 /// # Errors
-/// 404 if the store has no such scope; errors of [`ritornello_store::Store::scopes`].
+/// 404 if the store has no such scope; errors of [`ritornello_store::Store::find_scope`].
 pub(crate) fn find_scope(node: &Node, id: &str) -> Result<Scope, Problem> {
-    let listed = node.store().scopes().map_err(|error: Error| Problem::from(&error))?;
-    let found = listed.into_iter().find(|listing| listing.scope.id().to_string() == id);
-    found.map(|listing| listing.scope).ok_or_else(|| {
+    let found = node.store().find_scope(|scope| scope.id().to_string() == id);
+    found.map_err(|error| Problem::from(&error))?.ok_or_else(|| {
         Problem::new(
             StatusCode::NOT_FOUND,
             "not_found",
             "the store has no scope with this id: `GET /v1/scopes` lists the largest",
         )
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::RwLock;
+    use tokio::runtime::Builder;
+
+    #[test]
+    fn calls_of_a_hung_store_take_no_place_of_another_store() {
+        let (hung, other) = (Arc::new(Calls::default()), Calls::default());
+        let disk = Arc::new(RwLock::new(()));
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let locked = disk.write();
+        runtime.block_on(async {
+            let mut waiting = Vec::new();
+            for _ in 0..CALLS_MAX {
+                let (calls, disk) = (Arc::clone(&hung), Arc::clone(&disk));
+                let call = move || {
+                    drop(disk.read());
+                    Ok(())
+                };
+                waiting.push(tokio::spawn(async move { calls.run(call).await }));
+            }
+            tokio::task::yield_now().await;
+            let refused = hung.run(|| Ok(())).await.unwrap_err();
+            assert!(refused.message().contains("too many calls"), "{}", refused.message());
+            assert_eq!(other.run(|| Ok(7)).await.unwrap(), 7);
+            drop(locked);
+            for call in waiting {
+                call.await.unwrap().unwrap();
+            }
+        });
+    }
+
+    #[test]
+    fn call_that_panics_is_an_error() {
+        let runtime = Builder::new_current_thread().build().unwrap();
+        let calls = Calls::default();
+        let ended = runtime.block_on(calls.run(|| -> Result<(), Problem> { panic!("a defect") }));
+        assert!(ended.unwrap_err().message().contains("unexpectedly"));
+    }
 }

@@ -32,11 +32,9 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Path that answers also beyond the rate: a probe of health must not fail because of other
-/// requests.
-const LIVENESS: &str = "/livez";
-/// Paths that answer without a token: a kubelet has none.
-const WITHOUT_TOKEN: [&str; 2] = [LIVENESS, "/readyz"];
+/// Paths of probes of health. They answer without a token, because a kubelet has none, and beyond
+/// the rate, because they must not fail because of other requests.
+const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 
 /// Checks a request, answers it within a deadline, and adds headers to the response.
 pub(crate) async fn guard(
@@ -72,27 +70,22 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     shared.hosts.check(request.headers(), request.uri(), local)?;
     let path = request.uri().path();
     let authenticated = authenticate(shared, request.headers());
-    // Requests without a valid token share a limit, so they cannot use up the limit of other
-    // requests.
-    let rate = match authenticated {
-        Ok(Some(_)) => &shared.rate,
-        _ => &shared.unauthenticated_rate,
-    };
-    if path != LIVENESS && !rate.admits(Instant::now()) {
+    // Requests without a known token share a limit, so they use up no limit of a token.
+    let token = authenticated.as_ref().ok().and_then(|sender| sender.token);
+    let rate = token.map_or(&shared.rate, |at| &shared.token_rates[at]);
+    if !HEALTH.contains(&path) && !rate.admits(Instant::now()) {
         return Err(Problem::new(
             StatusCode::TOO_MANY_REQUESTS,
             "retry",
             "too many requests: send fewer per second",
         ));
     }
-    let role = authenticated?;
+    let Sender { role, .. } = authenticated?;
     let required = Role::required_by(request.method());
     match role {
         Some(role) if role >= required => Ok(Caller(Some(role))),
-        None if WITHOUT_TOKEN.contains(&path) && required == Role::Read => Ok(Caller(None)),
-        Some(role) if request.headers().contains_key(header::AUTHORIZATION) => {
-            Err(denied(role, required))
-        }
+        None if HEALTH.contains(&path) && required == Role::Read => Ok(Caller(None)),
+        Some(role) if token.is_some() => Err(denied(role, required)),
         _ if shared.tokens.is_none() => Err(unauthenticated(
             "the request needs a token and the service has none: start it with --tokens FILE",
         )),
@@ -103,19 +96,28 @@ fn check(shared: &Shared, request: &Request) -> Result<Caller, Problem> {
     }
 }
 
-/// Returns the role of the request's token. Without a token it is `read` at a service that only
-/// this machine can reach, and none at any other.
-fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Option<Role>, Problem> {
+/// Who sent a request.
+struct Sender {
+    /// The position of the request's token in the token file.
+    token: Option<usize>,
+    role: Option<Role>,
+}
+
+/// Returns the request's token and its role. Without a token the role is `read` at a service that
+/// only this machine can reach, and none at any other.
+fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Sender, Problem> {
     let mut given = headers.get_all(header::AUTHORIZATION).iter();
     let Some(value) = given.next() else {
-        return Ok(shared.address.ip().is_loopback().then_some(Role::Read));
+        let role = shared.address.ip().is_loopback().then_some(Role::Read);
+        return Ok(Sender { token: None, role });
     };
     let token = value.to_str().ok().and_then(bearer).filter(|_| given.next().is_none());
     let Some(token) = token else {
         return Err(unauthenticated("send one header `Authorization: Bearer TOKEN`"));
     };
-    let role = shared.tokens.as_ref().and_then(|tokens| tokens.role(token));
-    role.map(Some).ok_or_else(|| unauthenticated("the service does not know this token"))
+    let found = shared.tokens.as_ref().and_then(|tokens| tokens.find(token));
+    let sender = found.map(|(at, role)| Sender { token: Some(at), role: Some(role) });
+    sender.ok_or_else(|| unauthenticated("the service does not know this token"))
 }
 
 fn bearer(value: &str) -> Option<&str> {

@@ -24,7 +24,8 @@ pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum time of a request, from its headers to the headers of its answer.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
-/// Requests per second that are served for longer than a burst.
+/// Requests per second that are served for longer than a burst: of each token, and of all senders
+/// without a token.
 pub(crate) const REQUESTS_PER_SECOND: u32 = 100;
 /// Requests that are served immediately after a pause.
 pub(crate) const REQUESTS_BURST: u32 = 200;
@@ -34,8 +35,8 @@ pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for which requests share an observation that has ended.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 
-/// Maximum number of calls of stores at a time, besides observations.
-pub(crate) const CALLS_MAX: usize = 16;
+/// Maximum number of calls of a store at a time, besides its observation and its scrub.
+pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a lookup.
 pub(crate) const PROBE_KEYS_MAX: usize = 4096;
 

@@ -7,7 +7,7 @@ use axum::http::Method;
 pub enum Role {
     /// Reads health, metrics, statistics and configuration.
     Read,
-    /// Makes calls that change no page and no setting.
+    /// Looks up pages, makes puts durable, and verifies pages, which removes damaged pages.
     Operate,
     /// Changes settings and drops pages.
     Admin,
@@ -31,8 +31,8 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.word() == word)
     }
 
-    /// The role that a method requires. A route that changes settings must use a method besides
-    /// GET, HEAD and POST.
+    /// The role that a method requires. A route that changes settings or drops intact pages must
+    /// use a method besides GET, HEAD, OPTIONS and POST.
     pub(crate) fn required_by(method: &Method) -> Self {
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => Self::Read,

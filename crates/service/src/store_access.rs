@@ -1,5 +1,6 @@
 //! The way to a store: an open handle of this process, or observation.
 
+use crate::calls::Calls;
 use parking_lot::RwLock;
 use ritornello_format::Result;
 use ritornello_node::{Node, Observed, observe};
@@ -12,6 +13,7 @@ pub struct StoreAccess {
     dir: PathBuf,
     name: String,
     node: RwLock<Option<Arc<Node>>>,
+    calls: Calls,
 }
 
 impl StoreAccess {
@@ -20,12 +22,14 @@ impl StoreAccess {
     pub fn new(dir: &Path) -> Arc<Self> {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
         let name = dir.to_string_lossy().into_owned();
-        Arc::new(Self { dir, name, node: RwLock::new(None) })
+        Arc::new(Self { dir, name, node: RwLock::new(None), calls: Calls::default() })
     }
 
     /// Records the handle with which this process has the store open, or that it has left it.
     pub fn set_open(&self, node: Option<Arc<Node>>) {
-        *self.node.write() = node;
+        let former = std::mem::replace(&mut *self.node.write(), node);
+        // The last handle closes the store, which may take long, so it is dropped without the lock.
+        drop(former);
     }
 
     /// The directory in text: the value of the label `store`.
@@ -34,9 +38,15 @@ impl StoreAccess {
         &self.name
     }
 
-    /// The handle of this process, if it has the store open.
+    /// The handle of this process, if it has the store open. The last handle closes the store when
+    /// it is dropped, so only threads that may wait for a disk call this function.
     pub(crate) fn open_handle(&self) -> Option<Arc<Node>> {
         self.node.read().clone()
+    }
+
+    /// The limit of calls of this store.
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     /// Returns the state of the store. May wait for a disk without a limit.
@@ -45,12 +55,18 @@ impl StoreAccess {
     /// Errors of [`observe`], or of [`ritornello_store::Store::stats`] for a store that this
     /// process has open.
     pub(crate) fn observe(&self) -> Result<Observed> {
-        match self.open_handle() {
-            Some(node) => {
-                let stats = node.store().stats()?;
-                Ok(Observed::Owned(Box::new(stats.catalog)))
-            }
-            None => observe(&self.dir),
+        if let Some(node) = self.open_handle() {
+            return owned(&node);
         }
+        observe(&self.dir).or_else(|error| match self.open_handle() {
+            // This process opened the store in the meantime, and refused to observe it.
+            Some(node) => owned(&node),
+            None => Err(error),
+        })
     }
+}
+
+fn owned(node: &Node) -> Result<Observed> {
+    let stats = node.store().stats()?;
+    Ok(Observed::Owned(Box::new(stats.catalog)))
 }

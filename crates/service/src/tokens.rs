@@ -97,17 +97,23 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// Returns the role that `token` gives. Takes the same time for each token of the same length.
-    pub(crate) fn role(&self, token: &str) -> Option<Role> {
+    /// The number of tokens.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the position of `token` in the file, and the role that it gives. The comparisons
+    /// take the same time for each token of the same length.
+    pub(crate) fn find(&self, token: &str) -> Option<(usize, Role)> {
         let given = digest(token);
-        let (mut found, mut role) = (Choice::from(0), 0);
-        for (of, known) in &self.0 {
+        let (mut found, mut at) = (Choice::from(0), 0_u8);
+        for (number, (_, known)) in (0_u8..).zip(&self.0) {
             let is_equal = known[..].ct_eq(&given[..]);
-            role.conditional_assign(&(*of as u8), is_equal);
+            at.conditional_assign(&number, is_equal);
             found |= is_equal;
         }
-        let roles = [Role::Read, Role::Operate, Role::Admin];
-        bool::from(found).then(|| roles[usize::from(role)])
+        let at = usize::from(at);
+        bool::from(found).then(|| (at, self.0[at].0))
     }
 }
 
@@ -138,9 +144,10 @@ mod tests {
     fn only_tokens_of_the_file_give_roles() {
         let text = format!("# a comment\n\n read {READ} \nadmin\t{ADMIN}\n");
         let tokens = Tokens::parse(&text).unwrap();
-        assert_eq!((tokens.role(READ), tokens.role(ADMIN)), (Some(Role::Read), Some(Role::Admin)));
+        assert_eq!(tokens.find(READ), Some((0, Role::Read)));
+        assert_eq!(tokens.find(ADMIN), Some((1, Role::Admin)));
         for wrong in ["", "read", &READ[..24], &format!("{READ}0"), &READ.to_uppercase(), "#"] {
-            assert_eq!(tokens.role(wrong), None, "{wrong}");
+            assert_eq!(tokens.find(wrong), None, "{wrong}");
         }
         assert!(!format!("{tokens:?}").contains("0123"));
     }
@@ -176,7 +183,7 @@ mod tests {
         }
         for mode in [0o600, 0o400] {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            assert_eq!(Tokens::read(&path).unwrap().role(READ), Some(Role::Read));
+            assert_eq!(Tokens::read(&path).unwrap().find(READ), Some((0, Role::Read)));
         }
         set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         write(&path, "x".repeat(70_000)).unwrap();

@@ -36,8 +36,7 @@ pub(super) async fn flush(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<FlushRequest>,
 ) -> Result<Json<FlushAnswer>, Problem> {
-    let (_, node) = shared.open_store(request.store.as_deref())?;
-    let answer = shared.calls.run(move || {
+    let answer = shared.call(request.store.as_deref(), |_, node| {
         let started = Instant::now();
         node.store().flush().map_err(|error| Problem::from(&error))?;
         Ok(FlushAnswer { seconds: started.elapsed().as_secs_f64() })

@@ -4,6 +4,7 @@ use super::body::{Body, byte_count};
 use crate::answer::Shared;
 use crate::calls::find_scope;
 use crate::problem::Problem;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::Json;
 use ritornello_format::{Result as StoreResult, Scope, ScopeSettings};
@@ -77,12 +78,14 @@ impl ScopeRequest {
 )]
 pub(super) async fn change(
     State(shared): State<Arc<Shared>>,
-    Path(id): Path<String>,
+    path: Result<Path<String>, PathRejection>,
     Body(request): Body<ScopeRequest>,
 ) -> Result<Json<ScopeAnswer>, Problem> {
-    let (_, node) = shared.open_store(request.store.as_deref())?;
-    let answer = shared.calls.run(move || {
-        let scope = find_scope(&node, &id)?;
+    let Path(id) =
+        path.map_err(|error| Problem::new(error.status(), "invalid", error.body_text()))?;
+    let store = request.store.clone();
+    let answer = shared.call(store.as_deref(), move |_, node| {
+        let scope = find_scope(node, &id)?;
         let change = request.change()?;
         apply(node.store(), &scope, &change).map_err(|error| Problem::from(&error))?;
         Ok(ScopeAnswer { id, dropped: matches!(change, Change::Drop) })

@@ -48,11 +48,13 @@ pub(super) async fn begin(
     State(shared): State<Arc<Shared>>,
     Body(request): Body<ScrubRequest>,
 ) -> Result<(StatusCode, Json<StoreScrub>), Problem> {
-    let (store, node) = shared.open_store(request.store.as_deref())?;
-    let (scrubs, name) = (Arc::clone(&shared), store.clone());
+    let scrubs = Arc::clone(&shared);
     // The role may change only while no call holds it, so this call may wait.
-    let begun = shared.calls.run(move || scrubs.scrubs.begin(&name, &node)).await?;
-    Ok((StatusCode::ACCEPTED, Json(StoreScrub { store, scrub: begun })))
+    let begun = shared.call(request.store.as_deref(), move |store, node| {
+        let scrub = scrubs.scrubs.begin(store, node)?;
+        Ok(StoreScrub { store: store.to_owned(), scrub })
+    });
+    Ok((StatusCode::ACCEPTED, Json(begun.await?)))
 }
 
 /// The progress of scrubs

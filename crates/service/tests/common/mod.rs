@@ -260,6 +260,20 @@ pub fn get(address: SocketAddr, target: &str) -> Answer {
     send(address, "GET", target, &[&host(address)], "")
 }
 
+/// Sends 400 requests on one connection, without waiting for answers. Returns how many were refused
+/// because of the rate.
+pub fn flood(address: SocketAddr, target: &str, headers: &[&str]) -> usize {
+    let head = format!("GET {target} HTTP/1.1\r\n{}\r\n", headers.join("\r\n"));
+    let stream = connect(address);
+    let last = format!("{head}Connection: close\r\n\r\n");
+    (&stream).write_all((format!("{head}\r\n").repeat(399) + &last).as_bytes()).unwrap();
+    let text = String::from_utf8(read_all(&stream)).unwrap();
+    assert_eq!(text.matches("HTTP/1.1 ").count(), 400);
+    let refused = text.matches("HTTP/1.1 429").count();
+    assert!(refused == 0 || text.contains("retry-after: 1"));
+    refused
+}
+
 pub fn host(address: SocketAddr) -> String {
     format!("Host: {address}")
 }
