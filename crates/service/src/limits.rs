@@ -32,6 +32,10 @@ pub(crate) const REQUESTS_BURST: u32 = 200;
 
 /// Maximum time that a request waits for an observation.
 pub(crate) const OBSERVATION_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time after which the first observation of a store that hangs is abandoned.
+pub(crate) const OBSERVATION_ABANDONED: Duration = Duration::from_secs(60);
+/// Maximum number of abandoned observations of a store, which each hold a thread.
+pub(crate) const ABANDONED_MAX: u32 = 12;
 /// Time for which requests share an observation that has ended.
 pub(crate) const OBSERVATION_SHARED: Duration = Duration::from_secs(1);
 

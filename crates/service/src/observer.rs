@@ -1,6 +1,8 @@
 //! Observations of a store that several requests share.
 
-use crate::limits::{OBSERVATION_SHARED, OBSERVATION_TIMEOUT};
+use crate::limits::{
+    ABANDONED_MAX, OBSERVATION_ABANDONED, OBSERVATION_SHARED, OBSERVATION_TIMEOUT,
+};
 use crate::problem::Problem;
 use crate::store_access::StoreAccess;
 use parking_lot::Mutex;
@@ -27,11 +29,16 @@ pub(crate) struct Observation {
 
 type Look = dyn Fn() -> Result<Observed> + Send + Sync;
 
-/// Observes one store, on at most one thread at a time.
+/// Observes one store, on one thread at a time. An observation that hangs for a minute is
+/// abandoned, and another begins: the path may lead to another disk by now, while the thread waits
+/// for the former disk. Each abandoned observation doubles the time until the next is abandoned, so
+/// a disk that hangs for a day holds about ten threads.
 pub(crate) struct Observer {
     access: Arc<StoreAccess>,
     /// Returns the state of the store. May wait without a limit.
     look: Box<Look>,
+    /// Time after which the first observation that hangs is abandoned.
+    patience: Duration,
     state: Mutex<State>,
     /// Number of observations that have ended.
     ended: watch::Sender<u64>,
@@ -39,8 +46,10 @@ pub(crate) struct Observer {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Begin of the observation in progress.
+    /// Begin of the observation in progress, besides abandoned ones.
     running: Option<Instant>,
+    /// Number of abandoned observations that still hang.
+    abandoned: u32,
     /// The last observation, and its end.
     last: Option<(Instant, Arc<Observation>)>,
     misses: Misses,
@@ -53,6 +62,20 @@ struct State {
 struct Misses {
     opening: (String, u32),
     pages: u64,
+}
+
+impl State {
+    /// Returns the begin of the observation in progress. If none is, or it is now abandoned,
+    /// returns `None`: the caller begins another.
+    fn in_progress(&mut self, patience: Duration) -> Option<Instant> {
+        let begun = self.running?;
+        if self.abandoned >= ABANDONED_MAX || begun.elapsed() < patience * (1 << self.abandoned) {
+            return Some(begun);
+        }
+        self.abandoned += 1;
+        self.running = None;
+        None
+    }
 }
 
 impl Misses {
@@ -71,12 +94,12 @@ impl Misses {
 impl Observer {
     pub(crate) fn new(access: Arc<StoreAccess>) -> Arc<Self> {
         let observed = Arc::clone(&access);
-        Self::with(access, Box::new(move || observed.observe()))
+        Self::with(access, Box::new(move || observed.observe()), OBSERVATION_ABANDONED)
     }
 
-    fn with(access: Arc<StoreAccess>, look: Box<Look>) -> Arc<Self> {
+    fn with(access: Arc<StoreAccess>, look: Box<Look>, patience: Duration) -> Arc<Self> {
         let ended = watch::Sender::new(0);
-        Arc::new(Self { access, look, state: Mutex::default(), ended })
+        Arc::new(Self { access, look, patience, state: Mutex::default(), ended })
     }
 
     /// The store.
@@ -100,14 +123,13 @@ impl Observer {
             {
                 return Arc::clone(last);
             }
-            match state.running {
+            match state.in_progress(self.patience) {
                 Some(begun) => begun,
                 None => {
                     let begun = Instant::now();
                     state.running = Some(begun);
                     drop(state);
-                    let observer = Arc::clone(self);
-                    drop(tokio::task::spawn_blocking(move || observer.observe(begun)));
+                    self.begin(begun);
                     begun
                 }
             }
@@ -120,15 +142,22 @@ impl Observer {
         Arc::new(self.late(begun))
     }
 
-    fn observe(&self, begun: Instant) {
-        // Ends the observation also if it panics: otherwise no other would begin.
-        let mut end = End { observer: self, observation: None };
-        let observed = (self.look)().map_err(|error| Problem::from(&error));
-        let missed_pages = match &observed {
-            Ok(Observed::Owned(stats)) => self.state.lock().misses.update(stats),
-            _ => 0,
-        };
-        end.observation = Some(Observation { observed, missed_pages, took: begun.elapsed() });
+    /// Starts the thread of an observation.
+    fn begin(self: &Arc<Self>, begun: Instant) {
+        // Ends the observation also if it panics, or its thread cannot be started: otherwise no
+        // other would begin.
+        let end = End { observer: Arc::clone(self), begun, observed: None };
+        // A thread of tokio's pool could not be refused: the pool panics if it lacks its first
+        // thread.
+        let started =
+            std::thread::Builder::new().name("ritornello-http-look".to_owned()).spawn(move || {
+                let mut end = end;
+                let observed = (end.observer.look)();
+                end.observed = Some(observed.map_err(|error| Problem::from(&error)));
+            });
+        if let Err(error) = started {
+            tracing::warn!(%error, store = self.access.name(), "the store cannot be observed now");
+        }
     }
 
     fn late(&self, begun: Instant) -> Observation {
@@ -149,21 +178,34 @@ impl fmt::Debug for Observer {
     }
 }
 
-struct End<'a> {
-    observer: &'a Observer,
-    observation: Option<Observation>,
+/// Ends an observation when it is dropped.
+struct End {
+    observer: Arc<Observer>,
+    begun: Instant,
+    observed: Option<std::result::Result<Observed, Problem>>,
 }
 
-impl Drop for End<'_> {
+impl Drop for End {
     fn drop(&mut self) {
-        let observation = self.observation.take().unwrap_or_else(|| Observation {
-            observed: Err(Problem::retry("the observation ended unexpectedly: report this")),
-            missed_pages: 0,
-            took: Duration::ZERO,
+        let observed = self.observed.take().unwrap_or_else(|| {
+            Err(Problem::retry(
+                "the observation ended unexpectedly, or no thread could be started for it: see the \
+                 log",
+            ))
         });
         let mut state = self.observer.state.lock();
+        if state.running != Some(self.begun) {
+            // The observation was abandoned, and a later one may have ended.
+            state.abandoned -= 1;
+            return;
+        }
+        let missed_pages = match &observed {
+            Ok(Observed::Owned(stats)) => state.misses.update(stats),
+            _ => 0,
+        };
+        let took = self.begun.elapsed();
         state.running = None;
-        state.last = Some((Instant::now(), Arc::new(observation)));
+        state.last = Some((Instant::now(), Arc::new(Observation { observed, missed_pages, took })));
         drop(state);
         self.observer.ended.send_modify(|ended| *ended += 1);
     }
@@ -177,6 +219,9 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicU32, Ordering};
     use tokio::runtime::Builder;
+
+    /// So long that no observation of a test is abandoned.
+    const PATIENCE: Duration = Duration::from_secs(3600);
 
     fn stats(epoch: u32, probed: u64, hit: u64) -> CatalogStats {
         let counters = [("probed_pages".to_owned(), probed), ("hit_pages".to_owned(), hit)];
@@ -192,7 +237,7 @@ mod tests {
             let _disk = disk.read();
             Err(Error::retry("no store"))
         };
-        Observer::with(StoreAccess::new(Path::new("/kv")), Box::new(look))
+        Observer::with(StoreAccess::new(Path::new("/kv")), Box::new(look), PATIENCE)
     }
 
     fn message(observation: &Observation) -> String {
@@ -224,9 +269,41 @@ mod tests {
     }
 
     #[test]
+    fn store_is_observed_again_while_an_abandoned_observation_hangs() {
+        let disk = Arc::new(RwLock::new(()));
+        let (former, begun) = (Arc::clone(&disk), AtomicU32::new(0));
+        let look = move || {
+            if begun.fetch_add(1, Ordering::Relaxed) > 0 {
+                return Err(Error::retry("the new disk"));
+            }
+            let _disk = former.read();
+            Err(Error::retry("the former disk"))
+        };
+        let access = StoreAccess::new(Path::new("/kv"));
+        let observer = Observer::with(access, Box::new(look), Duration::from_millis(200));
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let hung = disk.write();
+        runtime.block_on(async {
+            let late = observer.within(Duration::from_millis(50)).await;
+            assert!(message(&late).contains("hangs"), "{late:?}");
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let answered = observer.within(Duration::from_secs(30)).await;
+            assert_eq!(message(&answered), "the new disk");
+            assert_eq!(observer.state.lock().abandoned, 1);
+            drop(hung);
+            while observer.state.lock().abandoned > 0 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let last = observer.state.lock().last.clone();
+            assert_eq!(message(&last.unwrap().1), "the new disk");
+        });
+    }
+
+    #[test]
     fn observation_that_panics_ends() {
         let look = || panic!("a defect");
-        let observer = Observer::with(StoreAccess::new(Path::new("/kv")), Box::new(look));
+        let access = StoreAccess::new(Path::new("/kv"));
+        let observer = Observer::with(access, Box::new(look), PATIENCE);
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let ended = runtime.block_on(observer.within(Duration::from_secs(30)));
         assert!(message(&ended).contains("unexpectedly"));

@@ -82,16 +82,21 @@ impl Scrubs {
             ));
         };
         let begun = ScrubProgress::new("running");
-        let mut known = self.progress.lock();
-        if known.get(store).is_some_and(|progress| progress.state == "running") {
-            return Err(conflict(
-                "the store is being scrubbed: `GET /v1/scrub` shows the progress",
-            ));
+        {
+            let mut known = self.progress.lock();
+            if known.get(store).is_some_and(|progress| progress.state == "running") {
+                return Err(conflict(
+                    "the store is being scrubbed: `GET /v1/scrub` shows the progress",
+                ));
+            }
+            known.insert(store.to_owned(), begun.clone());
         }
+        // If no thread can be started, `thread` is dropped, which shows that the scrub failed.
         let thread = Thread {
             store: store.to_owned(),
             progress: Arc::clone(&self.progress),
             stopped: Arc::clone(&self.stopped),
+            is_ended: false,
         };
         std::thread::Builder::new()
             .name("ritornello-scrub".to_owned())
@@ -99,7 +104,6 @@ impl Scrubs {
             .map_err(|error| {
                 Problem::retry(format!("no thread can be started: send it again later ({error})"))
             })?;
-        known.insert(store.to_owned(), begun.clone());
         Ok(begun)
     }
 
@@ -113,10 +117,12 @@ struct Thread {
     store: String,
     progress: Arc<Mutex<HashMap<String, ScrubProgress>>>,
     stopped: Arc<AtomicBool>,
+    /// Whether the end of the scrub is shown, or is about to be shown.
+    is_ended: bool,
 }
 
 impl Thread {
-    fn run(&self, core: Arc<StoreCore>) {
+    fn run(mut self, core: Arc<StoreCore>) {
         let (mut total, mut is_stopped) = (0, false);
         let scrubbed = core.scrub_pass(&mut |found, runs| {
             total = runs;
@@ -126,22 +132,56 @@ impl Thread {
         });
         // A failed store is reopened when no reference to its core is left.
         drop(core);
+        self.is_ended = true;
         match scrubbed {
             Ok(found) if is_stopped => self.show(ScrubProgress {
                 problem: Some(Problem::retry("the service ended before the scrub")),
                 ..ScrubProgress::of("failed", &found, total)
             }),
             Ok(found) => self.show(ScrubProgress::of("finished", &found, total)),
-            Err(error) => {
-                let known = self.progress.lock().get(&self.store).cloned();
-                let reached = known.unwrap_or_else(|| ScrubProgress::new("failed"));
-                let problem = Some(Problem::from(&error));
-                self.show(ScrubProgress { state: "failed", problem, ..reached });
-            }
+            Err(error) => self.show_failed(Problem::from(&error)),
         }
+    }
+
+    fn show_failed(&self, problem: Problem) {
+        let known = self.progress.lock().get(&self.store).cloned();
+        let reached = known.unwrap_or_else(|| ScrubProgress::new("failed"));
+        self.show(ScrubProgress { state: "failed", problem: Some(problem), ..reached });
     }
 
     fn show(&self, progress: ScrubProgress) {
         self.progress.lock().insert(self.store.clone(), progress);
+    }
+}
+
+impl Drop for Thread {
+    /// Shows the end of a scrub that panicked or was not started: a scrub that seems to run would
+    /// let no other begin.
+    fn drop(&mut self) {
+        if !self.is_ended {
+            self.show_failed(Problem::retry("the scrub ended unexpectedly: report this"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scrub_that_ends_unexpectedly_has_failed() {
+        let scrubs = Scrubs::default();
+        let running = ScrubProgress::new("running");
+        scrubs.progress.lock().insert("/kv".to_owned(), running);
+        let thread = Thread {
+            store: "/kv".to_owned(),
+            progress: Arc::clone(&scrubs.progress),
+            stopped: Arc::clone(&scrubs.stopped),
+            is_ended: false,
+        };
+        drop(thread);
+        let shown = scrubs.progress("/kv");
+        assert_eq!(shown.state, "failed");
+        assert!(shown.problem.unwrap().message().contains("unexpectedly"));
     }
 }
