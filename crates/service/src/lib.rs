@@ -4,7 +4,7 @@
 //! health, for Prometheus, and for programs of operators.
 //!
 //! ```text
-//!   accept loop ── limits of connections, headers and time            server.rs
+//!   accept loop ── limits of connections, headers and time            server.rs, connections.rs
 //!     └─ guard ── Host, token and role, rate, headers of responses    guard.rs
 //!          └─ routes, and the OpenAPI document of exactly these       routes/
 //!               └─ observer ── one answer for several requests        observer.rs
@@ -16,8 +16,9 @@
 //! this process the owner.
 //!
 //! **Threads.** One thread serves all connections and never waits for a store. Calls of stores run
-//! on separate threads, at most one observation per store at a time, and have deadlines: a hung
-//! disk delays answers about its store, and no other answer.
+//! on separate threads: of each store at most one observation, one scrub and eight other calls at a
+//! time, and a few observations that were abandoned because they hang. Requests wait for them
+//! within a deadline, so a hung disk delays answers about its store, and no other answer.
 //!
 //! **Roles.** A token gives the role `read`, `operate` or `admin`; the method of a request decides
 //! which role it needs. Calls that operate on a store need an open handle: an observer only reads.
@@ -25,8 +26,9 @@
 //! **Promises.** `/livez` answers without a store. Without a token file the service listens on
 //! loopback addresses only, and its requests change nothing. A request is answered only if its
 //! Host header names the service, so a web page of another origin cannot read answers through a
-//! name that its owner chose. Memory, connections, the time of each request and the number of time
-//! series are bounded for all requests. Label values cannot add lines or labels.
+//! name that its owner chose. Memory, threads, connections, the time of each request and the number
+//! of time series are bounded for all requests. Probes of health are answered also if other clients
+//! open all connections or send too many requests. Label values cannot add lines or labels.
 //!
 //! **Must not know** how a store works, or the command line: the caller opens stores and prints.
 
@@ -34,6 +36,7 @@
 
 mod answer;
 mod calls;
+mod connections;
 mod guard;
 mod host;
 mod limits;

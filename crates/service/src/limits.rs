@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Maximum number of stores.
 pub(crate) const STORES_MAX: usize = 64;
 
-/// Maximum number of connections. Further connections wait in the kernel's queue.
+/// Maximum number of connections. A further connection displaces the oldest connection that has no
+/// request in progress; if there is none, it waits.
 pub(crate) const CONNECTIONS_MAX: usize = 64;
 /// Maximum time for the headers of a request, which is also the maximum time between two requests
 /// of a connection.
@@ -16,8 +17,8 @@ pub(crate) const HEADERS_BYTES_MAX: usize = 16 << 10;
 pub(crate) const HEADERS_MAX: usize = 64;
 /// Age at which a connection is closed after its current request.
 pub(crate) const CONNECTION_AGE: Duration = Duration::from_secs(60);
-/// Maximum time of a connection after [`CONNECTION_AGE`], or after the service is told to stop: for
-/// a client that does not read its answer.
+/// Maximum time of a connection after the service is told to stop; and after [`CONNECTION_AGE`] and
+/// [`REQUEST_TIMEOUT`], for a client that does not read its answer.
 pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of the body of a request.

@@ -1,10 +1,11 @@
 //! The listener, its connections, and the end of the service.
 
 use crate::answer::Shared;
+use crate::connections::{Connection, Connections};
 use crate::guard::LocalAddress;
 use crate::limits::{
-    CALLS_MAX, CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
-    HEADERS_TIMEOUT, STORES_MAX,
+    CONNECTION_AGE, CONNECTION_GRACE, CONNECTIONS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX,
+    HEADERS_TIMEOUT, REQUEST_TIMEOUT,
 };
 use crate::routes;
 use crate::settings::Settings;
@@ -22,7 +23,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -57,23 +58,13 @@ impl Service {
         })?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let runtime = Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(STORES_MAX + CALLS_MAX)
-            .thread_name("ritornello-http-call")
-            .build()?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let shared = Shared::new(settings, address);
         let router = routes::router(&shared);
         let (stopping, stopped) = watch::channel(false);
-        let serve = move || {
-            let served = serve(&runtime, listener, router, stopped);
-            // A call of a store may hang, and dropping the runtime would wait for it.
-            runtime.shutdown_background();
-            served
-        };
         let thread =
-            std::thread::Builder::new().name("ritornello-http".to_owned()).spawn(|| {
-                if let Err(error) = serve() {
+            std::thread::Builder::new().name("ritornello-http".to_owned()).spawn(move || {
+                if let Err(error) = serve(&runtime, listener, router, stopped) {
                     tracing::error!(%error, "the service ended: restart it");
                 }
             })?;
@@ -116,60 +107,65 @@ fn serve(
 ) -> Result<()> {
     runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
-        accept_all(&listener, &router, stopped).await;
+        accept_all(listener, &router, stopped).await;
         Ok(())
     })
 }
 
-async fn accept_all(listener: &TcpListener, router: &Router, stopped: watch::Receiver<bool>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut connections = JoinSet::new();
+async fn accept_all(listener: TcpListener, router: &Router, stopped: watch::Receiver<bool>) {
+    let connections = Connections::new(CONNECTIONS_MAX);
+    let mut tasks = JoinSet::new();
     let mut stop = stopped.clone();
-    loop {
+    for number in 0.. {
         let accepted = tokio::select! {
             _ = stop.wait_for(|stopped| *stopped) => break,
-            accepted = accept(listener, &places) => accepted,
+            accepted = accept(&listener, &connections, number) => accepted,
         };
         match accepted {
-            Ok((stream, place)) => {
+            Ok((stream, connection)) => {
                 let (router, stopped) = (router.clone(), stopped.clone());
-                connections.spawn(serve_connection(stream, place, router, stopped));
+                tasks.spawn(serve_connection(stream, connection, router, stopped));
             }
             Err(error) => {
                 tracing::warn!(%error, "a connection cannot be accepted");
                 sleep(ACCEPT_PAUSE).await;
             }
         }
-        while connections.try_join_next().is_some() {}
+        while tasks.try_join_next().is_some() {}
     }
-    let _ =
-        timeout(CONNECTION_GRACE, async { while connections.join_next().await.is_some() {} }).await;
+    // Clients are refused from now on.
+    drop(listener);
+    let _ = timeout(CONNECTION_GRACE, async { while tasks.join_next().await.is_some() {} }).await;
 }
 
-/// Accepts a connection when there is a place for it.
+/// Accepts a connection, and waits for its place.
 async fn accept(
     listener: &TcpListener,
-    places: &Arc<Semaphore>,
-) -> Result<(TcpStream, OwnedSemaphorePermit)> {
-    let place = Arc::clone(places).acquire_owned().await.map_err(|error| {
-        Error::fatal("the limit of connections is closed: report this").because(error)
-    })?;
+    connections: &Connections,
+    number: u64,
+) -> Result<(TcpStream, Connection)> {
     let (stream, _) = listener.accept().await?;
-    Ok((stream, place))
+    Ok((stream, connections.admit(number).await))
 }
 
 /// Answers the requests of a connection.
 async fn serve_connection(
     stream: TcpStream,
-    _place: OwnedSemaphorePermit,
+    place: Connection,
     router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
     let Ok(local) = stream.local_addr() else { return };
-    let routes = TowerToHyperService::new(router);
+    let place = Arc::new(place);
+    let (routes, answers) = (TowerToHyperService::new(router), Arc::clone(&place));
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(LocalAddress(local));
-        routes.call(request)
+        let (answering, answer) = (answers.answering(), routes.call(request));
+        async move {
+            let answered = answer.await;
+            drop(answering);
+            answered
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -178,12 +174,17 @@ async fn serve_connection(
         .max_headers(HEADERS_MAX)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
-    tokio::select! {
+    let grace = tokio::select! {
         // A client that sends malformed requests or none loses its connection, and nothing else.
         _ = connection.as_mut() => return,
-        _ = stopped.wait_for(|stopped| *stopped) => {}
-        () = sleep(CONNECTION_AGE) => {}
-    }
+        () = place.displaced() => return,
+        _ = stopped.wait_for(|stopped| *stopped) => CONNECTION_GRACE,
+        // The last request may have begun now.
+        () = sleep(CONNECTION_AGE) => REQUEST_TIMEOUT + CONNECTION_GRACE,
+    };
     connection.as_mut().graceful_shutdown();
-    let _ = timeout(CONNECTION_GRACE, connection).await;
+    tokio::select! {
+        _ = timeout(grace, connection) => {}
+        () = place.displaced() => {}
+    }
 }

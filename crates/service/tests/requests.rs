@@ -171,15 +171,29 @@ fn requests_beyond_the_rate_are_refused_and_health_answers() {
 }
 
 #[test]
-fn connections_beyond_the_limit_wait_for_a_place() {
+fn connection_beyond_the_limit_displaces_the_oldest_without_request() {
     let service = service();
     let address = service.address();
-    let open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
-    // Idle connections are closed after five seconds; until then there is no place.
+    let mut open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
+    // An unfinished head is no request either.
+    open[0].write_all(b"GET /livez HTTP/1.1\r\nHost: ").unwrap();
+    // Idle connections are closed after five seconds.
     let started = Instant::now();
     assert_eq!(get(address, "/livez").status, 200);
-    assert!(started.elapsed() > Duration::from_secs(2), "{:?}", started.elapsed());
-    drop(open);
+    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(read_all(&open[0]).is_empty());
+    let newest = open.last_mut().unwrap();
+    let request = format!("GET /livez HTTP/1.1\r\n{}\r\nConnection: close\r\n\r\n", host(address));
+    newest.write_all(request.as_bytes()).unwrap();
+    assert_eq!(Answer::parse(&read_all(newest)).unwrap().status, 200);
+}
+
+#[test]
+fn undecodable_path_is_refused_as_json() {
+    let dirs = [StoreAccess::new(Path::new("/nonexistent/kv"))];
+    let service = start("127.0.0.1:0", Some(tokens()), dirs.into());
+    let answer = send_as("admin", service.address(), "PUT", "/v1/scopes/%ff", "{}");
+    assert_eq!((answer.status, &answer.json()["kind"]), (400, &"invalid".into()), "{answer:?}");
 }
 
 #[test]

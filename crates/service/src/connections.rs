@@ -1,0 +1,151 @@
+//! The open connections, and which of them is closed for a further connection.
+//!
+//! If each connection waited for a place, a client that opens all of them and sends nothing would
+//! keep out every other client, also probes of health.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+/// Time for a displaced connection to end, before the next is displaced.
+const DISPLACED_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// The open connections of a service.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    places: Arc<Semaphore>,
+    /// Connections that are not displaced, by age.
+    open: Arc<Mutex<BTreeMap<u64, Arc<Activity>>>>,
+}
+
+/// The state of a connection.
+#[derive(Debug, Default)]
+struct Activity {
+    /// Whether a request of the connection is being answered. The connection answers its requests
+    /// one after another.
+    is_answering: AtomicBool,
+    displaced: Notify,
+}
+
+/// A connection. Gives its place back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    number: u64,
+    activity: Arc<Activity>,
+    open: Arc<Mutex<BTreeMap<u64, Arc<Activity>>>>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// A request that is being answered, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Answering(Arc<Activity>);
+
+impl Connections {
+    /// Permits at most `max` connections at a time.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { places: Arc::new(Semaphore::new(max)), open: Arc::default() }
+    }
+
+    /// Returns the place of the `number`th connection. If all places are taken, displaces the
+    /// oldest connection that has no request in progress; if there is none, waits.
+    pub(crate) async fn admit(&self, number: u64) -> Connection {
+        let place = loop {
+            if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+                break place;
+            }
+            self.displace_oldest();
+            let freed = Arc::clone(&self.places).acquire_owned();
+            if let Ok(Ok(place)) = timeout(DISPLACED_TIMEOUT, freed).await {
+                break place;
+            }
+        };
+        let activity = Arc::<Activity>::default();
+        self.open.lock().insert(number, Arc::clone(&activity));
+        Connection { number, activity, open: Arc::clone(&self.open), _place: place }
+    }
+
+    fn displace_oldest(&self) {
+        let mut open = self.open.lock();
+        let is_idle = |activity: &Arc<Activity>| !activity.is_answering.load(Ordering::Relaxed);
+        let oldest = open.iter().find(|(_, activity)| is_idle(activity));
+        if let Some(number) = oldest.map(|(number, _)| *number)
+            && let Some(activity) = open.remove(&number)
+        {
+            activity.displaced.notify_one();
+        }
+    }
+}
+
+impl Connection {
+    /// A request of the connection is being answered until the result is dropped.
+    pub(crate) fn answering(&self) -> Answering {
+        self.activity.is_answering.store(true, Ordering::Relaxed);
+        Answering(Arc::clone(&self.activity))
+    }
+
+    /// Returns when the connection must be closed for another.
+    pub(crate) async fn displaced(&self) {
+        self.activity.displaced.notified().await;
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.open.lock().remove(&self.number);
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.is_answering.store(false, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::runtime::Builder;
+
+    #[test]
+    fn oldest_connection_without_request_is_displaced() {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let connections = Connections::new(3);
+            let first = connections.admit(1).await;
+            let second = connections.admit(2).await;
+            let third = connections.admit(3).await;
+            let answering = first.answering();
+            let displaced = async {
+                second.displaced().await;
+                drop(second);
+            };
+            let (fourth, ()) = tokio::join!(connections.admit(4), displaced);
+            assert_eq!(connections.open.lock().keys().copied().collect::<Vec<_>>(), [1, 3, 4]);
+            drop((third, fourth));
+            drop(answering);
+            assert!(!first.activity.is_answering.load(Ordering::Relaxed));
+        });
+    }
+
+    #[test]
+    fn requests_that_are_being_answered_are_waited_for() {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let connections = Connections::new(1);
+            let first = connections.admit(1).await;
+            let answering = first.answering();
+            let admitted = timeout(4 * DISPLACED_TIMEOUT, connections.admit(2)).await;
+            assert!(admitted.is_err(), "{admitted:?}");
+            drop(answering);
+            let displaced = async {
+                first.displaced().await;
+                drop(first);
+            };
+            tokio::join!(connections.admit(3), displaced);
+        });
+    }
+}
