@@ -10,6 +10,9 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::HashMap;
 use std::fmt;
 
+/// Characters of the digest in a label value.
+const DIGEST_CHARS: usize = 16;
+
 /// The first part of all names.
 const PREFIX: &str = "ritornello";
 
@@ -182,9 +185,15 @@ impl Rows<'_> {
     }
 }
 
-/// Returns `text` as a label value: without control characters, and cut to
-/// [`LABEL_CHARS_MAX`] characters. The encoder escapes quotes, backslashes and line feeds.
+/// Returns `text` as a label value without control characters, of at most [`LABEL_CHARS_MAX`]
+/// characters. A digest replaces the end of a longer text, so that texts with an equal beginning do
+/// not become one series. The encoder escapes quotes, backslashes and line feeds.
 pub(super) fn label(text: &str) -> String {
     let clean = |char: char| if char.is_control() { '\u{fffd}' } else { char };
-    text.chars().take(LABEL_CHARS_MAX).map(clean).collect()
+    if text.chars().count() <= LABEL_CHARS_MAX {
+        return text.chars().map(clean).collect();
+    }
+    let digest = blake3::hash(text.as_bytes()).to_hex();
+    let end = format!("~{}", &digest[..DIGEST_CHARS]);
+    text.chars().take(LABEL_CHARS_MAX - end.len()).map(clean).chain(end.chars()).collect()
 }

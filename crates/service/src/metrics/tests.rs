@@ -92,6 +92,19 @@ fn scopes_beyond_the_limit_are_one_series() {
 const SCOPES_MAX_AND_OTHER: usize = 17;
 
 #[test]
+fn long_names_with_equal_beginning_are_different_series() {
+    let long = "d".repeat(200);
+    let [one, other] = [1, 2].map(|end| families::label(&format!("/{long}{end}")));
+    assert_ne!(one, other);
+    for label in [one, other] {
+        assert_eq!(label.chars().count(), 128, "{label}");
+        assert!(label.starts_with("/ddd"), "{label}");
+    }
+    let fits = "\u{e9}".repeat(128);
+    assert_eq!(families::label(&fits), fits);
+}
+
+#[test]
 fn failed_observation_is_not_up() {
     let observation = Arc::new(Observation {
         observed: Err(Problem::retry("the disk hangs")),
