@@ -8,21 +8,24 @@ use crate::problem::Problem;
 use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
 use std::net::{IpAddr, SocketAddr};
 
-/// Names of the service.
+/// The name of each machine for itself.
+const LOOPBACK_NAME: &str = "localhost";
+
+/// Names and addresses, besides those of the machine, under which clients reach the service.
 #[derive(Debug)]
 pub(crate) struct Hosts {
-    names: Vec<String>,
+    further: Vec<String>,
 }
 
 impl Hosts {
-    /// The loopback name, and `further` names.
+    /// `further` are the names of the settings.
     pub(crate) fn new(further: &[String]) -> Self {
-        let names = further.iter().map(|name| name.to_ascii_lowercase());
-        Self { names: ["localhost".to_owned()].into_iter().chain(names).collect() }
+        Self { further: further.iter().map(|name| bare(name).to_owned()).collect() }
     }
 
-    /// Checks that the request names the service: by a name, a loopback address, or `local`, the
-    /// address at which the request arrived.
+    /// Checks that the request names the service: by the loopback name, a loopback address, or
+    /// `local`, the address at which the request arrived, with the port of `local`; or by a name of
+    /// the settings with any port, because a proxy or a translated address may have another port.
     ///
     /// # Errors
     /// 400 without exactly one valid Host header; 421 for a name of another service.
@@ -53,22 +56,39 @@ impl Hosts {
     }
 
     fn is_ours(&self, authority: &Authority, local: SocketAddr) -> bool {
-        if authority.as_str().contains('@')
-            || authority.port_u16().unwrap_or(80) != local.port()
+        if authority.as_str().contains('@') {
+            return false;
+        }
+        let host = bare(authority.host());
+        if self.further.iter().any(|name| name.eq_ignore_ascii_case(host)) {
+            return true;
+        }
+        if authority.port_u16().unwrap_or(80) != local.port()
             || (authority.port().is_none() && authority.as_str().ends_with(':'))
         {
             return false;
         }
-        let host = authority.host();
-        let literal = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-        match literal.unwrap_or(host).parse::<IpAddr>() {
+        match host.parse::<IpAddr>() {
             Ok(ip) => {
                 let ip = ip.to_canonical();
                 ip == local.ip().to_canonical() || (ip.is_loopback() && local.ip().is_loopback())
             }
-            Err(_) => self.names.iter().any(|name| name.eq_ignore_ascii_case(host)),
+            Err(_) => host.eq_ignore_ascii_case(LOOPBACK_NAME),
         }
     }
+}
+
+/// Whether `name` can be compared with the host of a request: a name or an address, without scheme
+/// and port.
+pub(crate) fn is_host(name: &str) -> bool {
+    let is_legal = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    let name = bare(name);
+    name.parse::<IpAddr>().is_ok() || (!name.is_empty() && name.bytes().all(is_legal))
+}
+
+/// The host without the brackets of an IPv6 address.
+fn bare(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
 #[cfg(test)]
@@ -82,7 +102,8 @@ mod tests {
             headers.append(header::HOST, HeaderValue::from_str(host).unwrap());
         }
         let local = "127.0.0.1:7007".parse().unwrap();
-        let hosts = Hosts::new(&["node-3.cluster".to_owned()]);
+        let names = ["node-3.cluster", "10.0.0.7", "[fd00::7]"];
+        let hosts = Hosts::new(&names.map(str::to_owned));
         hosts.check(&headers, &uri.parse().unwrap(), local).map_err(|p| p.message().to_owned())
     }
 
@@ -91,7 +112,12 @@ mod tests {
         for host in ["localhost:7007", "LOCALHOST:7007", "127.0.0.1:7007", "[::1]:7007"] {
             assert_eq!(status(&[host], "/"), Ok(()), "{host}");
         }
-        assert_eq!(status(&["node-3.cluster:7007"], "/"), Ok(()));
+        for host in
+            ["node-3.cluster:7007", "Node-3.cluster", "node-3.cluster:443", "10.0.0.7:30007"]
+        {
+            assert_eq!(status(&[host], "/"), Ok(()), "{host}");
+        }
+        assert_eq!(status(&["[fd00::7]:7007"], "/"), Ok(()));
         for host in [
             "evil.example:7007",
             "127.0.0.1.evil.example:7007",
@@ -101,9 +127,22 @@ mod tests {
             "localhost:7008",
             "10.0.0.1:7007",
             "user@localhost:7007",
+            "user@node-3.cluster:7007",
+            "node-3.cluster.evil.example",
+            "[fd00::8]:7007",
             "0:7007",
         ] {
             assert!(status(&[host], "/").is_err(), "{host}");
+        }
+    }
+
+    #[test]
+    fn hosts_have_no_scheme_and_no_port() {
+        for name in ["node-3", "node_3.cluster.", "10.0.0.7", "fd00::7", "[fd00::7]"] {
+            assert!(is_host(name), "{name}");
+        }
+        for name in ["", "[]", "*", "node-3:7007", "http://node-3", "a b", "a/b", "user@node-3"] {
+            assert!(!is_host(name), "{name}");
         }
     }
 

@@ -1,5 +1,6 @@
 //! Settings of the service that its caller chooses.
 
+use crate::host::is_host;
 use crate::limits::STORES_MAX;
 use crate::store_access::StoreAccess;
 use crate::tokens::Tokens;
@@ -13,8 +14,8 @@ use std::sync::Arc;
 pub struct Settings {
     /// Address to listen on. Port 0 lets the kernel choose a port.
     pub address: SocketAddr,
-    /// Host names, besides the loopback names and the address, under which clients may reach the
-    /// service.
+    /// Host names and addresses, without port, under which clients may reach the service besides
+    /// the loopback names and the address.
     pub host_names: Vec<String>,
     /// Tokens, and the roles that they give; `None` permits reading only.
     pub tokens: Option<Tokens>,
@@ -26,8 +27,8 @@ impl Settings {
     /// Checks the settings.
     ///
     /// # Errors
-    /// `Invalid` if there are no stores, too many, or two with the same directory, and for an
-    /// address that other machines can reach without tokens.
+    /// `Invalid` if there are no stores, too many, or two with the same directory, for a malformed
+    /// host name, and for an address that other machines can reach without tokens.
     pub(crate) fn check(&self) -> Result<()> {
         if self.stores.is_empty() {
             return Err(Error::invalid("the service has no stores: name at least one directory"));
@@ -45,6 +46,12 @@ impl Settings {
                 return Err(Error::invalid("a directory is named twice: name it once")
                     .with("dir", store.name()));
             }
+        }
+        if let Some(name) = self.host_names.iter().find(|name| !is_host(name)) {
+            return Err(Error::invalid(
+                "a host name is a name or an address: leave out the scheme and the port",
+            )
+            .with("name", name));
         }
         if !self.address.ip().is_loopback() && self.tokens.is_none() {
             return Err(Error::invalid(

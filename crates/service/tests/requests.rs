@@ -198,13 +198,17 @@ fn undecodable_path_is_refused_as_json() {
 
 #[test]
 fn unusable_settings_are_refused() {
-    let start = |address: &str, dirs: &[&str]| {
+    let start_as = |address: &str, dirs: &[&str], names: &[&str]| {
         let stores = dirs.iter().map(|dir| StoreAccess::new(Path::new(dir))).collect();
         let address = address.parse().unwrap();
-        Service::start(Settings { address, host_names: Vec::new(), tokens: None, stores })
+        let host_names = names.iter().map(|name| (*name).to_owned()).collect();
+        Service::start(Settings { address, host_names, tokens: None, stores })
             .unwrap_err()
             .to_string()
     };
+    let start = |address: &str, dirs: &[&str]| start_as(address, dirs, &[]);
+    let named = start_as("127.0.0.1:0", &["/a"], &["node-3", "http://node-3:7007"]);
+    assert!(named.contains("scheme") && named.contains("name=http://node-3:7007"), "{named}");
     assert!(start("127.0.0.1:0", &[]).contains("name at least one directory"));
     assert!(start("127.0.0.1:0", &["/a", "/a"]).contains("named twice"));
     assert!(start("0.0.0.0:0", &["/a"]).contains("--tokens"));

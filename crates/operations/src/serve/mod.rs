@@ -73,7 +73,8 @@ pub struct ServeArgs {
     /// File of tokens: a line per token, `read`, `operate` or `admin` and the token; mode 0600
     #[arg(long, value_name = "FILE", requires = "http")]
     pub tokens: Option<PathBuf>,
-    /// Name under which clients may reach the service, besides localhost; may be repeated
+    /// Name or address, without port, under which clients may reach the service besides localhost
+    /// and the address, for example through a proxy; may be repeated
     #[arg(long, value_name = "NAME", requires = "http")]
     pub http_host: Vec<String>,
     /// Open no store: only answer over HTTP
