@@ -113,10 +113,8 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
             let keeper = Keeper { context, options, must_own, access, on_open: &on_open };
             let sender = sender.clone();
             threads.push(scope.spawn(move || {
-                let result = keeper.run(&stopped);
-                // Fails if the command ends already.
-                let _ = sender.send(Happening::StoreEnded);
-                result
+                let _end = StoreEnd(sender);
+                keeper.run(&stopped)
             }));
         }
         // A failed receive ends the command as well.
@@ -135,6 +133,16 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
         ended.collect::<Vec<_>>().into_iter().collect::<Result<(), _>>()
     })?;
     Ok(Status::Fine)
+}
+
+/// Tells that a store is no longer kept, when it is dropped: also if the thread panics.
+struct StoreEnd(mpsc::Sender<Happening>);
+
+impl Drop for StoreEnd {
+    fn drop(&mut self) {
+        // Fails if the command ends already.
+        let _ = self.0.send(Happening::StoreEnded);
+    }
 }
 
 fn start_service(
