@@ -2,10 +2,11 @@
 
 use crate::role::Role;
 use ritornello_format::{Error, Result};
+use rustix::fs::OFlags;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -32,7 +33,9 @@ impl Tokens {
     /// another user, or a line is malformed. No error contains a token.
     pub fn read(path: &Path) -> Result<Self> {
         let failed = |message: &str| Error::invalid(message).with("file", path.display());
-        let file = File::open(path).map_err(|error| {
+        // Without this flag the open of a pipe would wait for a writer.
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let file = File::options().read(true).custom_flags(flags).open(path).map_err(|error| {
             failed("the token file cannot be read: name a file of the user of this process")
                 .because(error)
         })?;
@@ -189,6 +192,10 @@ mod tests {
         write(&path, "x".repeat(70_000)).unwrap();
         assert!(Tokens::read(&path).unwrap_err().to_string().contains("too long"));
         assert!(Tokens::read(dir.path()).unwrap_err().to_string().contains("regular file"));
+        let pipe = dir.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg("-m600").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        assert!(Tokens::read(&pipe).unwrap_err().to_string().contains("regular file"));
         let missing = Tokens::read(&dir.path().join("none")).unwrap_err().to_string();
         assert!(missing.contains("cannot be read") && missing.contains("none"), "{missing}");
     }
