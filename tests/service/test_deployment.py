@@ -1,0 +1,67 @@
+"""The files that deploy the service: each is checked by the tool that reads it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGING = ROOT / "packaging"
+DOCUMENTED = set(
+    re.findall(r"^\| `(ritornello_\w+)`", (ROOT / "docs/service.md").read_text(), re.M)
+)
+
+
+def run(tool: str, *words: str | Path) -> str:
+    """Runs a tool, and fails if it fails. Returns its output."""
+    path = os.environ.get(tool.upper().replace("-", "_")) or shutil.which(tool)
+    if not path:
+        pytest.skip(f"{tool} is not installed")
+    ran = subprocess.run([path, *words], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def test_alerts_fire_for_bad_stores_only() -> None:
+    assert "14 rules found" in run(
+        "promtool", "check", "rules", PACKAGING / "prometheus/alerts.yaml"
+    )
+    tests = PACKAGING / "prometheus/alerts_test.yaml"
+    assert "SUCCESS" in run("promtool", "test", "rules", tests)
+    names = re.findall(r"alert: (\w+)", (PACKAGING / "prometheus/alerts.yaml").read_text())
+    tested = re.findall(r"alertname: (\w+)", tests.read_text())
+    assert tested == names
+    document = (ROOT / "docs/operations.md").read_text()
+    assert all(f"`{name}`" in document for name in names)
+
+
+def test_queries_use_documented_metrics() -> None:
+    assert len(DOCUMENTED) > 80
+    dashboard = json.loads((PACKAGING / "grafana/ritornello.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 15
+    text = (PACKAGING / "prometheus/alerts.yaml").read_text()
+    text += " ".join(target["expr"] for panel in panels for target in panel["targets"])
+    used = set(re.findall(r"\britornello_\w+", text))
+    assert used <= DOCUMENTED, used - DOCUMENTED
+
+
+def test_unit_is_valid(tmp_path: Path) -> None:
+    unit = (PACKAGING / "systemd/ritornello.service").read_text()
+    command = "/usr/local/bin/ritornello"
+    assert f"ExecStart={command} serve" in unit
+    # The command is not installed under this path here.
+    copy = tmp_path / "ritornello.service"
+    copy.write_text(unit.replace(command, sys.executable))
+    assert run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy) == ""
+
+
+def test_manifest_is_valid() -> None:
+    manifest = PACKAGING / "kubernetes/daemonset.yaml"
+    assert "passed" in run("kubernetes-validate", "--strict", manifest)
+    assert "--tokens=/tokens/tokens" in manifest.read_text()

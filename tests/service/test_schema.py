@@ -1,0 +1,33 @@
+"""Schemathesis: sends requests that follow from the OpenAPI document, valid and invalid, and
+compares the answers with the document.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from service_process import ADMIN, get, serving
+
+# Requests for each route and kind of check. The rate is below the service's limit.
+EXAMPLES = 30
+RATE = "80/s"
+
+
+def test_answers_follow_openapi_document(tmp_path: Path) -> None:
+    schemathesis = os.environ.get("SCHEMATHESIS") or shutil.which("schemathesis")
+    if not schemathesis:
+        pytest.skip("schemathesis is not installed: `make test-service` installs it")
+    with serving(tmp_path) as address:
+        words = [schemathesis, "run", f"{address}/openapi.json", "--no-color"]
+        words += ["--header", f"Authorization: Bearer {ADMIN}", "--rate-limit", RATE]
+        words += ["--max-examples", str(EXAMPLES), "--seed", "1", "--request-timeout", "30"]
+        ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2_000:]
+        routes = sum(len(methods) for methods in get(f"{address}/openapi.json")["paths"].values())
+        assert f"Tested: {routes}" in ran.stdout, ran.stdout
+        # Requests with unknown scopes and settings changed nothing.
+        scopes = get(f"{address}/v1/scopes")["stores"][0]
+        assert scopes["scopes_total"] == 2, scopes
+        assert all(scope["quota_bytes"] is None for scope in scopes["scopes"])
