@@ -93,7 +93,8 @@ def test_prometheus_scrapes_metrics_and_runs_all_queries(tmp_path: Path) -> None
     with serving(tmp_path) as service, scraping(tmp_path, service) as prometheus:
         assert count(prometheus, "ritornello_up") == 1
         assert count(prometheus, "ritornello_hit_pages_total") == PAGES
-        assert count(prometheus, "ritornello_stored_pages_total") == 2 * PAGES
+        # The counter began when `serve` opened the store: it does not count the pages put before.
+        assert count(prometheus, "ritornello_stored_pages_total") == PAGES
         models = {
             series["metric"]["model"] for series in answer(prometheus, "ritornello_scope_pages")
         }
