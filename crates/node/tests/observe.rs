@@ -83,6 +83,8 @@ fn store_of_killed_owner_can_be_observed() {
     let mut next = Helper::opened(dir.path());
     assert_eq!(next.ask("probe 1 4"), "4");
     assert_eq!(owned(dir.path()).owner_pid as i32, next.pid());
+    // An owner that ends before the killed owner's writes are drained records no clean end.
+    eventually("the space is drained", || owned(dir.path()).reserved_bytes == 0);
     next.finish();
     let stored = unowned(dir.path());
     assert!(ended_cleanly(&stored) && stored.owner_epoch == 2);
