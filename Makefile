@@ -49,7 +49,7 @@ FEATURES := --features ritornello-python/lsm,ritornello-python/emulated
 WHEEL := build/wheels/ritornello-*.whl
 
 # Runs test binaries through .cargo/run_test.py, which ends a binary that prints nothing for
-# TEST_SILENCE seconds (600 by default), and names the tests that it was running.
+# TEST_SILENCE seconds (600 by default), and names the tests that the binary was running.
 # PATH begins with the environment's Python, because the `python3` of a version manager may take ten
 # times as long to start the script.
 CARGO_TEST := PATH=$(CURDIR)/$(BIN):$$PATH $(CARGO) --config .cargo/tests.toml test
@@ -119,7 +119,7 @@ $(STAMPS)/wheel-lsm: $(LSM)/env $(RUST_SOURCES) $(PYTHON_SOURCES)
 		--out build/wheels-lsm --interpreter $(BIN)/python
 	@touch $@
 
-# The package is also installed into build/wheels-device/site. Its users put this folder first on
+# The package is also installed into build/wheels-device/site. Measurements put this folder first on
 # PYTHONPATH, so the package needs no environment of its own. The wheel is built after `wheel`: maturin
 # takes the compiled module from cargo's build folder, where the build of another wheel would replace it.
 wheel-device: $(STAMPS)/wheel-device ## the package with an emulated GPU, for measurements, in build/wheels-device
@@ -130,7 +130,7 @@ $(STAMPS)/wheel-device: $(STAMPS)/venv $(RUST_SOURCES) $(PYTHON_SOURCES) | $(STA
 	@touch $@
 
 # The package with an emulated GPU, for tests. Its module is compiled with the settings of Rust's
-# tests: once these tests are built, this takes seconds, whereas the wheel above takes minutes.
+# tests: once these tests are built, the module takes seconds, whereas `wheel-device` takes minutes.
 emulated: rust-tests
 	. $(LSM)/env && $(CARGO) build --workspace --lib --examples $(FEATURES) --locked --quiet
 	rm -rf build/emulated
@@ -246,21 +246,21 @@ test-lsm: $(LSM)/env
 
 # Loom models are crates/*/tests/loom_*.rs. They visit millions of interleavings, so they are built in
 # release mode. The excluded crates have no models, and depend on HTTP libraries, which are not
-# meant to be compiled with `--cfg loom`. A build without LTO takes about a seventh less time.
+# meant to be compiled with `--cfg loom`. Without LTO, the build takes a seventh less time than with it.
 test-loom:
 	RUSTFLAGS="--cfg loom" CARGO_PROFILE_RELEASE_LTO=off $(CARGO_TEST) --workspace --locked --quiet \
 		$(addprefix --exclude ritornello-,python cli operations service lab terminal remote) \
 		--release --target-dir target/loom --test 'loom_*'
 
-# Runs every parser on broken input, each for FUZZ_SECONDS seconds. With `--examples` cargo gives
-# dependencies the features that tests need, and so uses what it built for tests.
+# Runs every parser on broken input, each for FUZZ_SECONDS seconds. `--examples` makes cargo enable the
+# features of dependencies that tests enable, so that it does not compile dependencies again.
 FUZZ_SECONDS ?= 5
 test-fuzz: $(LSM)/env
 	. $(LSM)/env && $(CARGO) build --workspace --bins --examples $(FEATURES) --locked --quiet \
 		&& target/debug/ritornello-fuzz $(FUZZ_SECONDS)
 
-# The remote tier over real servers, and over a proxy that injects faults. The key is Azurite's
-# published key.
+# The remote tier over real servers, and over a proxy that injects faults. AZURE_STORAGE_ACCOUNT_KEY is
+# the published key of Azurite, the emulator of Azure Blob Storage.
 test-remote: $(STAMPS)/s3 $(STAMPS)/emulators $(LSM)/env
 	. $(LSM)/env && AWS_SHARED_CREDENTIALS_FILE=$(CURDIR)/crates/remote/tests/credentials \
 		AZURE_STORAGE_ACCOUNT_KEY=Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw== \

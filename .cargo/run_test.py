@@ -4,9 +4,9 @@
     run_test.py BINARY [ARGUMENT ...]
 
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
-does not. The limit is `TEST_SILENCE` seconds, by default 600; the exit status is 124 then. libtest
-names a test that has run for a minute, but not with `--quiet`. The script therefore drops this
-argument, and itself leaves out the lines of tests that passed or were ignored.
+does not. The limit is `TEST_SILENCE` seconds, by default 600. A script that ends its binary exits
+with status 124. libtest names a test that has run for a minute, but not with `--quiet`. The script
+therefore drops `--quiet`, and itself leaves out the lines of tests that passed or were ignored.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 LIMIT = float(os.environ.get("TEST_SILENCE", "600"))
-# Lines of libtest about one test: its result, that it is slow, and a line without its result yet.
-# With one thread libtest begins a test's line when the test starts.
+# What libtest prints about a test: its result; that it has run for a minute; and, with one test
+# thread, the beginning of the result's line, which libtest prints when the test starts.
 RESULT = re.compile(rb"test (.+?)(?: - should panic)? \.\.\. (\w+)")
 SLOW = re.compile(rb"test (.+) has been running for over \d+ seconds")
 STARTED = re.compile(rb"test (.+?)(?: - should panic)? \.\.\. $")
@@ -70,8 +70,8 @@ def descendants(parent: int) -> list[int]:
 
 
 def threads(process: int) -> list[str]:
-    """Returns the names of the threads. The thread of a test is named by the first 15 characters of
-    the test's name.
+    """Returns the names of the process's threads. The thread of a test has the first 15 characters
+    of the test's name.
     """
     names = []
     for task in Path(f"/proc/{process}/task").glob("*/comm"):

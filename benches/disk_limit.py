@@ -9,7 +9,7 @@ from time import perf_counter
 
 THREADS = 4
 OPERATION = 1 << 20
-# Arguments: file, memory, offset in the file. Returns the number of bytes moved.
+# `os.preadv` or `os.pwritev`. Arguments: file, memory, offset in the file. Returns the bytes moved.
 Move = Callable[[int, list[memoryview], int], int]
 
 
@@ -32,7 +32,7 @@ class DiskLimit:
         return self._timed(os.preadv, memory)
 
     def write_new(self, memory: memoryview) -> float:
-        """Creates the file again, and writes to its space, which was just allocated."""
+        """Replaces the file with a new preallocated file, and writes to the new file."""
         os.close(self._file)
         self._path.unlink()
         self._file = self._create()

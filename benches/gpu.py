@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
 
-# Replace this folder on the module path: `import sglang` would find the file of this name in this
+# Replace this folder on the module path: `import sglang` would find the file sglang.py in this
 # folder instead of the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 

@@ -51,7 +51,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-# Replace this folder on the module path: `import sglang` would find the file of this name in this
+# Replace this folder on the module path: `import sglang` would find the file sglang.py in this
 # folder instead of the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 

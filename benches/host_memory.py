@@ -40,7 +40,7 @@ class Host:
         if kind == "collapsed":
             collapse(fd, size)
         if kind == "huge" and (found := huge_bytes(self._map)) < size - 2 * HUGE:
-            told = f"only {found / MIB:.0f} of {size / MIB:.0f} MiB are in huge pages"
+            told = f"only {found / MIB:.0f} of the {size / MIB:.0f} MiB are in huge pages"
             print(f"huge: {told}", file=sys.stderr)
 
     @property

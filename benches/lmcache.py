@@ -30,7 +30,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-# Replace this folder on the module path: the import of `lmcache` would find this file instead of
+# Replace this folder on the module path: otherwise `import lmcache` would find this file instead of
 # the package.
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")

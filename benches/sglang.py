@@ -42,8 +42,8 @@ from typing import Any
 
 os.environ.update(SGLANG_USE_CPU_ENGINE="1", HF_HUB_OFFLINE="1")
 ROOT = Path(__file__).resolve().parents[1]
-# Replace this folder on the module path: otherwise the import of `sglang` would find this file
-# instead of the package.
+# Replace this folder on the module path: otherwise `import sglang` would find this file instead of
+# the package.
 sys.path[:1] = [str(ROOT / "tests/engines/sglang"), str(ROOT)]
 
 import torch  # noqa: E402

@@ -225,8 +225,8 @@ def median(values: Sequence[float]) -> float:
 
 
 def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, Any]]:
-    """Measures lookups of keys whose position in the prompt is unknown, and lookups in a store that
-    another process owns.
+    """Measures lookups of keys whose positions in the prompt the tier does not know, and lookups in
+    a store that another process owns.
     """
     bench = Bench(host)
     count = min(LOOKUP_KEYS, len(host.rows))

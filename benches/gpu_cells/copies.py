@@ -17,11 +17,11 @@ WAYS = ("kernel:2", "kernel:4", "kernel:8", "kernel:12", "copies", "auto")
 # Moves that are in flight together, so that launching a move overlaps with other moves.
 MOVES = 4
 ROUNDS = 3
-# Above this number of pieces, one call of torch for each piece takes too long to measure.
+# Maximum number of pieces for which one torch copy per piece is measured: more take too long.
 CALLS_MAX = 40_000
-# Programs of the Triton kernel.
+# Number of programs (blocks of threads) of the Triton kernel.
 PROGRAMS = 12
-# Pages of a move, moves, and matrix products of the measurement in which both run concurrently.
+# Of `interference`: pages of a move, and the moves and matrix products that run concurrently.
 PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 

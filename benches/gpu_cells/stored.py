@@ -61,7 +61,7 @@ class StoredPages:
         return len(self.keys) * self.pool.page_bytes
 
     def put(self, store: Store) -> Times:
-        """Puts all pages. Returns the times until they are stored."""
+        """Puts all pages. Returns the wall-clock and processor seconds until all are stored."""
         pages, stored = self._pages(len(self.keys)), 0
         with timed() as times:
             # One put stores as many pages as the pinned memory has room for.
@@ -76,7 +76,7 @@ class StoredPages:
         return times
 
     def get(self, store: Store, count: int) -> Times:
-        """Gets the leading `count` pages, and compares all bytes. Returns the times of the get."""
+        """Gets the leading `count` pages, and compares all bytes. Returns the get's seconds."""
         for view in self.memory.views:
             view.fill_(BLANK)
         self.rig.finish()

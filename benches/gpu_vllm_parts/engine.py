@@ -23,7 +23,7 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 ANSWER_TOKENS = 16
-# Saves of KV are taken to have ended when no bytes were written for this time.
+# Saves of KV count as ended when the connector has written no bytes for this time.
 QUIET_SECONDS = 2.5
 SETTLE_SECONDS = 60.0
 RESET_SECONDS = 10.0
@@ -132,7 +132,8 @@ class Engine:
             "cached": output.num_cached_tokens,
             "ttft": ttft,
             "output": list(output.outputs[0].token_ids),
-            # Without the block of the last token, which is computed in steps of different sizes.
+            # Leave out the block of the last token: even if all other tokens were loaded, vLLM
+            # computes this token, in a shorter step than in a cold pass, which rounds differently.
             "blocks": self.digests((len(prompt) - 1) // block),
         }
 

@@ -120,7 +120,8 @@ class Bench:
             "max_num_seqs": 16,
             "max_num_batched_tokens": 8192,
             "seed": 0,
-            # The warm-up at start would compile kernels that this model does not use.
+            # Without these settings vLLM would, at start, compile kernels that this model does not
+            # use.
             "kernel_config": {
                 "enable_jit_warmup": False,
                 "enable_cutedsl_warmup": False,

@@ -25,8 +25,8 @@ from servers.vllm import VLLMServer
 
 ENGINES = 2
 ANSWER_SECONDS = 300.0
-# Number of prompts that are sent twice, to compare their answers with the answers of the engine
-# alone.
+# Number of prompts that a set-up answers twice, if its answers are compared with the answers of the
+# engine alone.
 CHECKS = 3
 # Seconds between the two requests with a prompt, in which the first engine's pages reach the tiers.
 STORED_SECONDS = 4.0
@@ -134,8 +134,8 @@ class Fleet(Started):
         return asyncio.run(run())
 
     def speed(self, history: int) -> "Speed":
-        """Measures both engines while they compute new prompts of this length, one prompt for each
-        engine at a time.
+        """Measures both engines while they compute new prompts of `history` tokens, one prompt for
+        each engine at a time.
         """
         scale = self.scale
         documents = LongContext(

@@ -112,7 +112,7 @@ fn store_of_killed_owner_is_read_and_not_changed() {
     let pid = format!("pid {}", served.child.id());
     assert!(stat["last_owner"].as_str().unwrap().ends_with(&pid), "{stat:#}");
     assert_eq!(probe(dir.path()), PAGES);
-    // The recovery wrote a checkpoint.
+    // `probe` has opened the store, and its recovery has written a checkpoint.
     if index().unwrap_or_default() == IndexKind::Run {
         let stat = read_unowned(dir.path());
         assert_eq!(stat["checkpoint"], serde_json::json!({ "runs": 3, "pages": PAGES }));

@@ -170,7 +170,7 @@ fn token_file_permits_calls_of_the_store() {
 }
 
 #[test]
-fn systemd_is_told_when_the_store_is_open() {
+fn systemd_is_notified_when_the_store_is_open() {
     let dir = scratch();
     filled(dir.path());
     let path = dir.path().join("notify");
@@ -182,7 +182,7 @@ fn systemd_is_told_when_the_store_is_open() {
         loop {
             match socket.recv(&mut bytes) {
                 Ok(length) => return String::from_utf8(bytes[..length].to_vec()).unwrap(),
-                // A signal of a child that ends may interrupt a call with a timeout.
+                // A signal may interrupt a receive that has a timeout: receive again.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => panic!("{error}"),
             }

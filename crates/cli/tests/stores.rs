@@ -74,8 +74,8 @@ fn fsck_drops_damaged_page_and_descendants() {
     assert_eq!(json["clean"], false);
     let finding = &json["findings"][0];
     assert_eq!((&finding["page"], &finding["reason"]), (&3.into(), &"checksum".into()), "{json}");
-    // `fsck` also drops the pages after page 19, because a chain is read only up to its first
-    // missing page.
+    // `fsck` also drops the pages after page 19: the scope is chained, so no lookup can find these
+    // pages without page 19.
     assert_eq!(json["pages_dropped"], PAGES - 19, "{json}");
     assert_eq!(probe(dir.path()), 19);
     let again = ritornello(&["fsck", text(dir.path())]);

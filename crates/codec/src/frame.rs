@@ -77,7 +77,7 @@ impl<'a> FrameReader<'a> {
         }
         if head[2..4] != [0, 0] || u32_of(&head[4..8]) != slice {
             return Err(damaged(
-                "the head has another slice length, or reserved bytes are not zero",
+                "the length in the head is not the slice's length, or reserved bytes are not zero",
             ));
         }
         Ok((reader, dtype))

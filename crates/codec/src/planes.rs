@@ -80,7 +80,7 @@ fn compress(
 pub fn decode(frame: &[u8], out: &mut [u8]) -> Result<()> {
     let (mut reader, _) = FrameReader::open(frame, out.len())?;
     if !out.len().is_multiple_of(2) {
-        return Err(damaged("the slice has an odd length, which has no planes"));
+        return Err(damaged("the slice has an odd length, which cannot be divided into planes"));
     }
     DECOMPRESSOR.with_borrow_mut(|decompressor| {
         let decompressor = match decompressor {

@@ -64,12 +64,15 @@ impl Core {
         })
     }
 
-    /// Breaks the device, because it did not complete a move within `time`. Returns the error.
+    /// Marks the device as broken, because it did not complete a move within `time`. Returns the
+    /// error of the move.
     pub(crate) fn give_up(&self, time: Duration) -> Error {
         let seconds = time.as_secs();
         let error = || {
-            Error::fatal("the device does not complete a move: restart the engine to use it again")
-                .with("seconds", seconds)
+            Error::fatal(
+                "the device does not complete a move: restart the engine to use the device again",
+            )
+            .with("seconds", seconds)
         };
         self.note::<()>(Err(error())).err().unwrap_or_else(error)
     }
@@ -85,8 +88,8 @@ impl Core {
         ritornello_volume::process_id() != self.process
     }
 
-    /// Whether memory on the device can be freed: the device is not broken, so that all work that
-    /// uses the memory has ended, and belongs to this process.
+    /// Whether memory on the device can be freed once the caller's moves have ended: the device
+    /// belongs to this process, and is not broken. The work of a broken device may never end.
     pub(crate) fn can_free(&self) -> bool {
         !self.is_forked() && !self.is_broken()
     }
@@ -102,7 +105,7 @@ impl Core {
         match self.broken.get() {
             None => Ok(()),
             Some(cause) => {
-                Err(Error::fatal("the device failed: restart the engine to use it again")
+                Err(Error::fatal("the device failed: restart the engine to use the device again")
                     .with("cause", cause))
             }
         }

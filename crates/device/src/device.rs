@@ -17,14 +17,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time after which no further number of pieces is measured in one direction of a pool.
+/// Once the measurements of one direction have taken this time, the remaining [`PROBE_PIECES`] are
+/// not measured in this direction.
 const PROBE_TIME: Duration = Duration::from_millis(30);
-/// Numbers of pieces of the moves that are measured.
+/// Numbers of pieces whose moves are measured.
 const PROBE_PIECES: [usize; 3] = [64, 512, 4096];
 /// Maximum bytes of device memory that a measurement allocates.
 const PROBE_BYTES: usize = 64 << 20;
 /// Maximum moves of one measurement. With several moves, the mover's polling interval adds less to
-/// the mean time of one.
+/// the mean time of a move.
 const MOVES_MAX: usize = 16;
 /// Maximum time that the device may take for the moves of one measurement.
 const MOVE_TIME: Duration = Duration::from_secs(30);
@@ -44,7 +45,7 @@ pub enum WayChoice {
 /// A device with its streams, its pinned memory and its mover.
 #[derive(Debug)]
 pub struct Device {
-    // Dropped first: it ends the moves that use all other parts.
+    // This field is dropped first: dropping the mover ends the moves, which use all other fields.
     mover: Mover,
     tables: Arc<TableMemory>,
     arena: Arc<Arena>,

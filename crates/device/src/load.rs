@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Windows of one load that are read at the same time. This number and [`WINDOW_BYTES`] were the
-/// fastest of twelve combinations on an H200 with 16 CPU cores: 45 to 51 GB/s from a store in
+/// Maximum windows of a load that are read at the same time. This number and [`WINDOW_BYTES`] were
+/// the fastest of twelve combinations on an H200 with 16 CPU cores: 45 to 51 GB/s from a store in
 /// memory, where 4 lanes with windows of 32 MiB had read 20 to 27 GB/s.
 const LANES: usize = 8;
 /// Maximum bytes of a window. Short windows are faster: no copy overlaps the read of the first
@@ -50,12 +50,13 @@ struct Load<'a> {
     device: &'a Device,
     pool: &'a Arc<Pool>,
     blocks: &'a [u32],
-    /// The work that must be complete before each move: lanes submit their moves in any order.
+    /// The work that must be complete before the first move. Every move waits for this work,
+    /// because any lane may submit the first move.
     after: Option<Arc<Event>>,
     control: &'a Control,
     read: &'a Read<'a>,
     windows: Windows,
-    /// The next window to read.
+    /// Number of the next window to read.
     next: AtomicUsize,
     /// The windows whose copies were submitted.
     moves: Mutex<Vec<(Range<usize>, MoveTicket)>>,
@@ -129,7 +130,8 @@ impl Device {
                     Ok(true) => break,
                     Ok(false) => {
                         tracing::warn!(
-                            "the device has not completed the copies of a load: the load waits"
+                            "the device has not completed the copies of a load in 30 s: the load \
+                             continues to wait"
                         )
                     }
                     Err(error) => {

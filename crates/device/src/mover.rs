@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum moves in one direction that wait for the thread.
+/// Maximum moves in one direction that wait for the mover's thread to queue them on the device.
 const QUEUE_MAX: usize = 4096;
-/// Maximum time that closing a device waits for moves in flight. The memory of moves that have not
-/// ended then is never freed.
+/// Maximum time that closing a device waits for moves in flight. The memory of moves that do not
+/// end in this time is never freed.
 const CLOSE_TIME: Duration = Duration::from_secs(10);
 
 /// Interval at which the thread asks the driver of a broken device about moves in flight.
@@ -251,7 +251,7 @@ struct InFlightMove {
 }
 
 impl InFlightMove {
-    /// Marks the end of the queued work, unless it is marked.
+    /// Marks the end of the queued work, unless the end is marked already.
     fn mark(&mut self, core: &Core) -> Result<()> {
         if !self.is_marked {
             // SAFETY: the stream lives as long as the core.
@@ -262,10 +262,10 @@ impl InFlightMove {
         Ok(())
     }
 
-    /// The result of the move; `None` while its work may run. A caller computes the blocks of a
-    /// move that is reported as failed, and a copy that ran then would overwrite them. An error of
-    /// the driver therefore ends a move only if the device has failed: else the move stays in
-    /// flight until the driver tells that its work is complete.
+    /// The result of the move; `None` while its work may run. The engine itself computes the blocks
+    /// of a load that is reported as failed, and copies that still ran would overwrite them. An
+    /// error of the driver therefore ends a move only if the device has failed. Otherwise the move
+    /// stays in flight until the driver reports that its work is complete.
     fn poll(&mut self, core: &Core) -> Option<Result<()>> {
         let refusal = match self.mark(core).and_then(|()| self.event.is_complete()) {
             Ok(false) => return None,
@@ -293,7 +293,7 @@ impl InFlight {
                 if self.is_empty() {
                     locked = state.wait(locked);
                 } else {
-                    // The driver does not report the end of a move, so the thread polls.
+                    // The driver calls no function when a move ends, so the thread polls.
                     let pause = if self.core.is_broken() { BROKEN_POLL } else { POLL };
                     locked = state.wait_for(locked, pause);
                     break;

@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Maximum bytes of a window. A window is one put, and the next put begins only when it has ended.
-/// Puts of this length keep the disk's idle time between puts small.
+/// Maximum bytes of a window. Each window is stored by one put, and one put follows the other. The
+/// disk is idle between two puts, so puts are long.
 const WINDOW_BYTES: usize = 128 << 20;
 /// Saves use at most 1/2 of the pinned memory. Loads have the remainder, because requests wait for
 /// loads.
@@ -24,8 +24,8 @@ const SHARE: usize = 2;
 /// Minimum number of windows that fit the saves' share of the pinned memory.
 const WINDOWS: usize = 4;
 
-/// Why pages are not gathered: saves have no more slots, or the device takes no more moves. Pages
-/// may be saved later.
+/// Reasons why pages are not gathered: saves have no more slots, or the device takes no more moves.
+/// The caller may save these pages later.
 const STAGING_FULL: &str = "staging_full";
 const BUSY: &str = "busy";
 
@@ -129,7 +129,8 @@ impl Save {
     /// written.
     ///
     /// # Errors
-    /// Returns the error of the first gather, or of the first call of `write`, that fails otherwise.
+    /// `Retry` if a gather has not ended after 30 seconds; otherwise the first error of `write`, or
+    /// of a gather that had an event.
     pub fn store(mut self, control: &Control, write: &mut Write<'_>) -> Result<Moved> {
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         while let Some(window) = self.windows.pop_front() {
@@ -141,8 +142,10 @@ impl Save {
                 gathered => gathered?,
             };
             if !gathered {
-                return Err(Error::retry("the device has not gathered the pages of a save")
-                    .with("seconds", MOVES_TIME.as_secs()));
+                return Err(Error::retry(
+                    "the device has not gathered the pages of a save: try again",
+                )
+                .with("seconds", MOVES_TIME.as_secs()));
             }
             let written = write(window.pages.clone(), window.slots, control)?;
             moved.pages += written.pages;

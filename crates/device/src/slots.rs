@@ -20,7 +20,7 @@ pub(crate) struct Arena {
     address: u64,
 }
 
-// SAFETY: an arena is plain memory; `Staging` hands out each part of it once.
+// SAFETY: an arena is plain memory; `Staging` gives each part of it to one owner at a time.
 unsafe impl Send for Arena {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Arena {}
@@ -62,8 +62,8 @@ impl Arena {
     /// address `to`.
     ///
     /// # Safety
-    /// `to` has room for `bytes` bytes, which no other work accesses. The caller keeps both until
-    /// the copy is complete.
+    /// `to` has room for `bytes` bytes, which no other work accesses. The caller keeps `source` and
+    /// the memory at `to` until the copy is complete.
     pub(crate) unsafe fn upload(
         &self,
         source: &StagingBuffer,
@@ -116,7 +116,7 @@ impl Drop for Arena {
 #[derive(Debug)]
 pub struct Slots {
     arena: Arc<Arena>,
-    /// Keeps the memory.
+    /// Owns the memory, and frees it when dropped.
     _buffer: StagingBuffer,
     first: NonNull<u8>,
     pages: usize,

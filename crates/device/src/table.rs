@@ -147,11 +147,11 @@ impl Table {
 
     /// Queues the move of `part` of all pages, after the work that `after` marks. Returns an event
     /// with which the end of the queued work can be marked, and an error if the driver refused a
-    /// part of the move: it may still run the other parts.
+    /// part of the move. The device may still run the other parts.
     ///
     /// # Errors
-    /// `Retry` if no event is free; `Fatal` if the driver fails. No work was queued that moves
-    /// bytes.
+    /// `Retry` if no event is free; `Fatal` if the driver fails. After either error no work that
+    /// moves bytes is queued.
     ///
     /// # Safety
     /// Until the queued work is complete, no other code or work writes to the bytes that the move

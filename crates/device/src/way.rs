@@ -41,7 +41,7 @@ pub struct Ways {
     piece_bytes: u64,
     has_kernels: bool,
     forced: Option<Way>,
-    /// In ascending order of pieces.
+    /// The measurements, in ascending order of pieces.
     measured: Vec<Measured>,
 }
 

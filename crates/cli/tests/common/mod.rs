@@ -140,8 +140,8 @@ impl Served {
     }
 }
 
-/// Returns the contents, the length and the times of every file below `dir`, and of its
-/// directories.
+/// Returns `dir`, and every file and directory below `dir`, with contents (of files) and with the
+/// times at which contents and inode were last changed.
 pub fn snapshot(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, [i64; 4])> {
     let mut found = BTreeMap::new();
     let mut waiting = vec![dir.to_owned()];

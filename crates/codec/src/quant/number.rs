@@ -10,7 +10,8 @@ pub trait Number {
     /// Converts exactly. The result for a number that is not finite is unspecified.
     fn widen(bits: u16) -> f32;
 
-    /// Rounds to the nearest number, ties to even. Numbers beyond the largest become the largest.
+    /// Rounds to the nearest number, ties to even. Numbers beyond [`Number::LARGEST`] become the
+    /// largest finite number, with their sign.
     fn narrow(number: f32) -> u16;
 }
 
@@ -53,8 +54,8 @@ impl Number for Fp16 {
     }
 
     /// A denormal result is rounded twice, first to a denormal `f32`. If the first rounding yields
-    /// the middle between two denormal float16s, the second rounds to even, even if the number was
-    /// slightly closer to the other denormal.
+    /// the middle between two denormal float16s, the second yields the even one, even if `number`
+    /// is slightly closer to the odd one.
     #[inline(always)]
     fn narrow(number: f32) -> u16 {
         let number = number.clamp(-Self::LARGEST, Self::LARGEST);

@@ -10,11 +10,11 @@ use std::arch::x86_64::*;
 /// leaves them in the order 0 2 1 3.
 const IN_ORDER: i32 = 0b11_01_10_00;
 
-/// Shuffle that gathers the low bytes of eight numbers, then the high ones.
+/// Shuffle that gathers the low bytes of eight numbers, then their high bytes.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Prefetch distance in bytes. The processor's own prefetcher stops at the end of a 4 KiB page of
-/// memory.
+/// Prefetch distance in bytes. The kernel prefetches by itself, because the processor's prefetcher
+/// stops at the end of a 4 KiB page of memory.
 const AHEAD: usize = 2048;
 
 /// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.

@@ -28,8 +28,8 @@ pub struct Codebook {
 /// Exponents and codes, indexed by the low four bits of an exponent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookup {
-    /// At index `i`: the exponent with the low four bits `i` whose code is in `codes`. If there is
-    /// none, an exponent with other low bits, which no lookup matches.
+    /// At index `i`: the exponent with the low four bits `i` whose code is in `codes`. If no such
+    /// exponent has a code, an exponent with different low bits, which no lookup matches.
     pub exponents: [u8; 16],
     /// The code of the exponent at the same index.
     pub codes: [u8; 16],

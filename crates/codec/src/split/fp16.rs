@@ -6,7 +6,7 @@ use crate::frame::{FrameReader, damaged};
 use crate::kernel::{Kernel, vectorised};
 use ritornello_format::Result;
 
-/// Neighbouring exponents that have a code.
+/// Number of neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
 /// The code of an escape, a number whose exponent has no code: its exponent is listed after the
 /// codes.

@@ -40,8 +40,8 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// Writes the exponents whose bits are set in `missing` to `room`, and returns their number; `None`
-/// if `room` is too short.
+/// Writes to `room` the exponents of the numbers whose bits are set in `missing`. Returns how many
+/// exponents were written; `None` if `room` is too short.
 #[inline(always)]
 pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;
@@ -63,8 +63,8 @@ pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) 
     Some(count)
 }
 
-/// Decodes what [`encode_strip`] wrote. Returns the remaining escapes; `None` if there were too
-/// few.
+/// Decodes what [`encode_strip`] wrote. Returns the escapes of later strips; `None` if `escapes` is
+/// too short for this strip.
 #[inline(always)]
 pub fn decode_strip<'e>(
     first: u8,
@@ -85,7 +85,7 @@ pub fn decode_strip<'e>(
 }
 
 /// Inserts the exponents in `escapes` into the numbers whose bits are set in `missing`. Returns the
-/// remaining escapes; `None` if there were too few.
+/// escapes of later groups; `None` if `escapes` is too short for this group.
 #[inline(always)]
 pub fn patch_escapes<'e>(
     mut missing: u64,
@@ -164,7 +164,7 @@ fn unpack(packed: &[u8; CODES]) -> [u8; GROUP] {
 #[inline(always)]
 fn escapes_of(code: &[u8; GROUP]) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
-    // Gathers the lowest bits of eight bytes.
+    // A product with this number has the lowest bits of eight bytes in its highest byte.
     const GATHER: u64 = 0x0102_0408_1020_4080;
     code.as_chunks::<8>().0.iter().zip(0..).fold(0, |mask, (eight, at)| {
         // Adding one carries into bit 3 for the code seven only.

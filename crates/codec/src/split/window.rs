@@ -14,7 +14,7 @@ use ritornello_format::Result;
 /// magnitude. These matrices are small in a page of few tokens: a longer strip would then often
 /// hold keys and values, and one window would cover only one of them.
 const STRIP: usize = 16;
-/// Neighbouring exponents that have a code.
+/// Number of neighbouring exponents that have a code.
 const WINDOW: u8 = 7;
 /// Length of a block's head: kind, number of escapes.
 const HEAD_BYTES: usize = 1 + 4;

@@ -95,7 +95,7 @@ impl Cuda {
         unsafe { Self::open_library(&names, ordinal) }
     }
 
-    /// Opens device `ordinal` of the first of these libraries that can be loaded.
+    /// Opens device `ordinal` by the first library in `names` that can be loaded.
     ///
     /// # Errors
     /// Returns the errors of [`Cuda::open`].
@@ -122,7 +122,7 @@ impl Cuda {
         // SAFETY: leaked, and the caller vouches for its functions.
         let symbols = unsafe { Symbols::resolve(library) }?;
         let (mut version, mut count) = (0, 0);
-        // SAFETY: the pointers lead to local variables, as in all calls below.
+        // SAFETY: the pointers lead to local variables.
         unsafe {
             symbols.check("cuInit", (symbols.cuInit)(0)).map_err(|error| {
                 Error::invalid("the CUDA driver cannot start: run nvidia-smi to see why")
@@ -144,7 +144,7 @@ impl Cuda {
             .with("device", ordinal)
             .with("devices", count));
         }
-        // SAFETY: as above.
+        // SAFETY: `library` is leaked, and the caller vouches for its functions.
         let copy_batch = unsafe { symbols::copy_batch(library) };
         let copy_batch = copy_batch.filter(|_| version >= VERSION_OF_BATCH);
         Self::open_device(symbols, copy_batch, ordinal, version)
@@ -171,7 +171,7 @@ impl Cuda {
         if maps == 0 {
             return Err(Error::invalid("the device cannot map host memory").with("device", ordinal));
         }
-        // SAFETY: as above.
+        // SAFETY: the pointer leads to a local variable.
         let retained = unsafe { (symbols.cuDevicePrimaryCtxRetain)(&mut context, device) };
         symbols.check("cuDevicePrimaryCtxRetain", retained)?;
         // SAFETY: the array is zero from the driver's string to its end.
@@ -428,7 +428,7 @@ impl Driver for Cuda {
             Priority::Low => least,
         };
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
-        // SAFETY: as above.
+        // SAFETY: the pointer leads to a local variable.
         self.call("cuStreamCreateWithPriority", |symbols| unsafe {
             (symbols.cuStreamCreateWithPriority)(&mut stream, flags, priority)
         })?;
@@ -502,7 +502,7 @@ impl Driver for Cuda {
                 copies.find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
             });
         };
-        // The locations are hints for managed memory, which is not copied here.
+        // Locations are hints for managed memory, which this crate does not copy.
         let nowhere =
             CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
         let mut attributes = CUmemcpyAttributes {
@@ -543,7 +543,7 @@ impl Driver for Cuda {
         let function = kernels.functions[launch.kernel.index()];
         let Launch { mut spans, mut count, mut units, mut moves, mut pages, mut arena, .. } =
             *launch;
-        // In the order and with the types of `kv.cu`.
+        // The order and the types are those of the kernels' parameters in `kv.cu`.
         let mut arguments: [*mut c_void; 6] = [
             (&raw mut spans).cast(),
             (&raw mut count).cast(),

@@ -101,8 +101,8 @@ impl Shared {
             is_held = self.faults.is_held.wait_for(is_held, HOLD_MAX);
         }
         drop(is_held);
-        // Counted before `is_broken` is read: if the device is broken and no move is counted, then
-        // no move will run.
+        // Count the move before `is_broken` is read: once the device is broken and `running` is
+        // zero, no move will run.
         self.running.fetch_add(1, Ordering::SeqCst);
         if self.faults.moves_left.fetch_sub(1, Ordering::Relaxed) <= 0 {
             self.is_broken.store(true, Ordering::SeqCst);
@@ -256,7 +256,7 @@ impl Emulated {
         found.ok_or_else(|| Error::invalid("the emulated device has no such event"))
     }
 
-    /// Queues `copy`, which moves bytes. It does not run if the device has failed by then.
+    /// Queues `copy`, which moves bytes. `copy` does not run if the device fails before its turn.
     fn push_move(&self, stream: RawStream, copy: impl FnOnce() + Send + 'static) -> Result<()> {
         self.shared.check()?;
         let shared = Arc::clone(&self.shared);
