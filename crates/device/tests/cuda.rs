@@ -40,7 +40,7 @@ fn unusable_drivers_are_refused_at_open() {
     }
 }
 
-/// The functions that the error of a driver without them names.
+/// Opens a driver that lacks functions, and returns the functions that the error names.
 fn missing_functions(fake: &FakeCuda) -> Vec<String> {
     let error = fake.open(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -99,7 +99,7 @@ fn pinning_is_refused_with_advice() {
 
     let fake = FakeCuda::new("");
     let cuda = fake.open(0).unwrap();
-    // SAFETY: as above.
+    // SAFETY: the memory lives until the end of the test.
     unsafe {
         assert_eq!(cuda.pin(base, 4096).unwrap(), base as u64);
         let error = cuda.pin(base, 4096).unwrap_err();
@@ -173,7 +173,7 @@ fn kernels_and_copies_move_pages() {
                 copies.push(slot + offset, address, bytes as usize);
             }
         }
-        // SAFETY: as above.
+        // SAFETY: all memory lives until the end of the test; work of this library is synchronous.
         unsafe {
             cuda.copy(stream, &copies).unwrap();
             cuda.copy(stream, &Copies::default()).unwrap();
@@ -256,7 +256,7 @@ fn device_moves_pages_both_ways() {
         }
         let back = device.slots(8192, 4, None, &|| false).unwrap();
         let gather = device.table(&pool, &back, &[0, 1, 2, 3], Direction::Gather).unwrap();
-        // SAFETY: as above.
+        // SAFETY: nothing else accesses the memory.
         let ticket = unsafe { device.submit(&gather, 0..8192, None, None) }.unwrap();
         assert!(ticket.wait(soon).unwrap());
         let mut fragments = Vec::new();
@@ -270,7 +270,7 @@ fn device_moves_pages_both_ways() {
         for kind in ["retained", "modules", "streams", "events", "pinned"] {
             assert_eq!(fake.count(kind), 0, "{kind}");
         }
-        // The pool's memory, which the test does not free.
+        // The last allocation is the pool's memory, which the test does not free.
         assert_eq!(fake.count("allocations"), 1);
     }
 }
@@ -289,12 +289,12 @@ fn failed_device_keeps_pinned_memory() {
     assert!(error.to_string().contains("cuLaunchKernel"), "{error}");
     assert!(device.is_broken());
     drop((ticket, table, slots, pool, device));
-    // The memory of slots, and the memory of tables.
+    // Two arenas stay pinned: the memory of slots, and the memory of tables.
     assert_eq!(fake.count("pinned"), 2);
 }
 
-/// The driver refuses to mark the end of a move, although the device has not failed: its copies may
-/// still run.
+/// The driver refuses to mark the end of a move, although the device has not failed. The copies of
+/// the move may still run.
 #[test]
 fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
     for choice in [WayChoice::Always(Way::Copies), WayChoice::Always(Way::Kernel { grid: 2 })] {
@@ -313,8 +313,8 @@ fn move_whose_end_the_driver_refuses_to_mark_stays_in_flight() {
     }
 }
 
-/// After these errors CUDA does no more work in the process, so a move that they end is reported: a
-/// step that waited for it would keep the engine from failing.
+/// After each of these errors CUDA does no more work in the process, so the device must report the
+/// move as failed. Otherwise an engine's step that waits for the move would never end.
 #[test]
 fn move_is_reported_when_an_error_ends_all_work_of_the_process() {
     let codes = [214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911];

@@ -28,7 +28,8 @@ fn soon() -> Instant {
 
 /// A device with a pool in memory of this process.
 struct Rig {
-    // Dropped in this order: the device ends all work on the memory.
+    // Fields are dropped in this order. The device ends all work on the memory of `tensors`, so it
+    // must be dropped before `tensors`.
     pool: Arc<Pool>,
     device: Arc<Device>,
     emulated: Arc<Emulated>,
@@ -546,7 +547,8 @@ fn moves_beyond_the_memory_of_tables_use_no_kernel() {
     let without = table();
     assert!(!without.uses_kernel());
     assert!(rig.submit(&without, rig.whole()).wait(soon()).unwrap());
-    // A pool needs this memory too: an engine registers its memory again when moves have ended.
+    // A pool copies its spans to the device through the memory of tables. Registering a pool
+    // therefore fails while tables fill this memory, and can be tried again when moves have ended.
     // SAFETY: the rig keeps the tensors.
     let pool = || unsafe { rig.device.pool(&rig.tensors.spans, 6, KERNEL, Arc::new(())) };
     assert_eq!(pool().unwrap_err().kind(), ErrorKind::Retry);
@@ -566,7 +568,7 @@ fn closing_completes_moves() {
     let expected = rig.tensors.after_scatter(&whole, &moves, &bytes_of(&slots));
     rig.emulated.faults().delay_moves(DELAY);
     let ticket = rig.submit(&table, rig.whole());
-    // The move is on the device before the device is closed.
+    // `fence` returns once the move is queued on the device.
     let stream = rig.stream();
     // SAFETY: the stream exists.
     assert!(unsafe { ticket.fence(stream, soon()) }.unwrap());

@@ -106,14 +106,16 @@ fn injected_delays_and_failures_take_effect() {
     assert_eq!(read(), 7);
 
     emulated.faults().fail_after(1);
-    // SAFETY: as above; no copy is in flight when the test writes.
+    // SAFETY: stream, event and memory exist until the end of the test; no copy is in flight when
+    // the test writes.
     unsafe {
         (from as *mut u8).write(8);
         emulated.copy(stream, &copies).unwrap();
         finish(&emulated, stream);
         assert_eq!(read(), 8);
         (from as *mut u8).write(9);
-        // The calls after the failure report it, as calls of CUDA report a failed kernel.
+        // The call whose copy fails returns no error. Later calls return the error, as CUDA's calls
+        // do after a failed kernel.
         emulated.copy(stream, &copies).unwrap();
         finish(&emulated, stream);
         assert_eq!(read(), 8);

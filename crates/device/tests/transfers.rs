@@ -24,7 +24,8 @@ const POISON: u8 = 0xEE;
 
 /// KV memory in this process, with a tensor for each layer.
 struct Rig {
-    // Dropped first: the device ends all work on the memory.
+    // Fields are dropped in this order. The device ends all work on the memory of `tensors`, so it
+    // must be dropped before `tensors`.
     pool: Arc<Pool>,
     device: Arc<Device>,
     emulated: Arc<Emulated>,
@@ -366,7 +367,7 @@ fn save_leaves_half_of_the_slots_to_loads() {
     let save = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
     let pages = save.pages();
     assert!((STAGING / 4..=STAGING / 2).contains(&(pages * PAGE)), "{pages}");
-    // SAFETY: as above.
+    // SAFETY: nothing writes to the blocks before the save is stored.
     let next = unsafe { rig.device.gather(&rig.pool, &blocks, None) }.unwrap();
     assert!(
         pages + next.pages() <= STAGING / PAGE / 2,

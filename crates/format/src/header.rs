@@ -255,9 +255,9 @@ impl RunHeader {
             0 => None,
             length => Some(reader.raw(length)?.to_vec()),
         };
-        // Bound both counts by the remaining bytes before allocating memory.
+        // Limit both numbers (of extents, of pages) by the remaining bytes before allocating memory.
         if listed > reader.remaining() / EXTENT_BYTES || listed > header.extents_total as usize {
-            return Err(Error::miss("a run header lists more extents than it holds"));
+            return Err(Error::miss("a run header lists an impossible number of extents"));
         }
         for _ in 0..listed {
             let (segment, start, units) = (SegmentId(reader.u32()?), reader.u32()?, reader.u32()?);
@@ -265,7 +265,7 @@ impl RunHeader {
         }
         let slices = header.slices_per_page;
         if pages > reader.remaining() / page_room(KEY_BYTES_MIN, slices) {
-            return Err(Error::miss("a run header lists more pages than it holds"));
+            return Err(Error::miss("a run header lists an impossible number of pages"));
         }
         let fields = pages * (page_room(0, slices));
         header.keys = KeyList::with_capacity(pages, reader.remaining().saturating_sub(fields));

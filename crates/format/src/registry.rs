@@ -153,7 +153,7 @@ impl ScopeRegistry {
         let scopes = reader.u32()?;
         if identity != Scope::IDENTITY && scopes > 0 {
             return Err(Error::miss(
-                "the registry's scope ids were computed by another version of Ritornello",
+                "another version of Ritornello computed the registry's scope ids: no page can be found",
             )
             .with("scopes", scopes));
         }

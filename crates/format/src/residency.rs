@@ -259,7 +259,7 @@ fn write_pages(body: &mut Writer, pages: &[PageHash]) {
     }
 }
 
-/// Reads the pages up to the end of the record. [`PageHash::NONE`] among them is malformed.
+/// Reads the pages up to the end of the record. A record with [`PageHash::NONE`] is malformed.
 fn read_pages(reader: &mut Reader<'_>) -> Result<Vec<PageHash>> {
     let (hashes, rest) = reader.raw(reader.remaining())?.as_chunks::<16>();
     let pages: Vec<PageHash> = hashes.iter().map(|hash| PageHash(*hash)).collect();

@@ -268,7 +268,7 @@ impl Scope {
 
     /// Whether all fields except `layout`, `page_bytes` and `chained` are equal.
     fn has_same_content(&self, other: &Self) -> bool {
-        // Destructures, so that a new field does not compile until it is considered here.
+        // Names all fields, so that a new field is a compile error until it is compared here.
         let Self {
             model,
             weights,

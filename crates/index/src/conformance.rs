@@ -25,7 +25,7 @@ pub struct Content {
     pub scope: ScopeSlot,
     /// Whether the scope is chained.
     pub chained: bool,
-    /// Generation and page of the parent.
+    /// Generation of the parent run, and the page of that run which precedes this run.
     pub parent: Option<(u64, u32)>,
     /// Pages of the run.
     pub pages: Vec<PageHash>,
@@ -33,9 +33,9 @@ pub struct Content {
     pub place: Place,
     /// Units that the run occupies.
     pub units: BTreeSet<(SegmentId, u32)>,
-    /// Last use of the run.
+    /// Last use of the run, in ticks of the store's recency clock.
     pub recency: u64,
-    /// End of the run's retention.
+    /// End of the run's retention, in seconds of the store's clock; zero without a retention.
     pub retain_until: u64,
 }
 

@@ -70,7 +70,8 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// Copies a run if its parent has been copied, and then the runs that wait for it.
+    /// Copies a run if its parent has been copied, and then the runs that wait for this run. A run
+    /// whose parent has not been copied waits; a run whose parent page does not exist is dropped.
     fn copy_run(&mut self, run: RunId, view: RunView) -> Result<()> {
         let mut ready = vec![(run, view)];
         while let Some((run, view)) = ready.pop() {

@@ -238,8 +238,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
-    /// too. Errors of `sync_data`: then no record that depends on it is written. `Retry` if the
-    /// file system has no room: a later sync of `run` writes the records.
+    /// too. Errors of `sync_data`: then no record that depends on it is written. In the backend
+    /// `run`, `Retry` if the file system has no room: a later sync writes the records.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
     /// Reduces the size of the files, if necessary. Does I/O and takes long, but does not delay

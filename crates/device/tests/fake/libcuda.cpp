@@ -26,7 +26,7 @@ static std::map<u64, size_t> pinned;
 static long moves_left = -1;
 static int failure = 0;
 static int batches = 0;
-// Never freed, because another thread may read it.
+// The broken part (see `fake_break`). The string is never freed: another thread may read it.
 static std::atomic<const char *> broken{""};
 
 static bool is_broken(const char *part) { return !strcmp(broken, part); }
@@ -240,7 +240,8 @@ EXPORT int cuStreamWaitEvent(void *stream, void *event, u32 flags) {
   NEED_CONTEXT;
   return stream && event && flags == 0 ? SUCCESS : INVALID;
 }
-// An event is not complete at the first query after it was recorded.
+// An event is one byte. A record sets the byte, and the next query clears it, so that an event is
+// complete from the second query on.
 EXPORT int cuEventCreate(void **event, u32 flags) {
   NEED_CONTEXT;
   if (flags != 2) return INVALID;
@@ -258,7 +259,7 @@ EXPORT int cuEventRecord(void *event, void *stream) {
   NEED_CONTEXT;
   if (!stream) return INVALID;
   if (is_broken("NO_RECORD")) return OUT_OF_MEMORY;
-  // "RECORD N": marks fail with code N.
+  // If the broken part is "RECORD N", `cuEventRecord` fails with code N.
   const char *part = broken;
   if (!strncmp(part, "RECORD ", 7)) return atoi(part + 7);
   *static_cast<char *>(event) = 1;

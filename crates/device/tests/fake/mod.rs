@@ -26,7 +26,7 @@ impl FakeCuda {
         fake
     }
 
-    /// Loads the library without these functions.
+    /// Loads the library; lookups do not find `functions` in it.
     pub fn without(functions: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("libcuda.so.1");

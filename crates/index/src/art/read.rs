@@ -6,8 +6,8 @@ use super::{ArtIndex, Retained};
 use crate::{RunId, RunView};
 use ritornello_format::{PageHash, PageHashes, Result, ScopeSlot};
 
-/// Consecutive pages of a run: the run, the number of the first of these pages in the run, and how
-/// many they are.
+/// Consecutive pages of a run: the run, the number of the first of these pages in the run, and the
+/// number of pages.
 pub(super) type PageRange = (RunId, u16, usize);
 
 impl ArtIndex {

@@ -44,8 +44,8 @@ pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
             }
             Err(_) => Error::fatal("Holt panicked while it opened its files"),
         };
-        let what = if recovered.log_dropped { "every file" } else { "its log" };
-        tracing::warn!(dir = %dir.display(), %error, "the index cannot be read; {what} is dropped");
+        let what = if recovered.log_dropped { "every file" } else { "the log" };
+        tracing::warn!(dir = %dir.display(), %error, "the index cannot be read: {what} is dropped");
         for entry in std::fs::read_dir(dir)? {
             let entry = entry?;
             if recovered.log_dropped || entry.file_name() == LOG {

@@ -196,7 +196,7 @@ fn insert_failing_midway_changes_nothing() {
     let trunk = pages(1, 50);
     insert(&index, 2, None, &trunk, 1).unwrap();
     let before = contents(&index);
-    // The insert's write fails after its first `after` changes.
+    // The first batch of the insert fails after its first `after` changes.
     for (count, after) in [(1, 0), (1, 2), (40, 41), (900, 3), (3000, 900)] {
         let more = pages(2, count);
         *index.tree.fail_after.lock() = Some(after);
@@ -206,7 +206,7 @@ fn insert_failing_midway_changes_nothing() {
         assert_eq!(contents(&index), before);
         assert!(index.tree.scan(b"p").count() == 1, "only the chunk of the first run is left");
         assert_eq!(index.tree.scan(b"h").count(), 50);
-        // The same insert succeeds after `fail_after` has fired.
+        // `fail_after` affects one batch, so the same insert succeeds now.
         let run = insert(&index, 2, trunk.last().copied(), &more, 2).unwrap();
         assert_eq!(index.truncate(run, 0).len(), 1);
     }
@@ -272,7 +272,7 @@ fn crash_remains_of_a_long_run_are_removed() {
 }
 
 #[test]
-fn failed_rollback_poisons_the_index() {
+fn removal_failing_midway_poisons_the_index() {
     let dir = tempfile::tempdir().unwrap();
     let index = open(dir.path());
     let run = insert(&index, 2, None, &pages(1, 50), 1).unwrap();

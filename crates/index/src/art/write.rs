@@ -44,8 +44,8 @@ impl ArtIndex {
         Ok(())
     }
 
-    /// Applies a batch of new keys. If that fails, removes the keys of the batch, and of the
-    /// batches `done` that were applied before. If the removal fails too, the index is poisoned.
+    /// Applies a batch of new keys. If the batch fails, removes its keys, and the keys of the
+    /// batches `done`, which were applied before. If the removal fails too, the index is poisoned.
     pub(super) fn apply_or_undo(&self, batch: &Batch, done: &[Batch]) -> Result<()> {
         let Err(error) = self.apply(batch) else { return Ok(()) };
         for undone in std::iter::once(batch).chain(done.iter().rev()) {
@@ -57,8 +57,8 @@ impl ArtIndex {
     }
 
     /// Adds to the batch the total numbers of runs and pages that the index has after the batch. An
-    /// open compares them with the records of runs that it finds: lost records are noticed in no
-    /// other way.
+    /// open compares these numbers with the records of runs that it finds. Only this comparison
+    /// reveals lost records.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);
@@ -66,8 +66,8 @@ impl ArtIndex {
         batch.put(&key::SUM, &record::encode_numbers(&key::SUM, &sum));
     }
 
-    /// Applies a batch. If that fails, poisons the index, because a part of the batch may have been
-    /// applied.
+    /// Applies a batch. If the batch fails, poisons the index, because a part of the batch may have
+    /// been applied.
     pub(super) fn apply_or_poison(&self, batch: &Batch) -> Result<()> {
         self.apply(batch).inspect_err(|error| {
             tracing::error!(

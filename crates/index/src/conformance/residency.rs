@@ -73,7 +73,7 @@ fn prefix_of_each_worker_ends_at_its_first_missing_page(index: &dyn Residency) {
     assert_eq!(
         index.holders(SCOPE, chain[3]),
         expected,
-        "the holders are all tiers of all workers"
+        "each worker is one holder, with all tiers on which it holds the page"
     );
     assert_eq!(index.holders(SCOPE, chain[9]), []);
     let branch = [&chain[..5], &pages(2, 3)[..]].concat();
@@ -144,7 +144,7 @@ fn repeated_and_ineffective_events_change_nothing(index: &dyn Residency) {
     let refused = index.put(SCOPE, A, Tier::Device, None, &[chain[0], PageHash::NONE]);
     assert_eq!(refused.map_err(|error| error.kind()), Err(ErrorKind::Invalid));
     index.remove_blocks(SCOPE, A, Tiers::ALL, &[chain[0], PageHash::NONE]);
-    assert_eq!(prefixes(index, &chain)[0].1, 5, "the hash of no page changes nothing");
+    assert_eq!(prefixes(index, &chain)[0].1, 5, "a removal with PageHash::NONE changes nothing");
     assert_eq!(prefixes(index, &[chain[0], PageHash::NONE])[0].1, 1);
 }
 
@@ -164,7 +164,7 @@ fn cleared_pages_may_be_put_again(index: &dyn Residency) {
         assert_eq!(
             index.prefixes(other, &&chain[..]).len(),
             1,
-            "the worker is removed from every scope"
+            "a cleared worker is removed from every scope"
         );
         put(index, A, Tier::Remote, &chain[..5]);
         let expected =
@@ -190,7 +190,7 @@ fn cleared_pages_may_be_put_again(index: &dyn Residency) {
         index.clear_worker(B);
         assert_eq!(index.prefixes(other, &&chain[..]), []);
         done(index.maintain());
-        assert_eq!(prefixes(index, &chain), [], "the scope stays empty");
+        assert_eq!(prefixes(index, &chain), [], "a cleared scope stays empty");
     }
 }
 

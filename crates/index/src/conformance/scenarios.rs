@@ -105,7 +105,11 @@ pub(super) fn prefix_spans_runs_and_branches(make: Make<'_>) {
         // Two chains have no equal hashes after their first difference.
         off.truncate(at);
         off.extend((0..5).map(|number| page(100 + at as u64, number)));
-        assert_eq!(bench.prefix(&off), at, "a sequence that leaves the trunk at {at}");
+        assert_eq!(
+            bench.prefix(&off),
+            at,
+            "a prefix must end at page {at}, where the sequence leaves the trunk"
+        );
         off = trunk.clone();
     }
     // Insert a branch from the middle of a run, and a branch from this branch.
@@ -463,8 +467,8 @@ pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
         Ok(())
     };
     assert!(bench.index.sync_after(&sync_data).is_ok());
-    assert!(data_syncs.get() > 0, "a sync makes data durable");
-    assert_eq!(bench.prefix(&second), 3, "writers proceed while data is synced");
+    assert!(data_syncs.get() > 0, "a sync must call `sync_data`");
+    assert_eq!(bench.prefix(&second), 3, "an insert in `sync_data` must succeed");
     let failed = bench.index.sync_after(&|| Err(Error::retry("not now")));
     assert_eq!(
         failed.map_err(|error| error.kind()),

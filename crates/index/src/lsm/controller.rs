@@ -241,8 +241,8 @@ impl Controller {
 impl State {
     fn reason(&self, tree: &TreeSize) -> Option<Reason> {
         let Some((_, then)) = &self.anchor else { return Some(Reason::First) };
-        // Entries that fit the memtable form no tree, so a size below the memtable's counts as the
-        // memtable's.
+        // Entries that fit the memtable form no tree, so the size of a tree counts as at least the
+        // size of the memtable.
         let grown = tree.bytes.max(tree.memtable) / then.bytes.max(then.memtable);
         if self.differing >= CONFIRM {
             Some(Reason::Shift)

@@ -13,10 +13,10 @@ use crate::{
 use ritornello_format::{Error, PageHash, PageHashes, Place, Result, ScopeSlot};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Maximum runs of a scope that one batch removes. The batch also removes their descendants, which
-/// do not count.
+/// Maximum runs of a scope that one batch removes. The descendants of these runs, which the batch
+/// removes too, do not count.
 const SCOPE_RUNS: usize = 1024;
-/// Maximum touched runs that are gathered before they are written.
+/// Maximum touched runs whose recency is gathered in memory before it is written.
 const TOUCHED_MAX: usize = 1 << 16;
 
 impl PrefixIndex for LsmIndex {
@@ -121,8 +121,8 @@ impl PrefixIndex for LsmIndex {
 
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
-        // Release the writer's lock after each batch, so that inserts make progress. Runs that such
-        // inserts add have names after `last`, and are removed only if they follow a removed run.
+        // Release the writer's lock after each batch, so that inserts make progress. Runs inserted
+        // meanwhile have names after `last`, and are removed only as descendants of removed runs.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {

@@ -109,8 +109,8 @@ impl Slope {
         blend(&mut self.product, number * time);
     }
 
-    /// The slope, limited to the mean time per unit and an eighth of this mean. If the number
-    /// hardly varied, the mean time per unit. `None` without samples.
+    /// The slope, at least an eighth of the mean time per unit and at most this mean. If the number
+    /// hardly varied between samples, the mean time per unit. `None` without samples.
     fn get(&self) -> Option<f64> {
         if self.samples == 0 {
             return None;
@@ -229,8 +229,8 @@ impl Meter {
 fn timed<T>(call: impl FnOnce() -> T) -> (PerfContext, T) {
     let mut perf = PerfContext::default();
     perf.reset();
-    // The crate `rocksdb` names the levels one number too low: with this name RocksDB gets
-    // `kEnableTimeExceptForMutex`.
+    // The crate `rocksdb` lacks RocksDB's level `kEnableWait`, so the numbers of higher levels are
+    // one too low: with this name RocksDB gets `kEnableTimeExceptForMutex`.
     set_perf_stats(PerfStatsLevel::EnableTimeAndCPUTimeExceptForMutex);
     let result = call();
     // Restore RocksDB's default level.

@@ -67,7 +67,8 @@ fn open_claimed(dir: &Path, names: &Names, options: &LsmOptions) -> Result<LsmIn
     let corrupt_logs =
         wal_corruption::find_in_logs(&names.database).map_err(|error| refused(dir, error))?;
     if !corrupt_logs.is_empty() {
-        // Mark the damage first: a truncated log looks intact.
+        // Mark the damage before the truncation: if the process dies in between, the next open must
+        // know of the damage, because a truncated log looks intact.
         fs::write(&names.marker, b"").map_err(|error| refused(dir, error))?;
         wal_corruption::truncate_logs(&corrupt_logs).map_err(|error| refused(dir, error))?;
     }
@@ -78,7 +79,7 @@ fn open_claimed(dir: &Path, names: &Names, options: &LsmOptions) -> Result<LsmIn
                 return Ok(index);
             }
             Ok(_) if !names.marker.exists() => {
-                return Err(refused(dir, "one of its files cannot be read"));
+                return Err(refused(dir, "a file of the database cannot be read"));
             }
             Ok(_) => {}
             Err(OpenFailure::Refused(error)) => return Err(error),
@@ -270,7 +271,8 @@ fn save(names: &Names, options: &LsmOptions) -> Result<LsmIndex> {
             "the index cannot be repaired and is dropped: the store starts without pages"
         );
     }
-    // The seal belongs to the old database, whose files have different names.
+    // Remove the seal: it records the length of a manifest of the old database, and a manifest of
+    // the new database may have the same name.
     match fs::remove_file(&names.seal) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(refused(&names.seal, error));

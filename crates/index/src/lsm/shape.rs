@@ -51,8 +51,7 @@ impl TreeShape {
     }
 
     /// Size of all runs except the oldest, in percent of the oldest, at which RocksDB merges all
-    /// runs. A merge without the oldest run must keep deletions, because that run may hold the
-    /// deleted keys.
+    /// runs. Only a merge of all runs drops deletions: the oldest run may hold the deleted keys.
     const fn amplification(&self) -> u32 {
         200 * self.setting.runs
     }

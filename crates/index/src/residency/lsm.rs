@@ -453,8 +453,8 @@ impl Residency for LsmResidency {
             let mut iterator = self.db.raw_iterator_cf(pages);
             iterator.seek(first);
             let mut batch = WriteBatch::default();
-            // Write the range deletion only if the scope has entries, because it makes every read a
-            // little slower until a compaction.
+            // Write the range deletion only if the scope has entries, because a range deletion
+            // makes every read a little slower until a compaction.
             if iterator.key().is_some_and(|key| key.starts_with(&end[..4])) {
                 batch.delete_range_cf(pages, &first[..], &end[..]);
             }

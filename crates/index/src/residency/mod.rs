@@ -107,8 +107,8 @@ pub trait Residency: Send + Sync + std::fmt::Debug {
     /// Makes every change before the call durable, if the backend persists changes.
     ///
     /// # Errors
-    /// `Retry` if the file system has no room; `Fatal` if a write or sync failed: the index is then
-    /// poisoned.
+    /// In the backend `run`, `Retry` if the file system has no room. `Fatal` if a write or sync
+    /// failed: every later sync then fails too.
     fn sync(&self) -> Result<()>;
 
     /// Removes pages of cleared holders, and reduces the size of files. Does not delay other calls

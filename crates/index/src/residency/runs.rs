@@ -24,8 +24,8 @@ use std::ops::Range;
 const RUN_PAGES: usize = 512;
 /// Runs with fewer pages keep their holes.
 const COMPACT_FROM: usize = 16;
-/// Number of steps after which a probe releases the lock, at the end of a run. A step covers
-/// consecutive pages of a run with the same set of holders.
+/// Number of steps after which a probe releases the lock, once it reaches the end of a run. A step
+/// covers consecutive pages of a run with the same set of holders.
 pub(super) const LOCK_BATCH: usize = 512;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct Runs {
     pages: u64,
     /// Number of pages of cleared scopes that [`Runs::reclaim`] has not removed yet.
     orphans: u64,
-    /// Bytes on the heap of all runs.
+    /// Bytes that the hashes and spans of all runs take on the heap.
     heap: usize,
     /// The run at which [`Runs::reclaim`] continues.
     cursor: Number,

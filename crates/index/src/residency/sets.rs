@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// The name of a set. A name may be reused when no page names the set.
 pub(super) type SetId = u32;
-/// The empty set: the set of a page that does not exist.
+/// The empty set, which holes have, and pages of a run that have no holders yet.
 pub(super) const EMPTY: SetId = 0;
 
 #[derive(Debug)]

@@ -206,8 +206,8 @@ impl Residency for RunResidency {
 
     fn sync(&self) -> Result<()> {
         self.write_out()?;
-        // Replace the file here if it is twice as long as the length at which `maintain` replaces
-        // it.
+        // `maintain` replaces the newest file at a certain length. If `maintain` is not called, a
+        // sync replaces the file at twice this length.
         if self.is_due(2) { self.rewrite() } else { Ok(()) }
     }
 
