@@ -98,7 +98,7 @@ def main() -> int:
     )
     parser.add_argument("--rate", type=int, default=250, help="MB/s of each disk (default: 250)")
     parser.add_argument("--total", default="2GiB", help="bytes per measurement (default: 2GiB)")
-    parser.add_argument("--call-bytes", default="256MiB,2GiB", help="bytes per put and get")
+    parser.add_argument("--call-bytes", default="256MiB,2GiB", help="bytes per call, by commas")
     parser.add_argument(
         "--runs", type=int, default=5, help="rounds; figures are medians (default: 5)"
     )

@@ -31,7 +31,8 @@ class Shape:
         return self.layers * self.piece
 
 
-# Bytes of a layer's block: heads * tokens * head size * 2 (K and V) * 2 bytes.
+# Bytes of a layer's block: KV heads * tokens * head size * 2 (K and V) * 2 bytes; with MLA,
+# tokens * 576 * 2 bytes.
 SHAPES = (
     Shape("8B, blocks of 16", 32, 64 << 10),
     Shape("8B, blocks of 64", 32, 256 << 10),

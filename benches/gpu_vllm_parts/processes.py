@@ -25,7 +25,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    # Addresses that exist without a network.
+    # The address and the network interface that exist on a machine without a network.
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
@@ -76,7 +76,7 @@ class Process:
             sleep(0.05)
 
     def stop(self) -> None:
-        """Ends the process and its children, if they still run."""
+        """Ends the process and its children, unless the process has ended already."""
         for number, seconds in ((signal.SIGTERM, 4), (signal.SIGKILL, 10)):
             if self._process.poll() is not None:
                 return

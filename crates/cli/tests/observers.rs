@@ -42,7 +42,7 @@ fn unowned_store_is_read_and_not_changed() {
     // An owner would change this mode to 0700, which `stat` must not do.
     set_permissions(dir.path().join("segments"), Permissions::from_mode(0o755)).unwrap();
     let stat = read_unowned(dir.path());
-    // With the index `lsm`, the end of an owner on a busy machine may be unclean.
+    // With the index `lsm`, an owner on a busy machine may close without recording a clean end.
     let is_clean = stat["clean"] == true || stat["index"] == "lsm";
     assert!(stat["owner_pid"].is_null() && is_clean, "{stat:#}");
     assert_eq!((&stat["capacity_bytes"], &stat["scopes"]), (&(16 << 20).into(), &1.into()));

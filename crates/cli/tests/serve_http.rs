@@ -114,7 +114,7 @@ fn failed_store_ends_the_command_and_closes_the_others() {
     assert_eq!(answer.code, 2, "{}", answer.err);
     assert!(answer.err.contains("capacity"), "{}", answer.err);
     let stat = ritornello(&["stat", text(dir.path()), "--json"]).json();
-    // With the index `lsm`, the end of an owner on a busy machine may be unclean.
+    // With the index `lsm`, an owner on a busy machine may close without recording a clean end.
     let is_clean = stat["clean"] == true || stat["index"] == "lsm";
     assert!(stat["owner_pid"].is_null() && is_clean, "{stat:#}");
 }

@@ -41,9 +41,9 @@ fn widen(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Checks that every number is within half a step of the original. A step is the span of the
-/// number's group (maximum less minimum) divided by the largest code. The bound adds the rounding
-/// of the step to a bfloat16, and of the decoded number to its format.
+/// Checks that every decoded number (`b`) is within half a step of the original (`a`). A step is
+/// the span of the number's group (maximum less minimum) divided by the largest code. The bound
+/// adds the rounding of the step to a bfloat16, and of the decoded number to its format.
 fn check_bounds(codec: Codec, dtype: Dtype, keys: bool, channels: usize, a: &[f32], b: &[f32]) {
     let (codes, key_group, value_group) =
         if codec == Codec::Int8 { (255.0, 64, 128) } else { (15.0, 32, 32) };
@@ -99,9 +99,9 @@ fn sizes_match_codes_and_scales() {
     }
 }
 
-/// Each layer and each matrix of a slice decodes as if the slice held nothing else.
+/// Each matrix of each layer decodes as if the slice held no other matrix.
 #[test]
-fn layers_are_encoded_one_after_another() {
+fn matrices_of_a_slice_are_encoded_independently() {
     let (tokens, channels) = (40, 96);
     let bytes = 2 * (tokens * channels) as usize;
     let mut random = Random(3);
@@ -165,7 +165,7 @@ fn zeros_constants_and_extremes_survive() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn opaque_or_wrong_shapes_are_refused() {
     let mut out = [0; 4096];
     for kind in [
         SliceKind::Opaque,

@@ -255,7 +255,7 @@ impl RunHeader {
             0 => None,
             length => Some(reader.raw(length)?.to_vec()),
         };
-        // Limit both numbers (of extents, of pages) by the remaining bytes before allocating memory.
+        // Limit the numbers of extents and pages by the remaining bytes before allocating memory.
         if listed > reader.remaining() / EXTENT_BYTES || listed > header.extents_total as usize {
             return Err(Error::miss("a run header lists an impossible number of extents"));
         }

@@ -153,7 +153,7 @@ impl ScopeRegistry {
         let scopes = reader.u32()?;
         if identity != Scope::IDENTITY && scopes > 0 {
             return Err(Error::miss(
-                "another version of Ritornello computed the registry's scope ids: no page can be found",
+                "the registry's scope ids are of another version of Ritornello: no page can be found",
             )
             .with("scopes", scopes));
         }

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_same_bytes_are_one_scope() {
+    fn equivalent_descriptions_are_one_scope() {
         let base = llama();
         let layer_first = Scope { layout: "layer_first".into(), ..llama() };
         let given = Scope { page_bytes: Some(8 << 20), ..llama() };

@@ -17,7 +17,8 @@ const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 /// stops at the end of a 4 KiB page of memory.
 const AHEAD: usize = 2048;
 
-/// Prefetches the cache lines [`AHEAD`] bytes after `bytes`, which may be outside the slice.
+/// Prefetches the cache lines [`AHEAD`] bytes after `bytes`. The lines may be outside the slice,
+/// because a prefetch does not fault.
 #[target_feature(enable = "sse")]
 pub fn prefetch<const N: usize>(bytes: &[u8; N]) {
     let ahead = bytes.as_ptr().wrapping_add(AHEAD).cast::<i8>();
@@ -53,8 +54,8 @@ fn parts(a: __m256i, b: __m256i) -> (__m256i, __m256i) {
     let (zero, sort) = (_mm256_setzero_si256(), table(&SORTED));
     let (a, b) = (_mm256_shuffle_epi8(a, sort), _mm256_shuffle_epi8(b, sort));
     let (low, high) = (_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-    // Returns the first bytes shifted left by one bit, with the top bits of the second bytes as
-    // their lowest bits.
+    // Returns `bytes`, each shifted left by one bit, with the top bit of the byte of `below` as its
+    // lowest bit.
     let merge_shifted = |bytes, below| {
         _mm256_sub_epi8(_mm256_add_epi8(bytes, bytes), _mm256_cmpgt_epi8(zero, below))
     };

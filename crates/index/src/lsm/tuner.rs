@@ -99,10 +99,10 @@ impl Tuner {
 }
 
 /// With `first`, gives all families their options, because the open cannot set `max_read_amp`: the
-/// crate `rocksdb` has no setter for it. Later, gives the changed options to the family of page hashes only. Run names ascend, so
-/// most keys of the other families arrive in order: their tables hardly overlap, and RocksDB moves
-/// such tables without merging them, whatever the options. Each change of a family's options makes
-/// writers wait while RocksDB writes the options to a file.
+/// crate `rocksdb` has no setter for it. Later, gives the changed options to the family of page
+/// hashes only. Run names ascend, so most keys of the other families arrive in order: their tables
+/// hardly overlap, and RocksDB moves such tables without merging them, whatever the options. Each
+/// change of a family's options makes writers wait while RocksDB writes the options to a file.
 fn apply(db: &Families, shape: &TreeShape, first: bool) -> Result<()> {
     apply_to_family(db, Family::Page, shape)?;
     if first {
