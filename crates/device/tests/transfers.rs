@@ -215,7 +215,7 @@ fn assert_no_copy_after_the_report(
         emulated.faults().release_moves();
         load.join().unwrap()
     });
-    // The engine computes the blocks.
+    // After the report the engine may compute the blocks.
     rig.tensors.iter_mut().for_each(|tensor| tensor.fill(POISON));
     std::thread::sleep(Duration::from_millis(300));
     let is_poisoned = |tensor: &Vec<u8>| tensor.iter().all(|byte| *byte == POISON);
@@ -261,7 +261,7 @@ fn no_copy_lands_after_a_load_past_its_deadline_was_reported() {
     assert_eq!(rig.device.staging().in_use, 0);
 }
 
-/// The driver refuses calls, although the device has not failed: its copies still run.
+/// The driver refuses calls, although the device has not failed: copies in flight still run.
 #[test]
 fn no_copy_lands_after_a_load_over_a_refusing_driver_was_reported() {
     let refusals: [fn(&Emulated, u32); 2] = [
@@ -278,7 +278,7 @@ fn no_copy_lands_after_a_load_over_a_refusing_driver_was_reported() {
             &|emulated| refuse(emulated, u32::MAX),
             &|emulated| refuse(emulated, 0),
         );
-        // Windows that were read later are not moved.
+        // The refusals break the device, which then refuses the windows that are read later.
         match loaded {
             Ok(loaded) => assert!(loaded.pages < BLOCKS),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Fatal),

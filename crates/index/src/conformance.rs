@@ -89,7 +89,7 @@ pub fn units(extents: &[Extent]) -> BTreeSet<(SegmentId, u32)> {
     let mut units = BTreeSet::new();
     for extent in extents {
         for unit in extent.start..extent.end() {
-            assert!(units.insert((extent.segment, unit)), "a unit is freed once");
+            assert!(units.insert((extent.segment, unit)), "two extents must not share a unit");
         }
     }
     units

@@ -1,4 +1,4 @@
-//! Layouts in memory of this process, and the bytes that moves should leave there.
+//! Pools in memory of this process, and the bytes that pools and arenas should have after moves.
 
 #![allow(dead_code, reason = "each test binary uses a part of this module")]
 

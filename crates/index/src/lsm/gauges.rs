@@ -8,7 +8,7 @@ use rocksdb::statistics::Ticker;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// Maximum age of a snapshot of the directory.
+/// Maximum age of a snapshot of the sizes of the files.
 const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug, Default)]

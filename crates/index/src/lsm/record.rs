@@ -14,8 +14,8 @@ pub(super) struct Record {
     pub(super) parent: Option<(RunId, u16)>,
     /// Number of pages that are known to precede the run in its chain. The number is computed when
     /// the run is attached, and stays valid, because parents are not removed before their children.
-    /// The number is too low for a run if an ancestor of the run was linked to its own parent
-    /// later.
+    /// The number is too low if an ancestor of the run was linked to its own parent after the run
+    /// was attached.
     pub(super) depth: u64,
     /// Number of pages, holes included.
     pub(super) pages: u16,

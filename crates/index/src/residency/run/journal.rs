@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const PREFIX: &str = "residency-";
-/// Bytes of records after which the copy of the state releases the locks. The run that is being
-/// copied is completed first.
+/// Bytes of records after which the copy of the state releases the locks `pending` and `runs`, once
+/// the run that is being copied is complete.
 const COPY_BYTES: u64 = 64 << 10;
-/// Maximum runs visited under one hold of the locks.
+/// Maximum runs visited under one hold of the locks `pending` and `runs`.
 const SCAN_RECORDS: usize = 4096;
 /// Maximum holders of one record.
 const RECORD_HOLDERS: usize = 4096;
@@ -53,8 +53,8 @@ impl Pending {
         (std::mem::take(&mut self.buffer).into_vec(), first)
     }
 
-    /// Puts back records that were taken and could not be written, before the records appended
-    /// since.
+    /// Puts back records that were taken and could not be written, in front of the records that
+    /// were appended in the meantime.
     fn put_back(&mut self, records: &[u8], first: u64) {
         let since = std::mem::take(&mut self.buffer);
         self.buffer.raw(records).raw(since.as_slice());
@@ -118,8 +118,8 @@ pub(super) fn poisoned() -> Error {
 }
 
 impl RunResidency {
-    /// Appends a record. The caller holds the lock of `pending` since before it applied the change,
-    /// so the order of records is the order of changes.
+    /// Appends the record of a change. The caller has held the lock `pending` since before it
+    /// applied the change, so the order of records is the order of changes.
     pub(super) fn append(&self, pending: &mut Pending, record: &ResidencyRecord<'_>) {
         // A poisoned index never writes again, so records would only take memory.
         if !self.poisoned.load(Ordering::Acquire) {
@@ -150,8 +150,8 @@ impl RunResidency {
         Ok(())
     }
 
-    /// Returns whether the newest file has at least `times` the length at which it should be
-    /// replaced.
+    /// Returns whether the newest file has at least `times` the length at which `maintain` replaces
+    /// the file.
     pub(super) fn is_due(&self, times: u64) -> bool {
         let journal = self.journal.lock();
         journal.length >= times * (2 * journal.copied + self.options.journal_bytes)

@@ -109,8 +109,8 @@ pub(super) fn open(
         let file = medium.open(&journal::path(dir, number), access)?;
         older.push((number, file.length()?));
         let Some(header) = read_header(file.as_ref(), number)? else {
-            // A file without an intact header is damage, unless it is the last file, whose creation
-            // was then interrupted.
+            // A file without an intact header is damage. The last file is an exception: a crash may
+            // have interrupted its creation.
             damaged |= Some(&number) != numbers.last();
             continue;
         };
@@ -135,8 +135,8 @@ pub(super) fn open(
         if restored.recovered.torn_bytes > 0 {
             file.set_len(restored.length)?;
         }
-        // The previous process may have died before its sync, so the recovered bytes may be in the
-        // page cache only. After this sync the index may treat the bytes as durable.
+        // The previous process may have died before it synced the file, so the recovered bytes may
+        // be in the page cache only. Sync them, because the index counts them as durable.
         file.sync_data()?;
         older.clear();
         (file, last, restored.length)
