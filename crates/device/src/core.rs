@@ -88,8 +88,9 @@ impl Core {
         ritornello_volume::process_id() != self.process
     }
 
-    /// Whether memory on the device can be freed once the caller's moves have ended: the device
-    /// belongs to this process, and is not broken. The work of a broken device may never end.
+    /// Whether memory on the device can be freed after all moves that use the memory were reported:
+    /// the device belongs to this process, and is not broken. A broken device may still access the
+    /// memory.
     pub(crate) fn can_free(&self) -> bool {
         !self.is_forked() && !self.is_broken()
     }

@@ -86,7 +86,7 @@ proptest! {
 fn pieces_of_model_sizes_are_moved_exactly() {
     // Bytes of one layer in one block: of a model with 8B parameters and 16 tokens in a block, of a
     // model with 70B parameters over 8 GPUs, of two models with MLA; then lengths around a work
-    // unit (2,048 bytes), and others.
+    // unit (2,048 bytes), short lengths, and two units.
     for piece in [65_536, 8192, 41_472, 73_728, 2047, 2048, 2049, 1, 15, 4096, 4112] {
         let word = match piece {
             p if p % 16 == 0 => Word::B16,

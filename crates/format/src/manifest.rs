@@ -101,8 +101,8 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Whether a restore of the store has begun and not ended. `owner_epoch` is zero then, as in a
-    /// store that is being created; but only in the latter is `generations` zero as well.
+    /// Whether a restore of the store has begun and not ended. A store that is being created has
+    /// the owner epoch zero too, but its `generations` is also zero.
     #[must_use]
     pub fn is_being_restored(&self) -> bool {
         self.owner_epoch == 0 && self.generations > 0

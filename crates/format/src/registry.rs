@@ -153,7 +153,7 @@ impl ScopeRegistry {
         let scopes = reader.u32()?;
         if identity != Scope::IDENTITY && scopes > 0 {
             return Err(Error::miss(
-                "the registry's scope ids are of another version of Ritornello: no page can be found",
+                "the scope ids are of another version of Ritornello: no page can be found",
             )
             .with("scopes", scopes));
         }

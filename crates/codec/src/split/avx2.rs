@@ -13,8 +13,8 @@ const IN_ORDER: i32 = 0b11_01_10_00;
 /// Shuffle that gathers the low bytes of eight numbers, then their high bytes.
 const SORTED: [u8; 16] = [0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Prefetch distance in bytes. The kernel prefetches by itself, because the processor's prefetcher
-/// stops at the end of a 4 KiB page of memory.
+/// Distance in bytes at which the code prefetches. The processor prefetches too, but stops at the
+/// end of a 4 KiB page of memory.
 const AHEAD: usize = 2048;
 
 /// Prefetches the cache lines [`AHEAD`] bytes after `bytes`. The lines may be outside the slice,

@@ -169,7 +169,8 @@ impl Cuda {
             symbols.check("cuDeviceGetAttribute", code)?;
         }
         if maps == 0 {
-            return Err(Error::invalid("the device cannot map host memory").with("device", ordinal));
+            return Err(Error::invalid("the device cannot map host memory: use another device")
+                .with("device", ordinal));
         }
         // SAFETY: the pointer leads to a local variable.
         let retained = unsafe { (symbols.cuDevicePrimaryCtxRetain)(&mut context, device) };
@@ -396,10 +397,12 @@ impl Driver for Cuda {
 
     fn check_memory(&self, base: u64, bytes: u64) -> Result<()> {
         let refused = |error: Error| {
-            Error::invalid("the memory of a pool is not allocated on the device")
-                .with("base", base)
-                .with("bytes", bytes)
-                .because(error)
+            Error::invalid(
+                "the memory of a pool is not allocated on the device: pass memory of this device",
+            )
+            .with("base", base)
+            .with("bytes", bytes)
+            .because(error)
         };
         let mut checked = 0;
         // Memory that is mapped in chunks (PyTorch's expandable segments) is checked chunk by

@@ -40,7 +40,9 @@ pub(super) fn open(dir: &Path, options: ArtOptions) -> Result<ArtIndex> {
             }
             Ok(Err(error)) => error,
             Err(_) if recovered.all_dropped => {
-                return Err(Error::fatal("Holt panicked while it opened an empty directory"));
+                return Err(Error::fatal(
+                    "Holt panicked while it opened an empty directory: report this",
+                ));
             }
             Err(_) => Error::fatal("Holt panicked while it opened its files"),
         };

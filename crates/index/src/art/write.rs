@@ -57,8 +57,7 @@ impl ArtIndex {
     }
 
     /// Adds to the batch the total numbers of runs and pages that the index has after the batch. An
-    /// open compares these numbers with the records of runs that it finds. Only this comparison
-    /// reveals lost records.
+    /// open compares these numbers with the records of runs that it finds, to notice lost records.
     pub(super) fn put_sum(&self, batch: &mut Batch, runs: i64, pages: i64) {
         let add =
             |gauge: &AtomicU64, more| gauge.load(Ordering::Relaxed).saturating_add_signed(more);

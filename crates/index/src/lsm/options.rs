@@ -19,9 +19,9 @@ use rocksdb::{BlockBasedOptions, Cache, DBCompactionStyle, DBRecoveryMode, LogLe
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ProbeMethod {
     /// Bisects over lookups of single hashes. The recorded depth of the last run found proves that
-    /// all pages before this run are present. The depth proves nothing in scopes that are not chained,
-    /// and is too low if a parent in the run's chain is unknown or was linked late: the probe then
-    /// uses [`ProbeMethod::Scan`] from the first page.
+    /// all pages before this run are present. The depth proves nothing in scopes that are not
+    /// chained, and is too low if a parent in the run's chain is unknown or was linked late: the
+    /// probe then uses [`ProbeMethod::Scan`] from the first page.
     #[default]
     Bisect,
     /// Finds the run of the first page, reads its pages in order, then the next run.
