@@ -16,8 +16,8 @@ pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64};
 
 #[cfg(loom)]
 mod model {
-    //! The locks of `loom` with the signatures of `parking_lot`. The methods ignore poisoning,
-    //! except `try_lock`: the panic that poisons a lock fails the model.
+    //! The locks of `loom` with the signatures of `parking_lot`. A lock that a panic poisoned is
+    //! taken nevertheless, except by `try_lock`: the panic fails the model in any case.
 
     pub(crate) use loom::sync::MutexGuard;
     use loom::sync::{RwLockReadGuard, RwLockWriteGuard};

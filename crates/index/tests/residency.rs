@@ -351,7 +351,7 @@ fn record_out_of_sequence_ends_a_file() {
     assert_eq!(index.prefixes(ScopeSlot(0), &pages), []);
 }
 
-/// A run from whose middle pages were removed may get a branch. A lookup of the branch must not
+/// A prompt may branch after the removed middle pages of a run. A lookup of this prompt must not
 /// report the removed pages as present.
 #[test]
 fn branch_after_removed_holes_does_not_match() {

@@ -153,7 +153,8 @@ impl SimDisk {
         }
     }
 
-    /// Number of writes in flight; each part that has not landed counts.
+    /// Number of writes in flight. A write that has landed in part counts once for each part that
+    /// has not landed.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.state.lock().files.values().map(|file| file.in_flight.len()).sum()

@@ -17,7 +17,7 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum connections of one process to its owner. A call occupies its connection until the
+/// Maximum connections of one client to its owner. A call occupies its connection until the
 /// response arrives, and some calls wait for a disk.
 pub(crate) const CONNECTIONS_MAX: usize = 16;
 /// The pause before dialling again while the listen queue is full.
@@ -258,8 +258,8 @@ impl Client {
         }
         match joined {
             Ok((channel, _)) => Ok(channel),
-            // The owner to which this client connected spoke this version: another process owns the
-            // store now.
+            // The owner to which this client connected speaks `self.version`, so another process
+            // owns the store now.
             Err(error) if OtherVersion::of(&error).is_some() => Err(replaced()),
             Err(error) => Err(error),
         }

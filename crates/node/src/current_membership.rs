@@ -216,8 +216,9 @@ impl CurrentMembership {
         let taken = Membership::join(&self.opening, until, Duration::ZERO, true);
         let reopening = taken.as_ref().is_err_and(StoreReopening::caused);
         let failed = reopening || taken.as_ref().is_err_and(OwnerSilent::caused);
-        // If this process cannot open the store, wait four times as long as the attempt took
-        // (within limits), so that slow attempts delay few calls.
+        // After a search that failed by `reopening`, calls fail for four times the duration of the
+        // search, 1 to 5 seconds, so that slow searches delay few calls. After a search that found
+        // a silent owner, calls fail for one second.
         let longest = if reopening { SEARCH_PAUSE_MAX } else { SEARCH_PAUSE };
         let pause = began.elapsed().saturating_mul(4).clamp(SEARCH_PAUSE, longest);
         *guard.failed_search =

@@ -73,8 +73,8 @@ impl FailoverCatalog {
     }
 
     /// Sends a request to the core of this process. Returns `None` unless this process owns the
-    /// store and is not leaving it. Most probes and gets take this path. Unlike
-    /// [`Self::call_owner`], it does not return the membership that answered.
+    /// store and is not leaving it. The probes and gets of the owner's process take this path.
+    /// Unlike [`Self::call_owner`], it does not return the membership that answered.
     fn ask_own_core(&self, request: &Request<'_>) -> Option<Result<Response>> {
         if self.membership.is_leaving() {
             return None;

@@ -173,8 +173,8 @@ impl NodeDirectory {
 
     /// Returns why this process must leave `store`, which was opened here: a file system was
     /// mounted over this directory, or the directory was moved and another store is in its place.
-    /// An unmount does not count: if the process left, its next call would open or create a store
-    /// below the mount point, where the pages of the unmounted disk do not belong.
+    /// An unmount does not count: if the process left, the next opening of the path would use or
+    /// create a store below the mount point, where the pages of the unmounted disk do not belong.
     pub(crate) fn superseded(&self, store: [u8; 16]) -> Option<Departure> {
         let found = Identity::of(&self.path);
         let is_same_device = found.as_ref().is_ok_and(|found| found.device == self.identity.device);

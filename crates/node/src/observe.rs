@@ -25,7 +25,7 @@ use std::{fs, io};
 /// Maximum time to wait for an owner that starts, stops or recovers, or for another thread of this
 /// process that opens or closes the store.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause before another attempt to reach such an owner.
+/// The pause before another attempt to reach an owner that does not listen.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time to wait for the statistics after the handshake.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -160,7 +160,7 @@ fn stored(path: &Path) -> Result<Observed> {
 
 fn ask(directory: &Arc<NodeDirectory>, owner: LockHolder) -> Result<CatalogStats> {
     let answer = match ask_as_observer(directory, owner) {
-        // The newest version in common has no observers.
+        // The newest protocol version that owner and observer have in common has no observers.
         Err(error) if OtherVersion::of(&error).and_then(OtherVersion::in_common).is_some() => {
             let until = Instant::now() + ANSWER_TIMEOUT;
             Client::connect(directory, until)?.call(&Request::Stats, until)

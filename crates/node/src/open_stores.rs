@@ -1,7 +1,7 @@
 //! The stores that this process has open: one entry per directory, however often it is opened.
 //!
-//! One entry is required for correctness. A process sees its own lock as free, so it would open a
-//! second core; and closing a second `LOCK` descriptor would release the lock.
+//! With two entries for one directory, a process could open a second core, because it sees its own
+//! lock as free; and it would release the lock as soon as it closed one of two `LOCK` descriptors.
 
 use crate::node_directory::Identity;
 use crate::process::Process;

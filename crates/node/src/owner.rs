@@ -81,7 +81,7 @@ impl Owner {
     ///
     /// # Errors
     /// `Retry` if a disk does not answer, and the core still writes or a client's call is stuck in
-    /// it: no other process may own the directory before that has ended.
+    /// it: no other process may own the directory before the writes and the call have ended.
     pub(crate) fn close(&self) -> Result<Result<()>> {
         let mut server = self.server.lock();
         if let Some(server) = server.as_mut() {

@@ -49,8 +49,8 @@ impl Authority for RefusingAuthority {
 }
 
 impl Reopening {
-    /// Replaces `former`, whose core is poisoned. The caller has ensured that no reservation of
-    /// this process is pending.
+    /// Creates the state that follows `former`, whose core is poisoned. The caller has ensured that
+    /// no reservation of this process is pending.
     pub(crate) fn new(former: &Arc<Owner>, stats: CatalogStats) -> Self {
         let cause = stats.poisoned.clone().unwrap_or_default();
         let core = Arc::downgrade(&former.core);

@@ -112,8 +112,8 @@ impl Server {
         self.listener.unpublish(&self.directory);
     }
 
-    /// Waits, after the core was closed, until all connections have ended. Returns whether they
-    /// have: then no call is left inside the core.
+    /// Waits, after the core was closed, until all connections have ended, at most
+    /// [`CLOSE_TIMEOUT`]. Returns `false` on timeout: a call may still be inside the core.
     pub(crate) fn wait_until_idle(&self) -> bool {
         self.connections.wait_until_empty(CLOSE_TIMEOUT)
     }
@@ -257,7 +257,8 @@ fn answer_observer(guard: &ConnectionGuard, channel: &mut Channel) -> Result<()>
     channel.send(&mut deadline(HELLO_TIMEOUT)).map_err(|error| owner_lost(io::Error::other(error)))
 }
 
-/// Returns `None` if the client that the peer wants to join is no longer connected.
+/// Admits the sender of a hello as a client or an observer. Returns `None` if the hello joins a
+/// client that is no longer connected.
 fn admit(
     directory: &NodeDirectory,
     guard: &ConnectionGuard,
@@ -362,7 +363,8 @@ fn deadline(time: Duration) -> impl FnMut(bool) -> Result<()> {
     move |_| if Instant::now() < until { Ok(()) } else { Err(timed_out()) }
 }
 
-/// A wait check without a limit between messages, and with [`MESSAGE_TIMEOUT`] within one.
+/// A wait check that permits any wait for the first byte of a message, and a wait of at most
+/// [`MESSAGE_TIMEOUT`] for the rest of the message.
 fn idle_or_deadline() -> impl FnMut(bool) -> Result<()> {
     let mut begun: Option<Instant> = None;
     move |partial| {

@@ -110,7 +110,7 @@ pub(crate) fn sweep(directory: &NodeDirectory) {
 pub(crate) fn dial(directory: &NodeDirectory, timeout: Duration) -> Result<Option<UnixStream>> {
     let socket = stream_socket().map_err(owner_lost)?;
     let timeout = timeout.max(Duration::from_millis(1));
-    // Connecting blocks while the backlog is full.
+    // Connecting blocks while the listen queue is full.
     set_socket_timeout(&socket, Timeout::Send, Some(timeout)).map_err(|e| owner_lost(e.into()))?;
     let address = address(directory, NAME).map_err(owner_lost)?;
     match connect(&socket, &address) {

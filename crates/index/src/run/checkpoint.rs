@@ -163,8 +163,8 @@ impl RunIndex {
     }
 
     fn copy_runs(&self, out: &mut Output, end: &mut CheckpointEnd) -> io::Result<()> {
-        // Runs with number `stop` or higher were inserted after the rotation, so the new journal
-        // has their records.
+        // Runs with number `stop` or higher were inserted after the new journal file began, so
+        // recovery replays their records from this file.
         let stop = self.tables.read().runs.end();
         let mut run = 1;
         let mut images = Writer::new();

@@ -61,7 +61,7 @@ impl Frames {
         Ok(&self.buffer[self.start..self.end])
     }
 
-    /// Returns the next frame. After `End` or `Torn`, every call returns the same.
+    /// Returns the next frame. After `End` or `Torn`, every call returns the same value again.
     pub(crate) fn next(&mut self) -> Result<Next<'_>> {
         let mut needed = 0;
         loop {
@@ -81,8 +81,8 @@ impl Frames {
         }
         let start = self.start;
         self.start += needed;
-        // Parse the frame a second time to return a borrow. The second checksum takes about 1/30 ns
-        // per byte, which is too little to be worth more code.
+        // Parse the frame a second time, because the borrow checker does not let the loop return
+        // the first result. A second checksum takes little time beside the read from the file.
         match read_frame(&self.buffer[start..start + needed]) {
             Parsed::Frame(frame) => Ok(Next::Frame(frame)),
             _ => Ok(Next::Torn),

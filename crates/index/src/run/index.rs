@@ -105,7 +105,8 @@ impl PrefixIndex for RunIndex {
         for at in 0..pages.len() {
             let hash = pages.at(at);
             let Some((run, page, whole)) = self.removal(scope, hash) else { continue };
-            // Append the holes before a cut, so that the journal has the changes in their order.
+            // Append the record of the pages punched so far before the record of a cut, so that
+            // the journal has the changes in order.
             if punched.len() == ENTRIES || (whole && !punched.is_empty()) {
                 self.append(&mut pending, &JournalRecord::Punch(std::mem::take(&mut punched)));
             }
@@ -241,7 +242,7 @@ impl PrefixIndex for RunIndex {
 
     fn retain(&self, runs: &[(RunId, u64)], clock: u64) {
         let mut pending = self.pending.lock();
-        // Append at least one record, which carries the clock.
+        // Append a record even if `runs` is empty, because the record carries the clock.
         let first = runs.chunks(ENTRIES).next().unwrap_or_default();
         for batch in std::iter::once(first).chain(runs.chunks(ENTRIES).skip(1)) {
             let mut entries = Vec::with_capacity(batch.len());
@@ -338,8 +339,8 @@ impl RunIndex {
     fn cut(&self, pending: &mut Pending, run: Number, keep: u32) -> Vec<Removed> {
         let removals = {
             let tables = self.tables.read();
-            // An earlier cut of the same batch may have removed the run with its parent, and freed
-            // the memory of its record.
+            // `drop_scope` may have cut an ancestor of this run, which removed this run as well and
+            // may have freed the memory of its record.
             if !tables.runs.is_live(run) {
                 return Vec::new();
             }
@@ -391,9 +392,9 @@ impl RunIndex {
         Some(Removed { run: id, scope, pages: cut.pages, whole: cut.whole, extents: cut.extents })
     }
 
-    /// Returns how to remove a page of a run: `true` cuts the run at the returned page number,
-    /// `false` removes this page alone. If an unchained run has no other page left, the run is cut
-    /// at page 0.
+    /// Returns how to remove the page `hash`: its run, a page number, and whether to cut the run at
+    /// that page (`true`) or to remove that page alone (`false`). A run in a chained scope is cut
+    /// at the page; any other run is cut at page 0 if the page is its only one.
     fn removal(&self, scope: ScopeSlot, hash: PageHash) -> Option<(Number, u16, bool)> {
         let tables = self.tables.read();
         let (run, page) = tables.find(scope, hash)?;

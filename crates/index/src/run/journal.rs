@@ -144,8 +144,8 @@ impl RunIndex {
     /// written yet. Returns the new file's header.
     pub(super) fn rotate(&self) -> Result<JournalHeader> {
         let mut journal = self.journal.lock();
-        // Flush first, because an earlier write may have failed half-way, and a torn record may be
-        // at the end of the last file only.
+        // Flush first: an earlier write may have failed half-way, and recovery accepts a torn
+        // record at the end of the last file only.
         let last = self.pending.lock().writable_through();
         self.flush(&mut journal, last)?;
         let header =

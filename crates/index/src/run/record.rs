@@ -130,8 +130,8 @@ impl Hot {
         usize::from(self.length.saturating_sub(page))
     }
 
-    /// Whether page `page`, which is below `length`, has `hash`. For the last page this reads only
-    /// the record.
+    /// Whether page `page`, which is below `length`, has `hash`. The comparison with the last page
+    /// reads no memory outside the record.
     #[inline]
     pub(crate) fn is(&self, page: usize, hash: PageHash) -> bool {
         if page + 1 == usize::from(self.length) {

@@ -56,14 +56,16 @@ const WRITE: Access = Access { write: true, create: false, direct: false };
 #[derive(Debug, Default)]
 struct Replayed {
     records: u64,
-    /// Sequence number of the last record.
+    /// Sequence number of the last record that was replayed.
     last: u64,
-    /// The file to append to, and the offset in it. `None` if this file has no valid header.
+    /// Number of the file to append to, which is the last file that was read, and the offset after
+    /// its last intact record. `None` if no file was read, or this file has no valid header.
     tail: Option<(u64, u64)>,
     /// Number of the last file that was read.
     ended_in: u64,
     torn_bytes: u64,
-    /// Whether a later file has records that could not be replayed, or the first file is missing.
+    /// Whether files after `ended_in` may have records that were not replayed, or the file at which
+    /// the replay should begin is missing.
     damaged: bool,
 }
 
@@ -131,7 +133,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         }
         _ => {
             // The index is new, or its only journal file has no records, or a kill or power loss
-            // interrupted the creation of the last file: create this file.
+            // interrupted the creation of the last journal file: create the last journal file anew.
             let number = files.pop().map_or(1, |file| file.number);
             let header = JournalHeader { number, first: next };
             let (file, entry) = journal::create(medium.as_ref(), dir, header)?;
@@ -414,8 +416,8 @@ impl Source<'_> {
         let newest = self.newest;
         for number in number.. {
             let Some(file) = self.file(number)? else {
-                // A missing file ends the replay. A missing file is damage if a later file exists,
-                // or if the first file is missing.
+                // A missing file ends the replay. Its absence is damage if a file with a higher
+                // number may have records, or if the replay has read no file yet.
                 replayed.damaged = newest > number || replayed.tail.is_none();
                 return Ok(replayed);
             };

@@ -109,9 +109,9 @@ impl Restored {
         }
     }
 
-    /// Restores the attachments. Returns the runs whose parent does not exist. The record of the
-    /// parent's removal, which also removed these runs, was in a part of the journal that was not
-    /// read.
+    /// Restores the attachments. Returns the runs whose parent does not exist: a part of the
+    /// journal that was not read has the insertion of the parent, or the removal of the parent and
+    /// of these runs.
     fn attach(&mut self) -> Vec<Number> {
         let mut orphans = Vec::new();
         for (child, parent, page) in std::mem::take(&mut self.links) {
@@ -147,7 +147,8 @@ pub(super) fn finish(mut restored: Restored, overlaps: bool) -> (Tables, Vec<Run
     let mut dropped = Vec::new();
     let (mut tables, twins) = Tables::build(runs);
     drop_all(&mut tables, &invalid, &mut dropped);
-    // A page may have one run only. If both runs with an equal page still exist, drop the later.
+    // Only one run may hold a page. If both runs of a pair still exist, drop the run with the
+    // higher number.
     for (later, earlier) in twins {
         if tables.runs.is_live(later) && tables.runs.is_live(earlier) {
             drop_all(&mut tables, &[later], &mut dropped);

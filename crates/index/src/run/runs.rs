@@ -52,9 +52,9 @@ pub(crate) struct Runs {
     /// The largest reuse count assigned so far.
     pub(crate) reuse: u32,
     /// Minimum reuse count of new runs: larger than all counts that were assigned before the open,
-    /// or before a chunk was last freed. A record that was allocated later begins at count zero
-    /// although earlier runs may have had its number; the minimum keeps their names from being
-    /// assigned again.
+    /// or before a chunk was last freed. The records of a new chunk begin at count zero, although
+    /// earlier runs may have had their numbers; the minimum keeps the names of these earlier runs
+    /// from being assigned again.
     pub(crate) reuse_floor: u32,
     pub(crate) live: u64,
     pub(crate) pages: u64,

@@ -98,7 +98,7 @@ impl Slots {
     ///
     /// Inserting slot by slot would wait for memory at every page. The slots are therefore
     /// distributed to their shards first. Each shard is then sorted and laid out within the
-    /// first-level cache, by several threads for large tables.
+    /// processor's caches, by several threads for large tables.
     pub(crate) fn build(each: impl Fn(&mut dyn FnMut(PageHash, Number, u16))) -> (Self, Vec<Pair>) {
         let mut table = Self::new();
         let mut ends = vec![0usize; table.shards.len()];

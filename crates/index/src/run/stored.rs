@@ -11,11 +11,11 @@ use std::path::Path;
 /// The files of an index that is not open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredIndex {
-    /// Runs and pages in the newest checkpoint whose header and end are intact; `None` without such
-    /// a checkpoint. The frames between header and end are not read, and may be damaged.
+    /// Numbers of runs and of pages in the newest checkpoint whose header and last frame are
+    /// intact; `None` without such a checkpoint. The other frames are not read, and may be damaged.
     pub checkpoint: Option<(u64, u64)>,
-    /// Bytes of the journal records after this checkpoint, whose changes the checkpoint may not
-    /// show; without such a checkpoint, of all journal records.
+    /// Bytes of the journal records whose changes the checkpoint that `checkpoint` counts may not
+    /// show; bytes of all journal records if `checkpoint` is `None`.
     pub journal_bytes: u64,
     /// Whether `checkpoint` is `None` although the journal does not begin with the first change:
     /// the next owner cannot recover all pages.

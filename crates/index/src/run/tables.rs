@@ -28,8 +28,8 @@ pub(crate) struct Tables {
 
 impl Tables {
     /// Builds the tables of runs that have no slots yet. The second result lists pairs of runs that
-    /// have a page in common, the later run first; a run that has a page twice is paired with
-    /// itself.
+    /// have a page in common, the run with the higher number first; a run that has a page twice is
+    /// paired with itself.
     pub(crate) fn build(runs: Runs) -> (Self, Vec<(Number, Number)>) {
         let (slots, pairs) = Slots::build(|visit| {
             for run in 1..runs.end() {

@@ -267,7 +267,7 @@ impl Pair {
             "a crash must leave a state since the last sync, but left {now:#?}\n{:#?}",
             self.history
         );
-        // The oracle continues with the recovered state, without the runs that the crash lost.
+        // Rebuild `memory` from the recovered state, without the runs that the crash lost.
         self.memory = MemoryIndex::new();
         let runs = contents(&*self.run);
         let mut left: Vec<&u64> = runs.keys().collect();

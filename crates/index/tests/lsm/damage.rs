@@ -117,9 +117,7 @@ fn truncated_manifest_is_damage() {
     let before = contents(&index);
     index.sync().unwrap();
     drop(index);
-    // Copies the files, and cuts the manifest to `cut` bytes. From the end, in steps of 16 bytes,
-    // the test tries each offset at which a number of listed families occurs first, and one offset
-    // in each 256 bytes.
+    // Copies the files of the database, and cuts the copied manifest to `cut` bytes.
     let copy_to = |to: &Path, cut: u64| {
         fs::create_dir(to.join("lsm")).unwrap();
         fs::copy(dir.path().join("lsm.seal"), to.join("lsm.seal")).unwrap();
@@ -133,6 +131,8 @@ fn truncated_manifest_is_damage() {
     let listing = tempfile::tempdir().unwrap();
     copy_to(listing.path(), length);
     let mut families = std::collections::BTreeSet::new();
+    // Shorten the manifest in steps of 16 bytes. Test each length at which the manifest lists a new
+    // number of column families, and besides one length in each 256 bytes.
     for cut in (0..length).rev().step_by(16) {
         let list = files(listing.path(), "MANIFEST").pop().unwrap();
         fs::OpenOptions::new().write(true).open(list).unwrap().set_len(cut).unwrap();

@@ -106,7 +106,7 @@ pub fn choose(given: Option<&Path>, needed: u64) -> Result<PathBuf, Failure> {
                 bytes(usable),
                 bytes(needed)
             ),
-            "a smaller --total, or a directory on another disk",
+            "a smaller --total or --entries, or a directory on another disk",
         ));
     }
     Ok(dir.canonicalize()?)

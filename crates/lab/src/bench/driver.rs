@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// Maximum bytes of a window, unless one sequence is longer. A window is the sequences that are in
-/// memory together; contents are made and checked between the timed calls on two windows.
+/// memory together. Its contents are made before the timed puts, or checked after the timed gets.
 const WINDOW_BYTES_MAX: u64 = 1 << 30;
 /// Divisor of the available memory: the quotient is a second maximum of a window's bytes.
 const MEMORY_SHARE: u64 = 4;

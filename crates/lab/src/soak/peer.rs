@@ -134,7 +134,7 @@ pub fn join(options: &Options, capacity: u64, seed: u64) -> Result<Status, Failu
     let soak_store = workers.stop(Duration::from_secs(100));
     report();
     if !soak_store {
-        return Err(Failure::failed("a call hung in the peer process", ""));
+        return Err(Failure::failed("a call hung in the peer process", "report this"));
     }
     node.close()?;
     Ok(Status::Fine)

@@ -30,8 +30,9 @@ impl Resources {
         }
     }
 
-    /// Returns the median of the last third less the median of the second third, or zero if this is
-    /// negative. The first third does not count, because caches and the allocator's arenas warm up.
+    /// Returns the median of the last third less the median of the second third, or zero if the
+    /// difference is negative. The first third does not count, because caches and the allocator's
+    /// arenas warm up.
     #[must_use]
     pub fn growth(history: &[Self]) -> Self {
         let third = history.len() / 3;

@@ -68,7 +68,7 @@ impl Totals {
         Self::add(&self.operations, 1);
         match answer {
             Ok(value) => Some(value),
-            // An owner was killed, or a scope was dropped during the call.
+            // For example, an owner was killed or a scope was dropped during the call.
             Err(error) if matches!(error.kind(), ErrorKind::Retry | ErrorKind::Closed) => {
                 Self::add(&self.retries, 1);
                 None

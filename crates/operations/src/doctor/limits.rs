@@ -54,7 +54,7 @@ fn io_uring() -> Finding {
             "sysctl kernel.io_uring_disabled=0, or a separate group (kernel.io_uring_group)",
         ),
         Ok(_) => Finding::fine(WHAT, "allowed by the kernel (a container may still forbid it)"),
-        Err(_) => Finding::fine(WHAT, "the kernel has no switch for it"),
+        Err(_) => Finding::fine(WHAT, "the kernel has no setting that forbids io_uring"),
     }
 }
 

@@ -136,7 +136,7 @@ impl Served {
     }
 }
 
-/// Attempts to open a path that now leads to another store.
+/// Attempts to open the path again, after it began to lead to another directory or to none.
 #[derive(Default)]
 struct Reopening {
     /// Stores that the path no longer leads to. A background thread of each store closes it,

@@ -140,7 +140,7 @@ struct StoreEnd(mpsc::Sender<Happening>);
 
 impl Drop for StoreEnd {
     fn drop(&mut self) {
-        // Fails if the command ends already.
+        // Sending fails if the command has received an event and ends already.
         let _ = self.0.send(Happening::StoreEnded);
     }
 }

@@ -45,7 +45,7 @@ const SMALL_MEMTABLE_BYTES: u64 = 2 << 20;
 /// Free disk space that a measurement needs, in bytes per page.
 const DISK_BYTES_PER_PAGE: u64 = 2048;
 
-/// Refuses to run a part, because the index is not compiled in.
+/// Refuses to run a part, because the index `lsm` is not compiled in.
 ///
 /// # Errors
 /// Always.
@@ -64,7 +64,7 @@ fn not_compiled() -> Failure {
 /// Measures all variants and prints the report.
 ///
 /// # Errors
-/// If the index is not compiled in, space is missing, a variant fails, or the chart cannot be
+/// If the index `lsm` is not compiled in, space is missing, a variant fails, or the chart cannot be
 /// written.
 pub fn run(context: &Context, args: &AdaptiveArgs) -> Result<Status, Failure> {
     if cfg!(not(feature = "lsm")) {

@@ -10,7 +10,7 @@ pub const ADAPTIVE: &str = "adaptive";
 /// The report of `bench adaptive`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Pages after all ten stages.
+    /// Pages in the index after all ten stages.
     pub entries: u64,
     /// Number of rounds.
     pub rounds: u32,

@@ -203,8 +203,10 @@ impl Client {
         writeln!(self.input, "{what}")?;
         let mut line = String::new();
         self.output.read_line(&mut line)?;
-        serde_json::from_str(&line)
-            .map_err(|error| Failure::failed(format!("a client gave no valid answer: {error}"), ""))
+        serde_json::from_str(&line).map_err(|error| {
+            let line = format!("a client process gave no valid answer: {error}");
+            Failure::failed(line, "the output above, which names the cause")
+        })
     }
 }
 

@@ -75,7 +75,9 @@ fn read(file: &[u8], source: &str) -> Result<Vec<DataSet>, Failure> {
         let part = |part: &str| {
             let name = format!("{layer}.{part}");
             tensors.cube(&name).ok_or_else(|| {
-                unusable(&format!("{name} is no tensor of tokens x heads x numbers of two bytes"))
+                unusable(&format!(
+                    "{name} is missing, or no tensor of tokens x heads x numbers of two bytes"
+                ))
             })
         };
         let ((q, q_shape), (k, shape), (v, v_shape)) = (part("q")?, part("k")?, part("v")?);

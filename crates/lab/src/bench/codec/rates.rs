@@ -52,7 +52,7 @@ impl Buffers {
                 share.input.extend(slice);
             }
             share.frames = vec![(Codec::Raw, 0); share.lengths.len()];
-            // Write to both buffers once, so that rates include no page faults.
+            // Write to `encoded` and `back` once, so that rates include no page faults.
             share.encoded = vec![1; share.input.len()];
             share.back = vec![1; share.input.len()];
             share
@@ -97,7 +97,8 @@ impl Share {
         let (mut encode, mut decode, mut copy) = (vec![], vec![], vec![]);
         let mut outcome = Ok(());
         for _ in 0..runs {
-            // Each thread passes every barrier, even if its codec has failed.
+            // Each thread passes every barrier, even if its codec has failed, because the other
+            // threads wait there.
             barrier.wait();
             copy.push(timed(|| self.back.copy_from_slice(&self.input)));
             barrier.wait();

@@ -209,6 +209,8 @@ fn run_part_process(
         return Err(Failure::failed(line, "the output above, which names the cause"));
     }
     serde_json::from_str(&line).map_err(|error| {
-        Failure::failed(format!("{} gave no valid answer: {error}", spec.backend), "")
+        let line =
+            format!("the process for `{part}` of backend {} gave no valid answer", spec.backend);
+        Failure::failed(format!("{line}: {error}"), "the output above, which names the cause")
     })
 }

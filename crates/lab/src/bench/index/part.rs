@@ -321,8 +321,8 @@ fn churn(spec: &IndexSpec) -> Result<Answer, Failure> {
 fn resident() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
-    let pages =
-        pages.ok_or_else(|| Failure::failed("/proc/self/statm has no resident size", ""))?;
+    let pages = pages
+        .ok_or_else(|| Failure::failed("/proc/self/statm has no resident size", "report this"))?;
     Ok(pages * rustix::param::page_size() as i64)
 }
 

@@ -107,8 +107,8 @@ fn answer(answer: &Answer) -> Result<Status, Failure> {
 fn resident_bytes() -> Result<i64, Failure> {
     let text = std::fs::read_to_string("/proc/self/statm")?;
     let pages = text.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse::<i64>().ok());
-    let pages =
-        pages.ok_or_else(|| Failure::failed("/proc/self/statm has no resident size", ""))?;
+    let pages = pages
+        .ok_or_else(|| Failure::failed("/proc/self/statm has no resident size", "report this"))?;
     Ok(pages * rustix::param::page_size() as i64)
 }
 
@@ -129,13 +129,16 @@ pub fn run_in_child(context: &Context, words: &[&OsStr]) -> Result<Answer, Failu
 pub fn ask(mut command: Command, input: Option<&[u8]>) -> Result<Answer, Failure> {
     use std::io::Write;
     let name = command.get_program().to_string_lossy().into_owned();
-    let failed =
-        |why: String| Failure::failed(format!("a process of the measurement failed: {why}"), "");
+    let failed = |why: String| {
+        let line = format!("a process of the measurement failed: {why}");
+        Failure::failed(line, "the output above, which names the cause")
+    };
     command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     command.stdout(Stdio::piped());
     let mut child = command.spawn().map_err(|error| failed(format!("{name}: {error}")))?;
     if let (Some(input), Some(mut pipe)) = (input, child.stdin.take()) {
-        // An error is ignored: if the child does not read its input, its exit status says why.
+        // Ignore an error: a child that ended before it read its input is reported by its exit
+        // status.
         let _ = pipe.write_all(input);
     }
     let output = child.wait_with_output()?;

@@ -86,8 +86,8 @@ pub struct State {
     pub trouble: String,
 }
 
-/// Writes one message on a line. Ignores a closed pipe, because this process detects the end of the
-/// other process elsewhere.
+/// Writes one message on a line. Ignores a closed pipe: the command polls whether its clients run,
+/// and a client ends when its standard input ends.
 pub fn send(to: &mut impl Write, message: &impl Serialize) {
     if let Ok(mut line) = serde_json::to_string(message) {
         line.push('\n');

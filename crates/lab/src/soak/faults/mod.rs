@@ -79,7 +79,7 @@ struct Report {
 ///
 /// # Errors
 /// If the store cannot be created, a client cannot be started, a fault cannot be injected or ended,
-/// or the clients create no store in the place of the moved directory.
+/// or a client works on no store in the place of the moved directory.
 pub fn run(context: &Context, args: &SoakArgs) -> Result<Status, Failure> {
     let scratch = Scratch::new(&args.dir, "soak")?;
     let dir = scratch.path().join("store");
@@ -208,15 +208,16 @@ impl Soak<'_> {
         Ok(took)
     }
 
-    /// Waits until every client works on the store that was made while the soak's store was absent.
+    /// Waits until every client works on the store that the clients made while the soak's store was
+    /// moved away.
     fn wait_for_work_below(&mut self) -> Result<(), Failure> {
         let until = Instant::now() + TIMEOUT;
         let works_below = |state: &State| state.rounds > 0 && !state.is_soak_store;
         while !self.cluster.clients.iter().all(|client| works_below(&client.reports().state)) {
             if Instant::now() > until {
                 return Err(Failure::failed(
-                    "no store was created in the place of the moved directory",
-                    "",
+                    "a client works on no store in the place of the moved directory",
+                    "report this",
                 ));
             }
             std::thread::sleep(POLL_INTERVAL);

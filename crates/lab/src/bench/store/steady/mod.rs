@@ -228,8 +228,7 @@ impl Bench {
             put(movers, fresh.store(), set)?;
         }
         figures.get16_p99_us_idle = self.latency(fresh.store(), FRESH_SETS - 1, None, movers, 0)?.0;
-        // Put at most this number of further sets, which fit into the fresh store without an
-        // eviction.
+        // The number of further sets that fit into the fresh store without an eviction.
         let room = (self.capacity / 20 * 3 / self.set_bytes()) as u32;
         let beside = Some(FRESH_SETS);
         let (writing, _) = self.latency(fresh.store(), FRESH_SETS - 1, beside, movers, room)?;
@@ -329,9 +328,8 @@ impl Bench {
             });
             stop.store(true, Ordering::Relaxed);
             if let Some(writer) = writer {
-                writer
-                    .join()
-                    .unwrap_or_else(|_| Err(Failure::failed("the putting thread panicked", "")))?;
+                let panicked = || Failure::failed("the putting thread panicked", "report this");
+                writer.join().unwrap_or_else(|_| Err(panicked()))?;
             }
             read?;
             if times.is_empty() {
