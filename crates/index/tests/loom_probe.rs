@@ -33,7 +33,8 @@ fn insert(index: &RunIndex, parent: Option<PageHash>, pages: &[PageHash]) -> Run
     index.insert(&run).unwrap()
 }
 
-/// Returns the number of pages that `walk` finds. Checks that its runs cover them without gaps.
+/// Returns the number of pages that `walk` finds. Checks that the runs of the walk cover these
+/// pages without gaps.
 fn probe(index: &RunIndex, keys: &[PageHash]) -> usize {
     let steps = index.walk(SCOPE, &keys);
     let mut at = 0;

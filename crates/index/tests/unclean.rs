@@ -81,7 +81,8 @@ fn after_failed_sync(failure: Failure, seed: u64) -> (SimDisk, Contents, Content
     };
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Fatal);
     let all = contents(&index);
-    // The index syncs its journal before it writes a checkpoint, so all contents are durable.
+    // The index syncs its journal before it writes a checkpoint, so all contents are durable unless
+    // the sync of the journal fails.
     let durable = if failure == Failure::Journal { durable } else { all.clone() };
     (disk, durable, all)
 }

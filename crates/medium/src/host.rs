@@ -131,8 +131,8 @@ impl MediumFile for HostFile {
                 Err(error) => return Err(error),
             }
             if self.direct && filled % SECTOR != 0 {
-                // A direct read ends inside a sector only at the end of the file; continuing there
-                // would fail as unaligned.
+                // A direct read ends inside a sector only at the end of the file; another read at
+                // this unaligned offset would fail.
                 break;
             }
         }

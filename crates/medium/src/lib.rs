@@ -129,8 +129,8 @@ pub trait MediumFile: Send + Sync + Debug {
     fn length(&self) -> io::Result<u64>;
     /// Bytes of allocated blocks.
     fn allocated(&self) -> io::Result<u64>;
-    /// The descriptor, for `io_uring`. `None` for a simulated file: the caller then uses the other
-    /// methods.
+    /// The descriptor, for `io_uring`. `None` for a simulated file: the caller then transfers bytes
+    /// with [`MediumFile::read_at`] and [`MediumFile::write_at`].
     fn descriptor(&self) -> Option<BorrowedFd<'_>>;
     /// Whether the caller must make one call at a time, without direct I/O, so that a test is
     /// repeatable. By default true for a file without a descriptor.

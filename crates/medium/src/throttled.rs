@@ -97,8 +97,7 @@ impl Disk {
     fn limit<T>(&self, bytes: usize, transfer: impl FnOnce() -> T) -> T {
         let end = self.pace.lock().reserve(self.start.elapsed(), bytes as u64);
         let result = transfer();
-        // This sleep is not a poll: its length is computed, and delaying calls is this medium's
-        // purpose.
+        // Delay the caller until the time at which the transfer ends at the disk's rate.
         std::thread::sleep(end.saturating_sub(self.start.elapsed()));
         result
     }

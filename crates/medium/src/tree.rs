@@ -22,7 +22,7 @@ enum Link {
     Dir(PathBuf),
     Create(PathBuf, Inode),
     Remove(PathBuf, Inode),
-    /// Atomic: both names change, or neither.
+    /// From the first path to the second, atomically: both names change, or neither.
     Rename(PathBuf, PathBuf, Inode),
 }
 

@@ -153,6 +153,8 @@ impl Client {
         Ok(())
     }
 
+    /// Checks that the owner is alive and is not marked silent.
+    ///
     /// # Errors
     /// [`OwnerLost`](crate::owner_lost::OwnerLost) if the owner died; [`OwnerSilent`] if it does
     /// not respond.

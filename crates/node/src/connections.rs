@@ -30,8 +30,8 @@ const CONNECTIONS_PER_CLIENT_MAX: usize = 2 * client::CONNECTIONS_MAX;
 /// Maximum names of one process, unless it is in another PID namespace. The process takes a new
 /// name with each owner, and keeps every name under which reservations are pending.
 const NAMES_PER_PROCESS_MAX: usize = 8;
-/// Number of unauthenticated connections at which, or above which, each new connection shuts down
-/// the oldest unauthenticated connection.
+/// Number of unauthenticated connections from which on each new connection shuts down the oldest
+/// unauthenticated connection.
 const UNAUTHENTICATED_MAX: usize = 64;
 /// Maximum observers. Each has a thread, which may wait for the statistics.
 const OBSERVERS_MAX: usize = 8;
@@ -77,7 +77,7 @@ struct Connection {
 enum Peer {
     Unauthenticated,
     Observer,
-    /// The client of this name.
+    /// A client, by its name.
     Client(String),
 }
 

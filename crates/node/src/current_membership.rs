@@ -296,7 +296,7 @@ impl ChangeGuard<'_> {
 
     fn replace(&self, membership: Membership) {
         let old = std::mem::replace(&mut *self.current.membership.write(), Arc::new(membership));
-        // Drop the old membership after the lock is released, because this may take long.
+        // Drop the old membership after the lock is released, because dropping it may take long.
         drop(old);
     }
 }

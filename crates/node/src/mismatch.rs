@@ -16,8 +16,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct OwnerMismatch(Mutex<Option<(LockHolder, Instant, OtherVersion)>>);
 
 impl OwnerMismatch {
+    /// Checks that the last handshake with `owner` did not fail by a version mismatch less than
+    /// [`PAUSE`] ago.
+    ///
     /// # Errors
-    /// The error noted for this owner less than [`PAUSE`] ago.
+    /// The error of that handshake.
     pub(crate) fn check(&self, owner: LockHolder) -> Result<()> {
         match *self.0.lock() {
             Some((noted, at, versions)) if noted == owner && at.elapsed() < PAUSE => {

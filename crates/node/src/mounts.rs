@@ -127,8 +127,8 @@ fn parse(line: &str) -> Option<Mount> {
     Some([number, fields.nth(1)?, fields.next()?, fields.next()?])
 }
 
-/// The number of the mount that `path` leads to, or the nearest directory above it that exists;
-/// `None` if the kernel does not report it.
+/// The number of the mount that `path` leads to, or, if `path` does not exist, its nearest existing
+/// ancestor; `None` if the kernel does not report the number.
 fn mount_number(path: &Path) -> Option<String> {
     let found = path.ancestors().find_map(|part| match number_of(part) {
         Err(Errno::NOENT | Errno::NOTDIR) => None,

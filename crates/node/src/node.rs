@@ -190,9 +190,9 @@ impl Node {
     }
 
     /// Returns whether this process has closed the store because its path no longer leads to it:
-    /// another store or file system is there, or the store failed and was moved or unmounted.
-    /// Afterwards every call fails, and opening again uses what is at the path. Costs one load from
-    /// memory.
+    /// another store or file system is at the path, or the store failed and was moved or unmounted.
+    /// Afterwards every call on this handle fails, and opening the path again opens or creates the
+    /// store that is there then. Costs one load from memory.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         self.shared.catalog.membership.is_replaced()

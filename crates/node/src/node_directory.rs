@@ -171,8 +171,9 @@ impl NodeDirectory {
         &self.mounts
     }
 
-    /// Returns why this process must leave `store`, which was opened here: a file system was
-    /// mounted over this directory, or the directory was moved and another store is in its place.
+    /// Returns why this process must leave `store`, which was opened in this directory: a file
+    /// system was mounted over the directory, or the directory was moved and another store is in
+    /// its place.
     /// An unmount does not count: if the process left, the next opening of the path would use or
     /// create a store below the mount point, where the pages of the unmounted disk do not belong.
     pub(crate) fn superseded(&self, store: [u8; 16]) -> Option<Departure> {

@@ -69,7 +69,7 @@ pub fn owner_stats(dir: &Path) -> Result<Option<CatalogStats>> {
     find(dir, &Some, &|_| Ok(None))
 }
 
-/// The end of one attempt.
+/// The result of one attempt to get the state of a store.
 enum Attempt<T> {
     Done(T),
     /// The owner does not listen, or ended or began during the attempt.
@@ -117,14 +117,15 @@ fn attempt<T>(
         Err(error) => Err(error),
     };
     // Close the lock file now: a thread of `Client` may keep the directory after
-    // `with_unopened_store` has returned. This process may then open the store, and a later close
-    // of the file would release its lock.
+    // `with_unopened_store` has returned. This process may then open the store, and a close of the
+    // file after that would release the lock of the opened store.
     directory.lock.close();
     attempted
 }
 
-/// Calls `unowned`. If an owner started in the meantime, it may have replaced a file between two
-/// reads; if the path led elsewhere, the files and the lock may be of different directories.
+/// Calls `unowned`. Returns [`Attempt::Again`] if an owner started in the meantime, because the
+/// owner may have replaced a file between two reads, or if the path leads elsewhere, because the
+/// files and the lock may be of different directories.
 fn read_unowned<T>(
     directory: &NodeDirectory,
     unowned: &dyn Fn(&Path) -> Result<T>,

@@ -85,7 +85,8 @@ pub(crate) fn is_alive(directory: &NodeDirectory, name: &str) -> bool {
     if !is_name(name) {
         return false;
     }
-    // Check this first, because opening and closing the file would release this process's own lock.
+    // Check this process's names first, because opening and closing the file of such a name would
+    // release this process's lock on it.
     if directory.names.lock().contains(name) {
         return true;
     }

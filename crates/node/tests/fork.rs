@@ -56,7 +56,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                 "the child was refused, then served".to_owned()
             });
             let mut status = 0;
-            // SAFETY: waits for the child made above.
+            // SAFETY: `status` lives until `waitpid` returns.
             unsafe { libc::waitpid(pid, &mut status, 0) };
             format!("waited {status}")
         }
@@ -92,7 +92,7 @@ fn own_command(node: &Arc<Node>, command: &str) -> String {
                         unsafe { libc::_exit(i32::from(!refused)) }
                     }
                     let mut status = 0;
-                    // SAFETY: waits for the child made above.
+                    // SAFETY: `status` lives until `waitpid` returns.
                     unsafe { libc::waitpid(pid, &mut status, 0) };
                     well += usize::from(status == 0);
                 }

@@ -178,7 +178,7 @@ fn small_file_system_child() {
     let store = node.store();
     assert_eq!(store.stats().unwrap().catalog.io.mode, "mapped");
     assert_eq!(put(store, 0, 200).unwrap().pages, 200);
-    // A filler file takes all free space except less than one segment.
+    // A filler file leaves less free space than one segment takes.
     let mut filler = Filler(std::fs::File::create(Path::new(&dir).join("filler")).unwrap(), 0);
     filler.leave(Path::new(&dir), MIB * 3 / 4);
     for name in 1..60 {

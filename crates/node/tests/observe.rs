@@ -59,7 +59,8 @@ fn owner_answers_observer_that_is_no_client() {
     let dir = tempfile::tempdir().unwrap();
     let mut owner = Helper::opened(dir.path());
     assert_eq!(owner.ask("put 1 4"), "4");
-    // More observers than an owner answers at the same time: each must free its place.
+    // More observers, one after another, than an owner answers at the same time: each must free its
+    // place when it ends.
     for _ in 0..40 {
         let stats = owned(dir.path());
         assert_eq!((stats.owner_pid as i32, stats.pages, stats.clients), (owner.pid(), 4, 0));

@@ -247,7 +247,7 @@ fn store_reopens_without_a_volume_that_fails_writes() {
     }
 }
 
-/// The segments of the volume `b` cannot be synced. Its marker, and the file of its self-test, can.
+/// The segments of the volume `b` cannot be synced; its marker and the file of its self-test can.
 #[test]
 fn store_reopens_without_a_volume_that_fails_syncs() {
     let dir = tempfile::tempdir().unwrap();
@@ -271,7 +271,8 @@ fn store_reopens_without_a_volume_that_fails_syncs() {
     assert!((1..8).contains(&read), "{read} of 8 sequences are on the volume a");
     let _ = node.store().flush();
     node.store().flush().unwrap();
-    // The owner tries again every two seconds. The attempts do not poison the store.
+    // The owner tries to use the volume again every two seconds. Failed attempts do not poison the
+    // store.
     std::thread::sleep(Duration::from_millis(2500));
     assert_eq!((stats(&node).absent_space.reasons.len(), node.problem()), (1, None));
 

@@ -247,6 +247,7 @@ fn put_copy(store: &Arc<Store>, name: u64, pages: usize) -> usize {
 }
 
 /// A client puts 8 pages, this process puts the same pages by `put_again`, and the owner is killed.
+/// The next flush of this process must report that the pages may be lost.
 fn flush_after_deduplicated_put(put_again: impl Fn(&Arc<Store>) -> usize) {
     let dir = tempfile::tempdir().unwrap();
     let owner = Helper::opened(dir.path());

@@ -213,7 +213,7 @@ fn change_capacity(
     change: &CapacityChange,
 ) -> Result<Status, Failure> {
     let node = open::existing(dir)?;
-    // A change may take longer than a call's deadline; each retry continues it.
+    // A change may take longer than a call's deadline; each further call continues the change.
     while let Err(error) = node.store().change_capacity(change) {
         if !is_in_progress(&error) {
             return Err(error.into());

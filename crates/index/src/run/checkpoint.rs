@@ -90,14 +90,18 @@ impl RunIndex {
             || journals + files.sum::<u64>() > budget
     }
 
-    /// Whether a checkpoint can no longer wait for [`crate::PrefixIndex::maintain`].
+    /// Returns whether a sync must write a checkpoint, instead of leaving it to
+    /// [`crate::PrefixIndex::maintain`]: if the current journal file is twice as long as
+    /// [`journal_bytes_max`], or if a checkpoint is due and [`RunIndex::worst_case`] is at least
+    /// seven eighths of the budget.
     pub(super) fn must_checkpoint(&self) -> bool {
         let journal = self.gauges.journal.load(Ordering::Relaxed);
         journal >= 2 * journal_bytes_max(self.budget())
             || self.worst_case(0) >= self.budget() / 8 * 7 && self.is_checkpoint_due()
     }
 
-    /// [`RunIndex::checkpoint_after`] for runs whose data is durable, or that have no data.
+    /// Writes a checkpoint like [`RunIndex::checkpoint_after`], if the data of all runs is durable
+    /// already, or if runs have no data.
     ///
     /// # Errors
     /// Errors of [`RunIndex::checkpoint_after`].

@@ -44,8 +44,8 @@ impl Default for RunOptions {
 
 impl RunOptions {
     /// Returns the maximum bytes of waiting records: [`RunOptions::pending_bytes_max`], but at most
-    /// a sixteenth of the memory. The same number of bytes is kept for the records that are being
-    /// written.
+    /// a sixteenth of [`RunOptions::memory_bytes_max`]. The same number of bytes is kept for the
+    /// records that are being written.
     pub(super) fn pending_max(&self) -> u64 {
         self.pending_bytes_max.min(self.memory_bytes_max / 16)
     }

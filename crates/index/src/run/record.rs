@@ -51,7 +51,7 @@ impl Pages {
         self.many.as_ref().map_or(0, |pages| Self::heap_bytes_of(pages.0.len()))
     }
 
-    /// Bytes on the heap of this number of hashes.
+    /// Bytes on the heap that the hashes of `pages` pages take, with the allocator's overhead.
     pub(super) const fn heap_bytes_of(pages: usize) -> usize {
         if pages > 1 { 32 + pages * 16 + 16 } else { 0 }
     }
@@ -95,7 +95,7 @@ impl Extents {
         }
     }
 
-    /// Bytes on the heap of this number of extents.
+    /// Bytes on the heap that `extents` extents take, with the allocator's overhead.
     pub(super) const fn heap_bytes_of(extents: usize) -> usize {
         if extents > 1 { 32 + extents * 12 + 16 } else { 0 }
     }

@@ -198,8 +198,8 @@ impl RunIndex {
         let bytes = match self.write_checkpoint(&new, header, &|| Ok(())) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::Retry => {
-                // Try to free the room of the new checkpoint. The next open removes the file if
-                // this fails.
+                // Free the room of the new checkpoint. If its removal fails, the next open removes
+                // it.
                 let _ = self.medium.remove(&new);
                 let _ = self.medium.remove(&journal::path(&self.dir, journal));
                 let images = self.tables.read().runs.image_bytes;
@@ -318,7 +318,9 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Returns the result of the best attempt, and whether the files were undamaged.
+    /// Recovers from the newest exact checkpoint; without one, from the whole journal; if its
+    /// beginning is missing, from the newest intact checkpoint; without one, from what is left of
+    /// the journal. Returns the result, and whether the files were undamaged.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();
@@ -357,8 +359,8 @@ impl Source<'_> {
         }
     }
 
-    /// Loads a checkpoint. `None` unless every frame is intact and the counts in the last frame
-    /// match.
+    /// Loads a checkpoint. `None` unless every frame is intact and the last frame has the numbers
+    /// of the runs and pages that were loaded.
     fn load(
         &self,
         slot: usize,

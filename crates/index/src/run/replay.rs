@@ -90,7 +90,8 @@ impl Restored {
                 let Some(run) = self.runs.number(RunId(run)) else { return };
                 let pages = self.runs.hot(run).pages().len();
                 let mut place = place.into_owned();
-                // The checkpoint may already show a cut whose record comes later in the journal.
+                // The run may have fewer pages than `place`: the checkpoint may already show a cut
+                // whose record comes later in the journal.
                 place.truncate(pages as u32);
                 if check_place(&place, pages).is_ok() {
                     self.runs.set_place(run, &place);
@@ -180,7 +181,7 @@ fn overlapping(runs: &Runs) -> Vec<Number> {
     }
     spans.sort_unstable();
     let mut found = Vec::new();
-    // The extent with the highest end among the extents visited so far.
+    // The extent with the highest end among the visited extents of the current segment.
     let mut farthest = None;
     for span in spans {
         if let Some((segment, _, end, run)) = farthest

@@ -61,8 +61,8 @@ pub(crate) struct Runs {
     heap_bytes: usize,
     /// Bytes that all runs and retentions take in a checkpoint, without frames.
     pub(crate) image_bytes: u64,
-    /// The ends of retentions, by run. Few runs are retained, so the records have no field for this
-    /// time.
+    /// The ends of retentions, by run. Few runs are retained, so a record has no field for the end
+    /// of its retention.
     retained: BTreeMap<Number, u64>,
     /// The store's clock at the last retention.
     pub(crate) clock: u64,
@@ -454,7 +454,7 @@ impl Runs {
         self.cold(run).live
     }
 
-    /// Bytes that a run with these numbers of pages and extents adds, without its slots.
+    /// Bytes of memory that a run of `pages` pages and `extents` extents adds, without its slots.
     pub(crate) fn growth(&self, pages: usize, extents: usize) -> usize {
         let chunk = if self.is_packed() { CHUNK_BYTES } else { 0 };
         chunk + Pages::heap_bytes_of(pages) + Extents::heap_bytes_of(extents)

@@ -332,8 +332,8 @@ mod tests {
             let mut slots = Slots::new();
             let mut model = BTreeSet::new();
             for (tag, run, add) in tags {
-                // Tags near the maximum use the last home positions, which have little room after
-                // them.
+                // Tags near the maximum have the last home positions, after which a shard has only
+                // `spill(capacity)` positions.
                 let tag = (1 << 20) - 1 - tag * spread;
                 if add {
                     let new = slots.insert(hash(1, tag), run, 7, |(other, _)| other == run);

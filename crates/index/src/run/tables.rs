@@ -127,8 +127,9 @@ impl Tables {
         None
     }
 
-    /// Walks along `keys`, run by run, calls `visit` for each match, and returns the number of keys
-    /// that were found.
+    /// Walks along `keys`, run by run, and returns the number of keys that were found. Calls
+    /// `visit` for each match with the run, its first page that matches, the number of pages that
+    /// match, and the position of the first of them in `keys`.
     #[inline]
     pub(crate) fn walk(
         &self,

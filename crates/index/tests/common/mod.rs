@@ -129,7 +129,8 @@ pub fn open(disk: &SimDisk) -> Arc<RunIndex> {
     open_through(Arc::new(disk.clone()))
 }
 
-/// Opens an index that writes its checkpoints run by run, so that operations can happen in between.
+/// Opens an index that writes its checkpoints run by run, so that a test can apply operations
+/// between two writes of a checkpoint.
 fn open_through(medium: Arc<dyn Medium>) -> Arc<RunIndex> {
     let options = RunOptions { checkpoint_write_bytes: 1, ..RunOptions::default() };
     Arc::new(RunIndex::open(medium, Path::new("/index"), options).unwrap())

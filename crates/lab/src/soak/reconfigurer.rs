@@ -95,7 +95,8 @@ impl Changer {
         if answer.is_ok() {
             Totals::add(&self.totals.changes, 1);
         }
-        // A reduced capacity can be too small for the leased and retained pages.
+        // A reduced capacity can be too small for the leased and retained pages: count the refusal
+        // as a retry.
         let refused = |error: &Error| {
             error.kind() == ErrorKind::Invalid && error.message().contains("may not be evicted")
         };

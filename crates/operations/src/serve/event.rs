@@ -33,7 +33,7 @@ impl<'a> Event<'a> {
         Self { event, dir: Some(dir), ..Self::default() }
     }
 
-    /// The service listens on `address`.
+    /// The event that the service listens on `address`.
     pub(super) fn listening(address: SocketAddr) -> Self {
         Self { event: "listening", address: Some(address), ..Self::default() }
     }

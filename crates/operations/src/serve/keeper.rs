@@ -31,7 +31,7 @@ pub(super) struct Keeper<'a> {
     pub(super) must_own: bool,
     /// Tells the service the open store.
     pub(super) access: &'a StoreAccess,
-    /// Called once, when the store is open.
+    /// Called once, after the first role of this process was printed: the store then has an owner.
     pub(super) on_open: &'a (dyn Fn() + Sync),
 }
 

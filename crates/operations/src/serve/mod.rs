@@ -135,7 +135,8 @@ pub fn run(context: &Context, args: &ServeArgs) -> Result<Status, Failure> {
     Ok(Status::Fine)
 }
 
-/// Tells that a store is no longer kept, when it is dropped: also if the thread panics.
+/// Reports [`Happening::StoreEnded`] when it is dropped: at the end of the thread that keeps a
+/// store, also by a panic.
 struct StoreEnd(mpsc::Sender<Happening>);
 
 impl Drop for StoreEnd {

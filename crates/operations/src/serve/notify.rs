@@ -17,14 +17,14 @@ impl Readiness {
         Self { unopened: AtomicUsize::new(stores) }
     }
 
-    /// A store was opened.
+    /// Notes that a store has an owner.
     pub(super) fn opened(&self) {
         if self.unopened.fetch_sub(1, Ordering::AcqRel) == 1 {
             send(NotifyState::Ready);
         }
     }
 
-    /// The command ends.
+    /// Tells systemd that the command ends.
     pub(super) fn ending(&self) {
         send(NotifyState::Stopping);
     }

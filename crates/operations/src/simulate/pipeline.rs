@@ -116,7 +116,7 @@ struct Parameters {
     dollars_per_hour: Prices,
 }
 
-/// One prefill.
+/// Figures of one prefill.
 #[derive(Serialize)]
 struct Row {
     tokens: u64,
@@ -127,7 +127,7 @@ struct Row {
     model_bubble_seconds: f64,
 }
 
-/// A medium at one prompt length.
+/// Figures of one medium at one prompt length.
 #[derive(Serialize)]
 struct Total {
     tokens: u64,

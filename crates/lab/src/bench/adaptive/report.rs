@@ -179,7 +179,7 @@ pub struct Switch {
 /// Hit rate of one way to keep pages.
 #[derive(Clone, Debug, Serialize)]
 pub struct HitRate {
-    /// Name of this way to keep pages.
+    /// Name of the way to keep pages.
     pub name: &'static str,
     /// Number of pages that fit.
     pub pages: u64,

@@ -48,7 +48,7 @@ Examples:
   ritornello bench clients --dir /nvme --clients 8 --page-bytes 2MiB --total 1GiB
   ritornello bench clients --json | jq '.crowded.lease.p99_us'")]
 pub struct ClientsArgs {
-    /// Busy clients
+    /// Number of busy clients
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub clients: u32,
     /// Bytes per page put and read

@@ -25,7 +25,7 @@ pub struct DataSet {
 
 /// Inputs of one layer's attention, token after token.
 pub struct Layer {
-    /// The format of all its numbers.
+    /// The format of the numbers of queries, keys and values.
     pub dtype: Dtype,
     /// Tokens, heads, and numbers per head of keys and values.
     pub shape: [usize; 3],

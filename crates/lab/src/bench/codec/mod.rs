@@ -47,7 +47,7 @@ pub struct CodecArgs {
     /// Tokens per slice
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub page_tokens: u32,
-    /// Concurrent threads
+    /// Number of concurrent threads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: u32,
     /// Number of rounds; medians are reported

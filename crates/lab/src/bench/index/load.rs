@@ -31,7 +31,7 @@ const PROMPT: usize = 16;
 pub enum Workload {
     /// Sequences in runs of 32 pages; four at a time share their first half
     Chains,
-    /// The same sequences in runs of 1 to 8 pages, as events of engines report pages
+    /// The sequences of `chains` in runs of 1 to 8 pages, as events of engines report pages
     KvEvents,
     /// Requests that put 20 pages each, of which the first 16 are the same for all requests
     OnePrompt,
