@@ -213,7 +213,7 @@ mod tests {
     fn only_files_below_the_directories_are_limited() {
         let root = tempfile::tempdir().unwrap();
         let dirs = ["a", "b"].map(|name| root.path().join(name));
-        // A byte per second: a limited call of more than one byte would outlast the test.
+        // At a byte per second, a limited write of 4,096 bytes would take more than an hour.
         let slow = Throttled::new(Arc::new(Host), &dirs, 1);
         for dir in &dirs {
             slow.create_dir(dir).unwrap();

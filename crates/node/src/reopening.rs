@@ -25,8 +25,8 @@ pub(crate) struct Reopening {
     refusing: Mutex<Option<Server>>,
 }
 
-/// Refuses every client with the failure. The kind `Miss` distinguishes this from other refusals.
-/// Gives observers the last figures of the poisoned core.
+/// Refuses every client with the failure that poisoned the core, as an error of kind `Miss`: other
+/// refusals have other kinds. Gives observers the last figures of the poisoned core.
 struct RefusingAuthority {
     cause: String,
     stats: Box<CatalogStats>,

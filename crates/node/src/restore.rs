@@ -32,7 +32,7 @@ pub fn restore(
         }
         found => found.map_err(|error| unusable(dir, error))?,
     };
-    // Check everything before creating the directory and its lock file.
+    // Check that the store can be restored before creating the directory and its lock file.
     Restore::plan(&medium, &path, others)?;
     if let Some(process) = user_of(others) {
         return Err(Error::invalid(

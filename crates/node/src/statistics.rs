@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn observers_of_a_slow_owner_keep_no_client_out() {
-        // More than the unauthenticated connections that an owner allows, and the observers.
+        // More connections than an owner holds of unauthenticated peers and observers together.
         const OBSERVERS: usize = 140;
         let until = Instant::now() + Duration::from_secs(15);
         let dir = tempfile::tempdir().unwrap();

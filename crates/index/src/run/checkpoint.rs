@@ -30,10 +30,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of encoded runs after which the copy releases the lock. The run that is being copied is
-/// completed first.
+/// Bytes of encoded runs after which the copy releases the read lock of the tables. The run that is
+/// being copied is completed first.
 const COPY_MAX: usize = 64 << 10;
-/// Maximum runs visited under one hold of the lock, removed runs included.
+/// Maximum runs visited under one hold of the tables' lock, removed runs included.
 const SCAN: Number = 4096;
 /// Maximum retentions per frame.
 const RETAINED_ENTRIES: usize = 4096;

@@ -69,7 +69,8 @@ struct Replayed {
     damaged: bool,
 }
 
-/// The result of recovering from one checkpoint. The default is an empty index.
+/// The result of recovering from one checkpoint, or from the journal alone. The default is an empty
+/// index.
 #[derive(Debug, Default)]
 struct Attempt {
     restored: Restored,
@@ -174,7 +175,7 @@ pub(super) fn open(medium: Arc<dyn Medium>, dir: &Path, options: RunOptions) -> 
         recovered,
     };
     if must_rewrite {
-        // The new checkpoint does not contain the dropped runs, so they need no journal record.
+        // The new checkpoint does not contain the dropped runs, so no journal record removes them.
         index.rewrite(next)?;
     } else if !dropped.is_empty() {
         let mut pending = index.pending.lock();

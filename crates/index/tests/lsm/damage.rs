@@ -176,7 +176,7 @@ fn truncated_manifest_is_damage() {
     );
 }
 
-/// Returns the offsets of the record types in the first block of a manifest or log.
+/// Returns the offset of each record's type byte in the first block, 32 KiB, of a manifest or log.
 fn types_of_records(file: &Path) -> Vec<usize> {
     let bytes = fs::read(file).unwrap();
     let mut at = 0;

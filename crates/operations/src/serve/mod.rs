@@ -74,7 +74,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "http")]
     pub tokens: Option<PathBuf>,
     /// Name or address, without port, under which clients may reach the service besides localhost
-    /// and the address, for example through a proxy; may be repeated
+    /// and the address of --http, for example through a proxy; may be repeated
     #[arg(long, value_name = "NAME", requires = "http")]
     pub http_host: Vec<String>,
     /// Open no store: only answer over HTTP

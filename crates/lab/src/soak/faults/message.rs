@@ -55,7 +55,7 @@ pub enum Answer {
     Checked {
         /// Sequences that were not found in full.
         lost: Vec<u64>,
-        /// Why the last of these sequences was not found; empty if all were found.
+        /// Why the last sequence of `lost` was not found; empty if all were found.
         why: String,
     },
 }
