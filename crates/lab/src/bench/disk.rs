@@ -136,7 +136,7 @@ pub fn capacity_for(segments: u64, segment_bytes: u64, index_bytes: u64) -> Resu
         if capacity > 1 << 56 {
             return Err(Failure::unusable(
                 "no capacity fits this measurement",
-                "a smaller --total and a segment size of 1 MiB to 256 MiB",
+                "a smaller --total or --entries, and a segment size of 1 MiB to 256 MiB",
             ));
         }
     }
