@@ -68,7 +68,7 @@ BAD_OUT: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a pool's page twice": (
         lambda: rt.PagePool([blank(4, PAGE)], [PAGE]).pages([2, 1, 2]),
-        "ids 0 and 2 are the same page, 2",
+        "ids 0 and 2 both name page 2",
     ),
     "a read-only pool": (
         lambda: rt.PagePool([bytes(3 * PAGE)], [PAGE]).pages([0, 1, 2]),

@@ -19,8 +19,8 @@ pub(crate) fn put_options(
     Ok(PutOptions { retain_until, ..PutOptions::after(parent) })
 }
 
-/// References to the caller's keys, which keep them alive if another thread changes the caller's
-/// list while the interpreter is detached.
+/// References that keep the caller's keys alive if another thread changes the caller's list while
+/// the interpreter is detached.
 pub(crate) struct Keys<'py>(Vec<Bound<'py, PyBytes>>);
 
 impl<'py> Keys<'py> {
@@ -73,8 +73,8 @@ pub(crate) fn duration(py: Python<'_>, what: &str, seconds: f64) -> PyResult<Dur
     Ok(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
 }
 
-/// Returns a time as seconds since 1970; takes a number or a `datetime`. A time before 1970 becomes
-/// 1, which is also in the past: zero would mean that no time is given.
+/// Returns `given`, a number or a `datetime`, as seconds since 1970. A time before 1970 becomes 1,
+/// which is also in the past, because 0 would mean that no time is given.
 fn seconds_since_1970(given: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = given.extract::<f64>().or_else(|_| given.call_method0("timestamp")?.extract());
     match seconds {

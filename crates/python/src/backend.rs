@@ -4,8 +4,8 @@
 //! An exception fails the call that raised it: the tier counts the failure and continues without
 //! the page. The constructor runs in the first call and not when the tiers are opened, so that the
 //! tiers open even if a service is down or hangs; if the constructor raises, the next call runs it
-//! again. Once the interpreter exits no call starts, and the exit waits at most [`STOP_TIMEOUT`]
-//! for running calls.
+//! again. Once the interpreter begins to exit, calls fail with `Closed`, and the exit waits at most
+//! [`STOP_TIMEOUT`] for running calls.
 
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
@@ -40,7 +40,10 @@ impl Call {
     fn begin() -> Result<Self> {
         let mut calls = CALLS.lock();
         if calls.over {
-            return Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
+            return Err(Error::new(
+                ErrorKind::Closed,
+                "the backend is not called, because the interpreter is exiting",
+            ));
         }
         calls.running += 1;
         Ok(Self)
@@ -130,7 +133,7 @@ impl PythonBackend {
     }
 
     /// Returns the object, and constructs it on the first call. Concurrent calls wait, detached
-    /// from the interpreter, until it is constructed.
+    /// from the interpreter, until the object is constructed.
     fn object<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
         let made = || self.class.call(py, (), Some(self.arguments.bind(py)));
         self.object.get_or_try_init(py, made).map(|object| object.bind(py))
@@ -157,7 +160,12 @@ impl PythonBackend {
 /// Runs `run` attached to the interpreter, or fails with `Closed` once the interpreter exits.
 fn attached<T>(run: impl FnOnce(Python<'_>) -> Result<T>) -> Result<T> {
     let _call = Call::begin()?;
-    let exiting = || Err(Error::new(ErrorKind::Closed, "the interpreter is exiting"));
+    let exiting = || {
+        Err(Error::new(
+            ErrorKind::Closed,
+            "the backend is not called, because the interpreter is exiting",
+        ))
+    };
     Python::try_attach(run).unwrap_or_else(exiting)
 }
 

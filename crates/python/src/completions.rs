@@ -40,8 +40,8 @@ impl Completions {
     }
 
     /// Adds a ticket. Once it is done, `drain` returns `tag` with the ticket's outcome. A ticket
-    /// must not be added to a second `Completions`: if the ticket is not done at that time, `drain`
-    /// of the first never returns it.
+    /// must not be added to a second `Completions`: if the ticket is not done when it is added
+    /// there, `drain` of the first `Completions` never returns it.
     fn add(&self, ticket: &Bound<'_, Ticket>, tag: Py<PyAny>) -> PyResult<()> {
         check_process(ticket.py(), self.process)?;
         let mut pending = self.pending.lock();

@@ -31,7 +31,7 @@ static RETRY: Exception = Exception::new("RetryError");
 static FATAL: Exception = Exception::new("FatalError");
 static CLOSED: Exception = Exception::new("ClosedError");
 
-/// Adds the exceptions, except `SettingError`, to `_core` too.
+/// Adds the exceptions of `ritornello.errors`, except `SettingError`, to `_core`.
 pub(crate) fn export(module: &Bound<'_, PyModule>) -> PyResult<()> {
     [&BASE, &INVALID, &RETRY, &FATAL, &CLOSED]
         .iter()

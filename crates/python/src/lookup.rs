@@ -45,8 +45,9 @@ impl Lookup {
         self.0.progress
     }
     /// The gate's estimates in seconds: of the load, of computing the remaining tokens, and of
-    /// computing all tokens that the engine lacks, without a load; `None` while the answer is not final, and if the lookup skipped
-    /// the gate, the gate has no measurements, or the engine already holds all found pages.
+    /// computing all tokens that the engine lacks, without a load. `None` while the lookup is not
+    /// "ready", and if the lookup skipped the gate, the gate has no measurements, or the engine
+    /// already holds all found pages.
     #[getter]
     fn estimate(&self) -> Option<(f64, f64, f64)> {
         let seconds = |took: Duration| took.as_secs_f64();

@@ -230,14 +230,20 @@ impl PoolPages {
 impl Selection {
     fn check_writable(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(at) = self.memory.parts.iter().position(|part| !part.writable) {
-            return Err(invalid(py, format!("buffer {at} of the pool is read-only")));
+            return Err(invalid(
+                py,
+                format!("buffer {at} of the pool is read-only: a get needs writable buffers"),
+            ));
         }
         let mut ids: Vec<(usize, usize)> =
             self.ids[..self.len].iter().enumerate().map(|(at, &id)| (id, at)).collect();
         ids.sort_unstable();
         if let Some(twice) = ids.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             let ((id, first), (_, second)) = (twice[0], twice[1]);
-            return Err(invalid(py, format!("ids {first} and {second} are the same page, {id}")));
+            return Err(invalid(
+                py,
+                format!("ids {first} and {second} both name page {id}: pass each page once"),
+            ));
         }
         if self.memory.apart {
             return Ok(());
@@ -258,8 +264,8 @@ impl Selection {
     }
 }
 
-// SAFETY: the pool's buffers stay exported while `memory` lives, and ids were checked against their
-// lengths. The trait permits Python code to change a buffer during a put.
+// SAFETY: the pool's buffers stay exported while `memory` lives, and ids were checked against the
+// lengths of the buffers. The trait permits Python code to change a buffer during a put.
 unsafe impl PageSource for Selection {
     fn len(&self) -> usize {
         self.len

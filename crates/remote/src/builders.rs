@@ -188,7 +188,7 @@ fn gcs(mut address: ParsedAddress, options: ClientOptions) -> Result<(Build, boo
         .with_retry(no_retries());
     let named = address.take("endpoint").or_else(|| builder.get_config_value(&Key::BaseUrl));
     let mut anonymous = flag(&mut address, "anonymous")?;
-    // Google's own clients use this variable for an emulator, which has no credentials.
+    // Google's own clients read `STORAGE_EMULATOR_HOST` too. An emulator needs no credentials.
     let endpoint = named.or_else(|| {
         let host = std::env::var("STORAGE_EMULATOR_HOST").ok().filter(|host| !host.is_empty())?;
         anonymous = true;

@@ -35,8 +35,8 @@ const ADVICE: [(&[&str], &str); 6] = [
          (or the profile, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY)",
     ),
     (
-        // A client without credentials requests them from the metadata service of the cloud, at
-        // one of these addresses.
+        // A client without configured credentials requests credentials from the cloud's metadata
+        // service, at one of these addresses.
         &["169.254.169.254", "169.254.170.2", "metadata.google.internal"],
         "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile \
          (GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY), or add ?anonymous=true",
@@ -92,7 +92,7 @@ pub(crate) fn to_error(error: ClientError, remote: &str) -> Error {
         }
         // S3 reports a body that arrived too slowly as a bad request, which a retry may heal.
         (None, _, Some(400)) if text.contains("RequestTimeout") => {
-            (ErrorKind::Retry, "the remote waited too long for this request")
+            (ErrorKind::Retry, "the remote stopped waiting for the rest of this request")
         }
         (None, _, Some(300..=499)) => (
             ErrorKind::Fatal,

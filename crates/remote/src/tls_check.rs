@@ -1,5 +1,5 @@
 //! Detects endpoints whose requests cross a network without TLS, so that other machines could read
-//! them.
+//! the requests.
 
 use ritornello_format::{Error, Result};
 use std::net::IpAddr;

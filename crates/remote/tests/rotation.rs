@@ -100,7 +100,7 @@ fn rotated_key_is_used_by_the_next_request() {
 }
 
 #[test]
-#[ignore = "runs as a child process of the test above, which sets its environment"]
+#[ignore = "runs in the child process of the test rotated_key_is_used_by_the_next_request"]
 fn child_uses_rotated_key() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -119,7 +119,7 @@ fn half_written_file_keeps_last_key() {
 }
 
 #[test]
-#[ignore = "runs as a child process of the test above, which sets its environment"]
+#[ignore = "runs in the child process of the test half_written_file_keeps_last_key"]
 fn child_reads_half_written_file() {
     let Some((dir, address)) = directory_and_address() else { return };
     rotate(&dir, "one");
@@ -137,7 +137,7 @@ fn file_created_after_opening_is_found() {
 }
 
 #[test]
-#[ignore = "runs as a child process of the test above, which sets its environment"]
+#[ignore = "runs in the child process of the test file_created_after_opening_is_found"]
 fn child_opens_before_file_exists() {
     let Some((dir, address)) = directory_and_address() else { return };
     allow(&dir, "one");

@@ -80,7 +80,7 @@ fn network_faults_cost_hits_and_little_time() {
         proxy.set(fault);
         for _ in 0..4 {
             let began = Instant::now();
-            // `get` compares every page that it reads.
+            // `get` fails the test if a page that it reads has wrong bytes.
             let read = get(&reader, &all, 0..PAGES, deadline_in(1_000));
             assert!(read < PAGES, "{fault:?}");
             assert!(began.elapsed() < FAR_TOO_LONG, "{fault:?}: {:?}", began.elapsed());
@@ -233,7 +233,8 @@ fn foreign_and_damaged_objects_are_reported() {
         value[at] ^= 64;
         std::fs::write(&file, value).unwrap();
     }
-    // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
+    // The objects of the prompt have 64, 64, 16, 4 and 2 pages: a read ends before the object of 16
+    // pages, whose header is of a newer format.
     assert_eq!(get(&tier(server.port, ""), &all, 0..PAGES, long_deadline()), 128);
     let found = fsck(backend.as_ref(), &inventory, None, true, &mut |_| {}).unwrap();
     assert_eq!((found.damaged.len(), found.removed), (2, 2));
@@ -242,7 +243,7 @@ fn foreign_and_damaged_objects_are_reported() {
 }
 
 #[test]
-fn second_writer_writes_nothing_and_gc_removes_ends_of_prompts() {
+fn second_writer_writes_nothing_and_gc_keeps_starts_of_prompts() {
     let server = Server::start(Kind::VersityGw);
     let proxy = Proxy::start(server.port);
     let all = keys(1, 256);
@@ -300,7 +301,7 @@ fn forged_object_is_rejected_and_rewritten() {
     assert_eq!(put(&keyed().tier(), &all, long_deadline()), PAGES);
     assert_eq!(probe(&open(&address).unwrap().tier(), &all, long_deadline()).unwrap(), 0);
 
-    // The objects of the prompt have 64, 64, 16, 4 and 2 pages.
+    // The objects of the prompt have 64, 64, 16, 4 and 2 pages: forge the third.
     let backend = open(&address).unwrap().backend;
     let inventory = Inventory::take(backend.as_ref()).unwrap();
     let name = &inventory.objects.iter().find(|object| object.pages == 16).unwrap().name;

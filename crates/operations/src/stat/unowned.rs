@@ -16,7 +16,7 @@ struct Answer<'a> {
     stored: &'a StoredStats,
 }
 
-/// Prints the state of the store in `dir` that its files describe.
+/// Prints `stored`, the state of the unowned store in `dir` as read from its files.
 pub(super) fn show(context: &Context, dir: &Path, stored: &StoredStats) -> Status {
     if context.json {
         json(&Answer { dir, owner_pid: None, stored });
@@ -79,7 +79,8 @@ fn last_owner(stored: &StoredStats) -> String {
     }
 }
 
-/// Formats the number of pages, and how far it may be from the number that the next owner finds.
+/// Formats the number of pages in the last checkpoint, and the bytes of journal records after the
+/// checkpoint, which the number does not reflect.
 fn pages(stored: &StoredStats) -> String {
     let Some(journal) = stored.journal_bytes else {
         return "unknown without an owner".to_owned();
@@ -90,7 +91,7 @@ fn pages(stored: &StoredStats) -> String {
             if journal == 0 {
                 return counted;
             }
-            format!("{counted} at the last checkpoint; {} of later changes", bytes(journal))
+            format!("{counted} at the last checkpoint; {} of changes after it", bytes(journal))
         }
         None if journal == 0 => "none".to_owned(),
         None => format!("unknown: no checkpoint yet, {} of changes", bytes(journal)),
@@ -122,11 +123,14 @@ mod tests {
     }
 
     #[test]
-    fn page_count_says_what_it_lacks() {
+    fn page_count_names_changes_after_the_checkpoint() {
         let mut stored = stored();
         assert_eq!(pages(&stored), "24 in 3 runs");
         stored.journal_bytes = Some(2048);
-        assert_eq!(pages(&stored), "24 in 3 runs at the last checkpoint; 2 KiB of later changes");
+        assert_eq!(
+            pages(&stored),
+            "24 in 3 runs at the last checkpoint; 2 KiB of changes after it"
+        );
         stored.checkpoint = None;
         assert_eq!(pages(&stored), "unknown: no checkpoint yet, 2 KiB of changes");
         stored.journal_bytes = Some(0);
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn last_owner_says_how_it_ended() {
+    fn last_owner_row_says_how_the_owner_ended() {
         let mut stored = stored();
         assert!(last_owner(&stored).ends_with("pid 4711, epoch 3, closed the store"));
         stored.clean = false;

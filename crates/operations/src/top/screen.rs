@@ -1,4 +1,4 @@
-//! The live view.
+//! The live view of `ritornello top`, redrawn on a terminal.
 
 use super::snapshot::{Sample, Snapshot};
 use ratatui::Frame;

@@ -26,7 +26,7 @@ impl Sample {
         Ok(Some(Self::new(std::fs::canonicalize(dir)?, stats)))
     }
 
-    /// Returns the figures in `stats`, taken now.
+    /// Returns a sample with the figures in `stats` and the current time.
     pub fn new(dir: PathBuf, stats: CatalogStats) -> Self {
         Self { taken: Instant::now(), dir, stats }
     }

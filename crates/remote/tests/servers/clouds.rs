@@ -26,7 +26,8 @@ fn az(port: u16, prefix: &str) -> String {
     format!("az://{BUCKET}/{prefix}?account={ACCOUNT}&endpoint=http://127.0.0.1:{port}/{ACCOUNT}")
 }
 
-/// Probes the remote in another process with this environment. Returns the process's answer.
+/// Probes the remote in another process with the variables in `environment`. Returns the answer
+/// that the process prints.
 fn probe_in_child(address: &str, environment: &[(&str, &str)]) -> String {
     let ours = |name: &str| ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|its| name.starts_with(its));
     let mut command = Command::new(current_exe().unwrap());
