@@ -32,27 +32,29 @@ impl Calls {
     ) -> Result<T, Problem> {
         let Ok(place) = Arc::clone(&self.0).try_acquire_owned() else {
             return Err(Problem::retry(
-                "too many calls of this store are running: send it again later",
+                "too many calls of this store are running: send the request again later",
             ));
         };
         let (sender, answer) = oneshot::channel();
-        // A thread of a pool could not be refused: the pool panics if it lacks its first thread.
+        // Do not use tokio's thread pool: it panics if its first thread cannot be started.
         std::thread::Builder::new()
             .name("ritornello-http-call".to_owned())
             .spawn(move || {
                 let answered = call();
                 drop(place);
-                // Fails if the request has ended.
+                // The send fails if the request has ended.
                 let _ = sender.send(answered);
             })
             .map_err(|error| {
-                Problem::retry(format!("no thread can be started: send it again later ({error})"))
+                Problem::retry(format!(
+                    "no thread can be started for the call: send the request again later ({error})"
+                ))
             })?;
         answer.await.unwrap_or_else(|_| {
             Err(Problem::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "fatal",
-                "the call ended unexpectedly: report this",
+                "the call of the store ended unexpectedly: report the panic in the service's log",
             ))
         })
     }

@@ -1,7 +1,7 @@
-//! The open connections, and which of them is closed for a further connection.
+//! The open connections, and which of them is closed to make place for a new connection.
 //!
-//! If each connection waited for a place, a client that opens all of them and sends nothing would
-//! keep out every other client, also probes of health.
+//! If new connections only waited for a place, a client that opens the maximum number of
+//! connections and sends nothing would keep out every other client, also probes of health.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -11,14 +11,14 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// Time for a displaced connection to end, before the next is displaced.
+/// Time that a displaced connection has to end before another connection is displaced.
 const DISPLACED_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// The open connections of a service.
 #[derive(Debug)]
 pub(crate) struct Connections {
     places: Arc<Semaphore>,
-    /// Connections that are not displaced, by age.
+    /// Connections that are not displaced, by number: older connections have lower numbers.
     open: Arc<Mutex<BTreeMap<u64, Arc<Activity>>>>,
 }
 
@@ -81,13 +81,13 @@ impl Connections {
 }
 
 impl Connection {
-    /// A request of the connection is being answered until the result is dropped.
+    /// Marks the connection as answering a request until the returned value is dropped.
     pub(crate) fn answering(&self) -> Answering {
         self.activity.is_answering.store(true, Ordering::Relaxed);
         Answering(Arc::clone(&self.activity))
     }
 
-    /// Returns when the connection must be closed for another.
+    /// Returns when the connection must be closed, because another connection takes its place.
     pub(crate) async fn displaced(&self) {
         self.activity.displaced.notified().await;
     }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_being_answered_are_waited_for() {
+    fn admission_waits_while_all_connections_answer_requests() {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let connections = Connections::new(1);

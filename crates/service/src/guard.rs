@@ -17,12 +17,14 @@ use tokio::time::timeout;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalAddress(pub(crate) SocketAddr);
 
-/// The role of a request; `None` if it has none, which only probes of health permit.
+/// The role of a request; `None` if the request gives no role. Only probes of health are answered
+/// without a role.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caller(pub(crate) Option<Role>);
 
-/// Headers of every response. No response is a page, so a browser may load nothing for it, show it
-/// in no frame, guess no other type, and keep no copy.
+/// Headers of every response. No response is a web page, so a browser may load nothing for the
+/// response, show it in no frame, guess no other type, send no referrer, give it to no other
+/// origin, and keep no copy.
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -32,8 +34,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Paths of probes of health. They answer without a token, because a kubelet has none, and beyond
-/// the rate, because they must not fail because of other requests.
+/// Paths of probes of health. These paths answer without a token, because a kubelet has none, and
+/// above the limit of requests per second, because other requests must not make a probe fail.
 const HEALTH: [&str; 2] = ["/livez", "/readyz"];
 
 /// Checks a request, answers it within a deadline, and adds headers to the response.

@@ -1,14 +1,14 @@
 //! The check of the Host header.
 //!
-//! A browser sends requests of any web page to any address. A page whose name its owner lets lead
-//! to this machine would be of the same origin as the service, so the page could read answers. Such
-//! a request has the page's name in its Host header.
+//! A browser sends requests of any web page to any address. If the owner of a web site makes the
+//! site's host name resolve to this machine (DNS rebinding), the site's pages have the same origin
+//! as the service and could read its answers. The Host header of their requests is the site's name.
 
 use crate::problem::Problem;
 use axum::http::{HeaderMap, StatusCode, Uri, header, uri::Authority};
 use std::net::{IpAddr, SocketAddr};
 
-/// The name of each machine for itself.
+/// The host name by which a client reaches its own machine.
 const LOOPBACK_NAME: &str = "localhost";
 
 /// Names and addresses, besides those of the machine, under which clients reach the service.
@@ -18,14 +18,15 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// `further` are the names of the settings.
+    /// `further` are the host names and addresses from the service's settings.
     pub(crate) fn new(further: &[String]) -> Self {
         Self { further: further.iter().map(|name| bare(name).to_owned()).collect() }
     }
 
-    /// Checks that the request names the service: by the loopback name, a loopback address, or
-    /// `local`, the address at which the request arrived, with the port of `local`; or by a name of
-    /// the settings with any port, because a proxy or a translated address may have another port.
+    /// Checks that the request names the service. `local` is the address at which the request
+    /// arrived. Valid are `localhost`, the IP address of `local` and, if this is a loopback
+    /// address, any loopback address, each with the port of `local`; and the names of the settings
+    /// with any port, because a proxy or a translated address may have another port.
     ///
     /// # Errors
     /// 400 without exactly one valid Host header; 421 for a name of another service.

@@ -25,10 +25,11 @@
 //!
 //! **Promises.** `/livez` answers without a store. Without a token file the service listens on
 //! loopback addresses only, and its requests change nothing. A request is answered only if its
-//! Host header names the service, so a web page of another origin cannot read answers through a
-//! name that its owner chose. Memory, threads, connections, the time of each request and the number
-//! of time series are bounded for all requests. Probes of health are answered also if other clients
-//! open all connections or send too many requests. Label values cannot add lines or labels.
+//! Host header names the service, so a web page of another origin cannot read answers, even if
+//! the host name of its site resolves to this machine. Memory, threads, connections, the time of
+//! each request and the number of time series are bounded for all requests. Probes of health are
+//! answered also if other clients open all connections or send too many requests. Label values
+//! cannot add lines or labels.
 //!
 //! **Must not know** how a store works, or the command line: the caller opens stores and prints.
 

@@ -17,8 +17,9 @@ pub(crate) const HEADERS_BYTES_MAX: usize = 16 << 10;
 pub(crate) const HEADERS_MAX: usize = 64;
 /// Age at which a connection is closed after its current request.
 pub(crate) const CONNECTION_AGE: Duration = Duration::from_secs(60);
-/// Maximum time of a connection after the service is told to stop; and after [`CONNECTION_AGE`] and
-/// [`REQUEST_TIMEOUT`], for a client that does not read its answer.
+/// Maximum time of a connection after the service is told to stop. A connection older than
+/// [`CONNECTION_AGE`] has this time in addition to [`REQUEST_TIMEOUT`], for a client that reads its
+/// answer slowly.
 pub(crate) const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 
 /// Maximum bytes of the body of a request.
@@ -45,7 +46,8 @@ pub(crate) const CALLS_MAX: usize = 8;
 /// Maximum number of keys in a lookup.
 pub(crate) const PROBE_KEYS_MAX: usize = 4096;
 
-/// Maximum number of scopes in an answer and among the labels of metrics, without `other`.
+/// Maximum number of scopes in an answer, and of scopes with series of their own in the metrics:
+/// all further scopes share the label value `other`.
 pub(crate) const SCOPES_MAX: usize = 16;
 /// Maximum characters of a label value.
 pub(crate) const LABEL_CHARS_MAX: usize = 128;

@@ -46,11 +46,11 @@ pub(crate) struct Observer {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Begin of the observation in progress, besides abandoned ones.
+    /// Begin of the observation in progress that is not abandoned; `None` if there is none.
     running: Option<Instant>,
     /// Number of abandoned observations that still hang.
     abandoned: u32,
-    /// The last observation, and its end.
+    /// The last observation, and the time at which it ended.
     last: Option<(Instant, Arc<Observation>)>,
     misses: Misses,
 }
@@ -65,8 +65,9 @@ struct Misses {
 }
 
 impl State {
-    /// Returns the begin of the observation in progress. If none is, or it is now abandoned,
-    /// returns `None`: the caller begins another.
+    /// Returns the begin of the observation in progress. Abandons this observation if it has hung
+    /// for too long. Returns `None` if no observation is in progress any longer: the caller begins
+    /// one.
     fn in_progress(&mut self, patience: Duration) -> Option<Instant> {
         let begun = self.running?;
         if self.abandoned >= ABANDONED_MAX || begun.elapsed() < patience * (1 << self.abandoned) {
@@ -144,11 +145,10 @@ impl Observer {
 
     /// Starts the thread of an observation.
     fn begin(self: &Arc<Self>, begun: Instant) {
-        // Ends the observation also if it panics, or its thread cannot be started: otherwise no
-        // other would begin.
+        // `end` ends the observation even if it panics, or its thread cannot be started: otherwise
+        // no later observation would begin.
         let end = End { observer: Arc::clone(self), begun, observed: None };
-        // A thread of tokio's pool could not be refused: the pool panics if it lacks its first
-        // thread.
+        // Do not use tokio's thread pool: it panics if its first thread cannot be started.
         let started =
             std::thread::Builder::new().name("ritornello-http-look".to_owned()).spawn(move || {
                 let mut end = end;
@@ -195,7 +195,8 @@ impl Drop for End {
         });
         let mut state = self.observer.state.lock();
         if state.running != Some(self.begun) {
-            // The observation was abandoned, and a later one may have ended.
+            // Drop the result: this observation was abandoned, and a later observation may have
+            // ended.
             state.abandoned -= 1;
             return;
         }

@@ -102,7 +102,9 @@ impl Scrubs {
             .name("ritornello-scrub".to_owned())
             .spawn(move || thread.run(core))
             .map_err(|error| {
-                Problem::retry(format!("no thread can be started: send it again later ({error})"))
+                Problem::retry(format!(
+                    "no thread can be started for the scrub: send the request again later ({error})"
+                ))
             })?;
         Ok(begun)
     }
@@ -135,7 +137,9 @@ impl Thread {
         self.is_ended = true;
         match scrubbed {
             Ok(found) if is_stopped => self.show(ScrubProgress {
-                problem: Some(Problem::retry("the service ended before the scrub")),
+                problem: Some(Problem::retry(
+                    "the service was stopped before the scrub was complete",
+                )),
                 ..ScrubProgress::of("failed", &found, total)
             }),
             Ok(found) => self.show(ScrubProgress::of("finished", &found, total)),
@@ -155,11 +159,13 @@ impl Thread {
 }
 
 impl Drop for Thread {
-    /// Shows the end of a scrub that panicked or was not started: a scrub that seems to run would
-    /// let no other begin.
+    /// Shows a scrub that panicked or was not started as failed: otherwise the scrub would seem to
+    /// run, and no later scrub of the store could begin.
     fn drop(&mut self) {
         if !self.is_ended {
-            self.show_failed(Problem::retry("the scrub ended unexpectedly: report this"));
+            self.show_failed(Problem::retry(
+                "the scrub ended unexpectedly, or no thread could be started for it: see the log",
+            ));
         }
     }
 }

@@ -133,7 +133,7 @@ async fn accept_all(listener: TcpListener, router: &Router, stopped: watch::Rece
         }
         while tasks.try_join_next().is_some() {}
     }
-    // Clients are refused from now on.
+    // Without the listener the kernel refuses further connections.
     drop(listener);
     let _ = timeout(CONNECTION_GRACE, async { while tasks.join_next().await.is_some() {} }).await;
 }
@@ -179,7 +179,7 @@ async fn serve_connection(
         _ = connection.as_mut() => return,
         () = place.displaced() => return,
         _ = stopped.wait_for(|stopped| *stopped) => CONNECTION_GRACE,
-        // The last request may have begun now.
+        // A request may begin just before this moment, so leave the time to answer it.
         () = sleep(CONNECTION_AGE) => REQUEST_TIMEOUT + CONNECTION_GRACE,
     };
     connection.as_mut().graceful_shutdown();

@@ -1,4 +1,5 @@
-//! The way to a store: an open handle of this process, or observation.
+//! How the service reaches a store: through the handle with which this process has the store open,
+//! or by observing the store.
 
 use crate::calls::Calls;
 use parking_lot::RwLock;
@@ -17,7 +18,8 @@ pub struct StoreAccess {
 }
 
 impl StoreAccess {
-    /// A store that this process does not have open.
+    /// Creates the access to the store in `dir`, which counts as not open in this process until
+    /// [`StoreAccess::set_open`] is called.
     #[must_use]
     pub fn new(dir: &Path) -> Arc<Self> {
         let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.to_owned());
@@ -25,10 +27,12 @@ impl StoreAccess {
         Arc::new(Self { dir, name, node: RwLock::new(None), calls: Calls::default() })
     }
 
-    /// Records the handle with which this process has the store open, or that it has left it.
+    /// Records the handle with which this process has the store open; `None` if this process has
+    /// left the store.
     pub fn set_open(&self, node: Option<Arc<Node>>) {
         let former = std::mem::replace(&mut *self.node.write(), node);
-        // The last handle closes the store, which may take long, so it is dropped without the lock.
+        // Drop the former handle without the lock: the last handle closes the store, which may take
+        // long.
         drop(former);
     }
 
@@ -59,7 +63,8 @@ impl StoreAccess {
             return owned(&node);
         }
         observe(&self.dir).or_else(|error| match self.open_handle() {
-            // This process opened the store in the meantime, and refused to observe it.
+            // This process opened the store after the first check, and no process can observe a
+            // store that it has open: use the handle.
             Some(node) => owned(&node),
             None => Err(error),
         })

@@ -41,7 +41,7 @@ impl Tokens {
         })?;
         let found = file.metadata()?;
         if !found.is_file() {
-            return Err(failed("the token file is not a regular file"));
+            return Err(failed("the token file is not a regular file: name a file with tokens"));
         }
         if found.mode() & 0o077 != 0 {
             let mode = format!("{:o}", found.mode() & 0o777);
@@ -57,7 +57,8 @@ impl Tokens {
             .read_to_string(&mut text)
             .map_err(|error| failed("the token file is not text in UTF-8").because(error))?;
         if text.len() as u64 > FILE_BYTES_MAX {
-            return Err(failed("the token file is too long").with("max_bytes", FILE_BYTES_MAX));
+            return Err(failed("the token file is too long: remove lines")
+                .with("max_bytes", FILE_BYTES_MAX));
         }
         Self::parse(&text).map_err(|error| error.with("file", path.display()))
     }
@@ -85,7 +86,7 @@ impl Tokens {
             }
             let digest = digest(token);
             if tokens.iter().any(|(_, known)| *known == digest) {
-                return Err(refused("the token file has a token twice"));
+                return Err(refused("the token file has a token twice: remove one of the lines"));
             }
             tokens.push((role, digest));
         }
@@ -93,9 +94,8 @@ impl Tokens {
             return Err(Error::invalid("the token file has no tokens: add a line `read TOKEN`"));
         }
         if tokens.len() > TOKENS_MAX {
-            return Err(
-                Error::invalid("the token file has too many tokens").with("max", TOKENS_MAX)
-            );
+            return Err(Error::invalid("the token file has too many tokens: remove some")
+                .with("max", TOKENS_MAX));
         }
         Ok(Self(tokens))
     }

@@ -134,7 +134,7 @@ fn stopped_owner_is_not_ready_and_liveness_answers() {
 }
 
 #[test]
-fn request_in_progress_is_answered_before_the_end() {
+fn request_in_progress_is_answered_before_the_service_stops() {
     let dir = tempfile::tempdir().unwrap();
     let owner = Owner::start(dir.path(), "a model");
     owner.signal(Signal::STOP);

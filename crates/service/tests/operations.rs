@@ -105,7 +105,7 @@ fn scrub_finds_damaged_pages() {
     assert_eq!((&clean["damaged_pages"], &clean["runs"]), (&0.into(), &clean["runs_total"]));
     let segment = dir.path().join("segments/seg-000000");
     let file = std::fs::File::options().write(true).open(segment).unwrap();
-    // After the header, which takes a page of 4 KiB.
+    // Damage a page of the first run, whose header takes the first 4 KiB of the segment.
     file.write_at(&[0xA5; 4096], 3 * 4096).unwrap();
     let damaged = scrub();
     assert_eq!(damaged["state"], "finished");

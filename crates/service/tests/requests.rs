@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// A service of a directory that holds no store: requests need none.
+/// Starts a service of a directory that holds no store: the tests of this file need no store.
 fn service() -> Service {
     observing(&[Path::new("/nonexistent/kv")])
 }
@@ -175,9 +175,9 @@ fn connection_beyond_the_limit_displaces_the_oldest_without_request() {
     let service = service();
     let address = service.address();
     let mut open: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
-    // An unfinished head is no request either.
+    // A connection with an unfinished request head counts as one without a request.
     open[0].write_all(b"GET /livez HTTP/1.1\r\nHost: ").unwrap();
-    // Idle connections are closed after five seconds.
+    // The answer must come sooner than idle connections are closed, which is after five seconds.
     let started = Instant::now();
     assert_eq!(get(address, "/livez").status, 200);
     assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());

@@ -8,7 +8,8 @@ use ritornello_service::StoreAccess;
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// A request of each role: its answer shows that it was permitted, because the store is missing.
+/// Method and path of requests that need the roles `read`, `operate`, `operate` and `admin`, and
+/// the status of the answer if the role is sufficient: 409 because the store is missing.
 const REQUESTS: [(&str, &str, u16); 4] = [
     ("GET", "/v1/config", 200),
     ("POST", "/v1/flush", 409),
@@ -78,7 +79,11 @@ fn wrong_tokens_are_refused() {
     }
     assert_eq!(statuses(service.address(), &[&admin, &admin]), [401; 4]);
     let lower = admin.replace("Bearer", "bearer");
-    assert_eq!(statuses(service.address(), &[&lower])[0], 200, "the scheme has no case");
+    assert_eq!(
+        statuses(service.address(), &[&lower])[0],
+        200,
+        "the scheme `Bearer` is not case-sensitive"
+    );
 }
 
 #[test]

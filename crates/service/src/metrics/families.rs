@@ -13,13 +13,13 @@ use std::fmt;
 /// Characters of the digest in a label value.
 const DIGEST_CHARS: usize = 16;
 
-/// The first part of all names.
+/// The first part of the names of all families.
 const PREFIX: &str = "ritornello";
 
 /// The unit of a family, which ends its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Measure {
-    /// A number of things, which the name says.
+    /// A number of the things that the name of the family says.
     Count,
     Bytes,
     Seconds,
@@ -55,7 +55,7 @@ impl Definition {
     }
 }
 
-/// A value.
+/// The value of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value {
     Integer(u64),
@@ -105,7 +105,7 @@ impl Families {
         self.families[at].samples.push(sample);
     }
 
-    /// Returns the text.
+    /// Returns all families in the text format of OpenMetrics.
     ///
     /// # Errors
     /// Errors of the encoder.

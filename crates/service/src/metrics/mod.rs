@@ -1,9 +1,9 @@
 //! Metrics of stores, in the text format of OpenMetrics.
 //!
-//! One scheme: names begin with `ritornello_`, units are base units, and each series has the label
-//! `store`. A store has series of at most [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes and
-//! `other`, of at most 256 directories, and of a fixed number of names. Unknown figures have no
-//! series.
+//! All metrics have one scheme: names begin with `ritornello_`, units are base units, and each
+//! series has the label `store`. A store has series of at most
+//! [`SCOPES_MAX`](crate::limits::SCOPES_MAX) scopes and `other`, of at most 256 directories, and of
+//! a fixed number of names. Unknown figures have no series.
 
 mod families;
 mod names;

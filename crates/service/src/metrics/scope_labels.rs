@@ -5,7 +5,8 @@ use super::names;
 use crate::limits::SCOPES_MAX;
 use ritornello_store::CatalogStats;
 
-/// The value of the labels `scope` and `model` for all scopes together that have no series.
+/// The value of the labels `scope` and `model` of the series that adds up all scopes beyond the
+/// [`SCOPES_MAX`] largest.
 const OTHER: &str = "other";
 
 /// Adds the series of scopes.

@@ -24,7 +24,7 @@ fn samples<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.lines().filter(begins).collect()
 }
 
-/// The full names of the metrics in the table of the document.
+/// The full names of the metrics in the table of `docs/service.md`.
 fn documented() -> BTreeSet<&'static str> {
     let document = include_str!("../../../../docs/service.md");
     let rows = document.lines().filter_map(|line| line.strip_prefix("| `ritornello_"));
@@ -40,7 +40,7 @@ fn document_lists_exactly_the_metrics() {
         .map(|name| name.strip_suffix("_total").unwrap_or(name).to_owned())
         .collect();
     assert_eq!(of_document, names);
-    // A counter's name has the suffix in the document if it has it in the text.
+    // The document writes the name of a counter, and of no other metric, with the suffix `_total`.
     let counters = ritornello_store::Counters::default().snapshot();
     let text = encode(&[named(CatalogStats { counters, ..CatalogStats::default() })]).unwrap();
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ritornello_")) {
@@ -121,7 +121,7 @@ fn failed_observation_is_not_up() {
 fn every_counter_of_the_owner_has_a_series() {
     let counters = ritornello_store::Counters::default().snapshot();
     let mut stats = CatalogStats { counters, ..CatalogStats::default() };
-    // Distinct values: each must appear in the text.
+    // Give each counter a distinct value, so that the text shows which counters have a series.
     for (at, value) in stats.counters.values_mut().enumerate() {
         *value = 7_000_001 + at as u64;
     }
@@ -129,7 +129,7 @@ fn every_counter_of_the_owner_has_a_series() {
     for (name, value) in &stats.counters {
         let (value, is_micros) = (*value, name.ends_with("_micros"));
         let shown = if is_micros { (value as f64 / 1e6).to_string() } else { value.to_string() };
-        // The sum of the reasons' series.
+        // `refused_pages` has one series per reason and none for the sum.
         let is_sum = name == "refused_pages";
         let found = text.lines().any(|line| line.ends_with(&format!(" {shown}")));
         assert!(found != is_sum, "{name} = {shown}");

@@ -21,7 +21,7 @@ const WITH_TOKEN: [(&str, &str); 1] = [("401", "there is no token, or an unknown
 const WITH_NAME: [(&str, &str); 1] = [("404", "the store or the scope does not exist")];
 /// Errors of requests with a body.
 const WITH_BODY: [(&str, &str); 5] = [
-    ("403", "the token gives another role"),
+    ("403", "the role of the token does not permit the request"),
     ("409", "the store is not open in this process, or the call is running already"),
     ("413", "the body is too long"),
     ("415", "the body is not JSON"),

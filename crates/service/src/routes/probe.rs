@@ -59,8 +59,8 @@ pub(super) async fn probe(
         )));
     }
     let keys: Option<Vec<Vec<u8>>> = request.keys.iter().map(|key| bytes(&key.0)).collect();
-    let keys = keys
-        .ok_or_else(|| Problem::invalid("a key is not a number of bytes in hexadecimal digits"))?;
+    let keys =
+        keys.ok_or_else(|| Problem::invalid("a key is not an even number of hexadecimal digits"))?;
     let answer = shared.call(request.store.as_deref(), move |_, node| {
         let scope = find_scope(node, &request.scope)?;
         let slices: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();

@@ -28,7 +28,7 @@ pub(super) struct ScopeRequest {
     /// Codec of pages that are put
     #[schema(pattern = "^(raw|split|zstd|int8|int4)$")]
     codec: Option<String>,
-    /// Drop the scope with all its pages instead; excludes settings
+    /// Drop the scope with all its pages; excludes all settings
     #[serde(default)]
     drop: bool,
 }

@@ -49,7 +49,7 @@ pub(super) async fn begin(
     Body(request): Body<ScrubRequest>,
 ) -> Result<(StatusCode, Json<StoreScrub>), Problem> {
     let scrubs = Arc::clone(&shared);
-    // The role may change only while no call holds it, so this call may wait.
+    // Run as a call on a separate thread: `begin` may wait while the owner of the store changes.
     let begun = shared.call(request.store.as_deref(), move |store, node| {
         let scrub = scrubs.scrubs.begin(store, node)?;
         Ok(StoreScrub { store: store.to_owned(), scrub })

@@ -209,7 +209,8 @@ impl Prefill {
         self.run(transfer, tokens - new, new)
     }
 
-    /// Returns the mean bubble over `hit_rates`, in seconds; 0 if `hit_rates` is empty.
+    /// Returns the mean of [`Outcome::bubble`] over `hit_rates`, in seconds; 0 if `hit_rates` is
+    /// empty.
     #[must_use]
     pub fn mean_bubble(&self, transfer: &Transfer, tokens: f64, hit_rates: &[f64]) -> f64 {
         let sum: f64 = hit_rates.iter().map(|hit| self.at(transfer, tokens, *hit).bubble).sum();
