@@ -114,7 +114,8 @@ impl WriteBudget {
     }
 }
 
-/// The reason why the first refused page of a put was refused. The pages after it are refused too.
+/// The reason why the first refused page of a put was refused. All later pages of the put are
+/// refused with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdmissionRefusal {
     /// The ghost list does not hold the page: it was not refused recently.

@@ -110,7 +110,10 @@ impl Directory {
             ) {
                 (Ok(_), Ok(Some(copy))) => return self.manifest_behind(copy).map(Some),
                 (Err(why), Ok(Some(copy))) => {
-                    tracing::warn!(dir = %self.display(), %why, "MANIFEST is damaged: its copy is used");
+                    tracing::warn!(
+                        dir = %self.display(), %why,
+                        "MANIFEST is damaged: MANIFEST.copy is used"
+                    );
                     return Ok(Some(copy));
                 }
                 (Ok(_), Ok(None)) => {}
@@ -145,8 +148,8 @@ impl Directory {
         Error::fatal(
             "MANIFEST and MANIFEST.copy are damaged or missing: restore one of them from a backup; \
              or move the directory elsewhere and, if the store has further directories, type \
-             `ritornello paths restore` with the directory's path and theirs, which finds the pages \
-             in them; or start with an empty directory",
+             `ritornello paths restore` with the paths of this directory and of the further \
+             directories, which finds the pages in the latter; or start with an empty directory",
         )
         .with("dir", self.display())
     }
@@ -171,7 +174,7 @@ impl Directory {
                 .map_err(|error| error.with("dir", self.display()).with("file", MANIFEST));
         }
         if copy.owner_epoch > 0 {
-            tracing::warn!(dir = %self.display(), "MANIFEST is absent: its copy is used");
+            tracing::warn!(dir = %self.display(), "MANIFEST is missing: MANIFEST.copy is used");
         }
         Ok(copy)
     }
@@ -349,7 +352,7 @@ impl Directory {
 
     /// Returns the volumes of a new store. The directories that `options` name must hold no
     /// segments and no marker of another store. The directory `segments` in the store's directory,
-    /// which is used if `paths` is empty, may hold them.
+    /// which is used if `paths` is empty, may hold segments and a marker.
     fn new_volumes(&self, options: &Options, uuid: [u8; 16]) -> Result<Vec<VolumeRecord>> {
         let volumes = self.volumes(options)?;
         for volume in &volumes {
@@ -427,7 +430,7 @@ impl Directory {
             return Ok(SEGMENTS.to_owned());
         }
         path.to_str().map(str::to_owned).ok_or_else(|| {
-            Error::invalid("a path of the store is not UTF-8: name another")
+            Error::invalid("a path of the store is not UTF-8: name another path")
                 .with("path", path.display())
         })
     }
@@ -590,9 +593,12 @@ impl Directory {
                 "the path names a file, not a directory: name a directory"
             }
             _ => {
-                return Error::retry("a file operation in the store's directory failed")
-                    .with("dir", self.display())
-                    .because(error);
+                return Error::retry(
+                    "a file operation in the store's directory failed: try again, or check the \
+                     disk",
+                )
+                .with("dir", self.display())
+                .because(error);
             }
         };
         Error::invalid(advice).with("dir", self.display()).because(error)

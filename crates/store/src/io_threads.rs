@@ -79,8 +79,8 @@ struct Queues {
 }
 
 impl Queues {
-    /// Takes a job that may run now. Puts leave [`THREADS_FOR_GETS`] threads to gets; with fewer
-    /// threads, one put runs at a time.
+    /// Takes a job that may run now. Puts leave [`THREADS_FOR_GETS`] threads to gets; if this
+    /// leaves no thread to puts, one put runs at a time.
     fn take(&mut self) -> Option<(JobKind, Job)> {
         if let Some(job) = self.gets.pop_front() {
             return Some((JobKind::Get, job));
@@ -114,7 +114,8 @@ impl Queues {
         self.gets.len() + self.puts.len()
     }
 
-    /// Whether a job still waits after every idle thread has taken a job.
+    /// Whether a job must wait: the threads are fewer than all jobs, or than the puts and the
+    /// threads that puts leave to gets.
     fn lack_threads(&self) -> bool {
         let all = self.gets_running + self.puts_running + self.waiting();
         all > self.threads || self.puts_running + self.puts.len() + THREADS_FOR_GETS > self.threads

@@ -14,8 +14,8 @@
 //!
 //! The same threshold bounds the space that a client's counted leases keep from eviction: after a
 //! grant that adds to the client's units, these are at most the units of the store on which no
-//! client has a counted lease. A run counts once per client that leases it, independent of the
-//! number of its leases, and once in the store's total, independent of the number of clients.
+//! client has a counted lease. A run counts once for each client that leases it, however many
+//! leases the client has on it, and once in the store's total, however many clients lease it.
 //! Requests that share a prefix therefore share its units, and a lease on runs that another client
 //! has leased does not reduce the shares of other clients. Leases of reads and of puts in progress
 //! do not count: they end with the call, or after 2 minutes (a read) or 10 minutes (a put), and the
@@ -258,9 +258,9 @@ impl LeaseTable {
     }
 
     /// Ends expired leases. Returns the extents that no lease defers any longer, and the number of
-    /// ended leases. Until this call an expired lease protects its runs: for up to half a second,
-    /// or longer if a pass of the owner's periodic thread waits for a disk, 10 seconds for each
-    /// sync.
+    /// ended leases. Until this call an expired lease protects its runs: usually for at most half a
+    /// second, the interval of the owner's periodic thread; longer if a pass of this thread waits
+    /// for a disk, at most 10 seconds for each sync.
     pub fn expire(&mut self) -> (Vec<Extent>, u64) {
         let now = self.clock.now();
         let (mut freed, mut count) = (Vec::new(), 0);

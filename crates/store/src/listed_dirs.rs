@@ -21,8 +21,9 @@ impl Options {
 }
 
 impl Directory {
-    /// Checks that `paths` is not given too, that the listed directories and the store's own are at
-    /// most [`VOLUMES_MAX`], and that none equals, or is inside, another. Changes nothing.
+    /// Checks that `options` do not name both `paths` and listed directories, that the listed
+    /// directories and the store's own are at most [`VOLUMES_MAX`], and that none of them equals,
+    /// or is inside, another. Changes nothing.
     ///
     /// # Errors
     /// `Invalid`.

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Maximum time that a commit waits for a sync if the index has no room for unsynced records.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
-/// An index near its share of the capacity may refuse inserts because of unsynced records, if they
-/// take more than 1/`JOURNAL_SHARE` of this share.
+/// If the unsynced records of the index take more than 1/`JOURNAL_SHARE` of the index's share of
+/// the capacity, a sync may make room for a run that the index refuses.
 const JOURNAL_SHARE: u64 = 16;
 
 impl StoreCore {
@@ -46,7 +46,7 @@ impl StoreCore {
             if checksum.is_some() {
                 state.space.note_written(&run.place.extents);
             } else if run.place.extents.iter().any(is_on_failed) {
-                // `note_failed` below decides which of these extents may be reused.
+                // After the loop `note_failed` decides which of these extents may be reused.
                 failed.push(run.place.extents.clone());
                 self.counters.runs_failed.add(1);
                 self.counters.runs_abandoned.add(1);
@@ -107,9 +107,8 @@ impl StoreCore {
         }
         state.release_lease(lease.0);
         drop(state);
-        // Log the end of the reservation before its space is freed. If the order were reversed, a
-        // crash after the freeing could leave a log that still withholds this space after another
-        // put has received it.
+        // Log the end of the reservation before its space is freed. In the other order, the log
+        // that a crash leaves could withhold space that another put has received.
         if client != ClientId::LOCAL {
             self.reservation_log.lock().note_ended(id);
         }

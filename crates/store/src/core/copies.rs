@@ -66,7 +66,8 @@ impl PartialEq for Version {
 }
 
 impl StoreCore {
-    /// Starts to write the copies that are out of date. Without background threads, writes them.
+    /// Starts to write the copies that are out of date. Without background threads, has written
+    /// them when it returns.
     pub(super) fn refresh_copies(&self) {
         // Without background threads, as in deterministic tests, the result must not depend on
         // time, so pauses are ignored.
@@ -87,7 +88,8 @@ impl StoreCore {
     /// within a pause.
     fn start_copies(&self, manifest: &Arc<Manifest>, now: Option<Instant>) {
         if manifest.is_being_restored() {
-            // Do not overwrite the copies: the restore may have to begin again from them.
+            // Do not overwrite the copies while the store is being restored: an interrupted restore
+            // begins again from them.
             return;
         }
         let version = Version { manifest: Arc::clone(manifest), scopes: self.scopes.changes() };

@@ -22,7 +22,7 @@ const VOLUME_TIMEOUT: Duration = Duration::from_secs(10);
 /// The calls of a store whose threads may still run.
 #[derive(Default)]
 pub(crate) struct DiskCalls {
-    /// Cloned by each call that changes the store's files.
+    /// Counts the calls that change the store's files: each call holds a clone.
     writing: Arc<()>,
     /// Calls that were given up, by volume.
     given_up: Mutex<BTreeMap<u8, Weak<()>>>,
@@ -31,7 +31,8 @@ pub(crate) struct DiskCalls {
 }
 
 impl DiskCalls {
-    /// Returns a mark of a call that changes the store's files: until it is dropped, a close waits.
+    /// Counts a call that changes the store's files until the returned clone is dropped. A close
+    /// waits for counted calls.
     pub(super) fn begin_writing(&self) -> Arc<()> {
         Arc::clone(&self.writing)
     }
@@ -91,8 +92,8 @@ impl StoreCore {
             .unwrap_or_else(|| Err(stalled()))
     }
 
-    /// Copies a run. Gives up when a volume of either place has stalled, and returns `None`: the
-    /// extents of `to` are freed when the call has ended.
+    /// Copies a run. Gives up when a volume of `from` or `to` has stalled, and returns `None`: the
+    /// extents of `to` are freed after the copy has ended.
     pub(super) fn copy_stored(
         &self,
         from: &Place,
@@ -204,12 +205,12 @@ fn call<T: Send + 'static>(
 
 /// Error for a run on a volume that has stalled.
 fn stalled() -> Error {
-    Error::retry("a run is on a volume that completes no operation: check its disk")
+    Error::retry("a run is on a volume that completes no operation: check the disk of the volume")
 }
 
 /// Error for a call on a volume whose disk has not answered.
 fn unanswered() -> Error {
-    Error::retry("the volume's disk does not answer: check it")
+    Error::retry("the disk of the volume does not answer: check the disk")
 }
 
 #[cfg(test)]

@@ -15,12 +15,14 @@ const WASTE_FACTOR: u64 = 4;
 impl StoreCore {
     /// Evicts pages, leaves first, until about `units` usable units are freed: units that are
     /// neither in sealed segments nor on avoided volumes. Lets waiting threads take the lock
-    /// between steps. Returns the number of usable units freed; `None` if no page was evicted.
+    /// between steps. Returns the number of usable units freed, at most `units`; `None` if no page
+    /// was evicted.
     ///
     /// Spares runs that are only on avoided volumes, because no put gets their space. After a while
     /// these runs are the oldest, so the policy would choose them first. If no other page can be
-    /// evicted, because a run on an avoided volume follows each of the other runs, evicts there too,
-    /// and stops after the step in which [`WASTE_FACTOR`] times `units` were freed there.
+    /// evicted, because a run on an avoided volume follows each of the other runs, evicts on
+    /// avoided volumes too, and stops after the step in which [`WASTE_FACTOR`] times `units` were
+    /// freed on avoided volumes.
     pub(super) fn evict(&self, state: &mut MutexGuard<'_, State>, units: u64) -> Option<u64> {
         let (mut left, mut any) = (units, false);
         let mut wasted_max = units.saturating_mul(WASTE_FACTOR);

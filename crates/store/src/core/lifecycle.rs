@@ -144,8 +144,8 @@ impl StoreCore {
         self.reservation_log.lock().rewrite()
     }
 
-    /// Makes everything durable, stops the background threads and refuses later calls. Returns
-    /// after at most a minute.
+    /// Makes everything durable, stops the background threads and refuses later calls. Waits at
+    /// most a minute for threads and syncs, and at most a second more for copies in volumes.
     ///
     /// # Errors
     /// `Fatal` if the last sync failed. `Retry` if a disk does not answer: the store then refuses
@@ -172,9 +172,9 @@ impl StoreCore {
         closed.map_err(|error| self.with_stalled(error))
     }
 
-    /// Whether a background thread, or a call that a thread gave up, may change the store's files.
-    /// After a close this is true while a disk does not answer. No other process may own the store
-    /// while this is true.
+    /// Whether a background thread, or a call that a thread gave up, may change the store's files,
+    /// as after a close during which a disk did not answer. While the result is true, no other
+    /// process may own the store.
     #[must_use]
     pub fn is_writing(&self) -> bool {
         !self.maintenance.has_ended() || self.disk_calls.are_writing()

@@ -16,7 +16,8 @@ use ritornello_medium::MediumFile;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The log is rewritten when it is longer than this and mostly consists of ended reservations.
+/// The log is rewritten when it is longer than this number of bytes plus 1 KiB for each outstanding
+/// reservation: see [`ReservationLog::shorten`].
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
 /// A put in progress.
@@ -216,8 +217,8 @@ impl StoreCore {
         self.state.lock().reservations.note_failed(client, id, volumes);
     }
 
-    /// Frees the space of a reservation that its client aborts. The client has no write to it in
-    /// flight.
+    /// Frees the space of a reservation that its client aborts. The client must have no write to
+    /// this space in flight.
     ///
     /// # Errors
     /// `Invalid` if the reservation is another client's.
@@ -336,8 +337,8 @@ impl ReservationLog {
     }
 
     /// Rewrites the log if it is longer than [`LOG_BYTES_MAX`] plus 1 KiB for each outstanding
-    /// reservation. A reservation's records usually take about a hundred bytes, so such a log
-    /// consists mostly of records of ended reservations.
+    /// reservation. The records of a reservation usually take about a hundred bytes, so a log of
+    /// this length consists mostly of records of ended reservations.
     fn shorten(&mut self) -> Result<()> {
         let live = 512 * self.outstanding.len() as u64;
         if self.length > LOG_BYTES_MAX + 2 * live {

@@ -41,7 +41,7 @@ struct PutBatch<'a> {
     request: &'a ReserveRequest,
     keys: &'a [&'a [u8]],
     hashes: Vec<PageHash>,
-    /// The page before the first, if known.
+    /// The page before the first page of the put, if known.
     parent: Option<PageHash>,
     parent_present: bool,
     /// For each page, whether it is stored.
@@ -122,7 +122,7 @@ impl StoreCore {
             true => 0,
             false => put.hashes.iter().position(is_hidden)?,
         };
-        // The removed pages are counted here, because `count_refused` does not receive them.
+        // Count the pages that are cut off, because `count_refused` does not receive them.
         let cut = (put.hashes.len() - end) as u64;
         self.counters.refused_absent_space.add(cut);
         self.counters.refused_pages.add(cut);
@@ -140,8 +140,8 @@ impl StoreCore {
         self.counters.present_pages.add(present as u64);
     }
 
-    /// Leases the runs that the missing pages follow, so that they are not evicted before the
-    /// commit. Their ancestors need no lease, because eviction removes leaves first.
+    /// Leases the runs that the missing pages follow, so that these runs are not evicted before the
+    /// commit. The ancestors of these runs need no lease, because eviction removes leaves first.
     fn lease_parents(&self, put: &PutBatch<'_>) -> Result<LeaseNumber> {
         if !put.scope.chained {
             return Ok(LeaseNumber::default());
@@ -242,8 +242,8 @@ impl StoreCore {
         client == ClientId::LOCAL || self.state.lock().reservations.allow(client, units, total)
     }
 
-    /// Ends a put of which no run was placed. Pages of the put that are stored are retained before
-    /// the lease on them ends.
+    /// Ends a put of which no run was placed. Retains the stored pages of the put before it ends
+    /// the put's lease, so that no eviction comes between.
     fn end_unplaced(&self, put: &PutBatch<'_>, lease: LeaseNumber, promised: u64) -> Result<()> {
         self.retain(put.scope.slot, &put.hashes, put.request.retain_until);
         let mut state = self.state.lock();

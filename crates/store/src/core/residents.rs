@@ -116,7 +116,8 @@ impl Residents {
 struct ProtectedRuns<'a> {
     leases: &'a LeaseTable,
     retention: &'a Retention,
-    /// Runs in absent space: evicting them would free no usable space.
+    /// The hidden runs. Runs in absent space are protected, because evicting them would free no
+    /// usable space.
     hidden: &'a Hidden,
     index: &'a dyn PrefixIndex,
     /// Volumes on which an eviction would free no space for puts.

@@ -44,7 +44,7 @@ impl StoreCore {
     /// The owner's statistics.
     ///
     /// # Errors
-    /// None now.
+    /// No error is returned at present.
     pub fn stats(&self) -> Result<CatalogStats> {
         let index = self.index.stats();
         let existing = self.segments.listable().len() as u64;

@@ -28,7 +28,7 @@ pub(super) struct Density {
     /// Number of keys given to [`EvictionPolicy::set_capacity`]. The policy remembers at most
     /// [`REMEMBERED`] times this number of keys.
     keys: usize,
-    /// The current step, and the units used in it.
+    /// The current step, and the units put or used in this step.
     now: u32,
     used: u64,
     /// Steps until worths are recomputed.
@@ -126,13 +126,13 @@ impl Kind {
     /// Computes the worth by age from the observations and from the prior, which weighs as much as
     /// `expected` units; then lets the observations decay.
     fn review(&mut self, now: u32, prior: f32, expected: f32) {
-        // Estimate the chance of use at each age as Kaplan and Meier do: an entry counts for the
-        // ages that it has reached.
+        // Estimate the chance of use at each age as Kaplan and Meier do: units that entered the
+        // kind count for the ages that they have reached.
         let mut hazards = [0.0; AGES];
         let (mut reached, mut left) = (self.began, 1.0);
         for (age, hazard) in hazards.iter_mut().enumerate().take(AGES - 1) {
-            // Count half of the entries of exactly this age, because they are on average in the
-            // middle of it.
+            // Count half of the units of exactly this age, because they are on average in the
+            // middle of the step.
             let half = self.begins[(now as usize - age) % AGES] / 2.0;
             let believed = expected * prior / (4 + age) as f32;
             let waited = (reached - half).max(0.0) * left;
@@ -202,8 +202,8 @@ impl Density {
         self.kinds[usize::from(piece.queue) % KINDS].list(self.now, piece.stamp)
     }
 
-    /// Called before a piece of this kind and age is listed: the piece's list becomes the next to
-    /// evict from, unless its worth is above the worth of the list that is next now.
+    /// Called before a piece of this kind and age is listed. Makes the piece's list the next to
+    /// evict from if its worth is at most the worth of the list that is next at present.
     fn listing(&mut self, kind: usize, age: u32) {
         let age = (age as usize).min(AGES - 1);
         let worth = self.kinds[kind].worth[age];

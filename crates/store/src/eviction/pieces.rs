@@ -133,7 +133,7 @@ impl Pieces {
         self.used += 1;
         if self.vacant == NONE {
             self.slots.push(piece);
-            // Memory does not hold four billion pieces.
+            // The cast loses no bits: memory does not hold four billion pieces.
             return (self.slots.len() - 1) as u32;
         }
         let slot = self.vacant;

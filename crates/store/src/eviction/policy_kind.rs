@@ -18,9 +18,9 @@ pub enum PolicyKind {
     Lru,
     /// Adaptive replacement: Megiddo and Modha, FAST '03.
     Arc,
-    /// Two queues: Johnson and Shasha, VLDB '94.
+    /// 2Q, a queue of new pages and a list of pages put again: Johnson and Shasha, VLDB '94.
     TwoQ,
-    /// Three queues, first in first out: Yang et al., SOSP '23.
+    /// S3-FIFO, three queues (small, main, evicted keys): Yang et al., SOSP '23.
     S3Fifo,
     /// Least expected hits first, learnt from the intervals between uses.
     Density,

@@ -1,4 +1,4 @@
-//! Three queues, first in first out.
+//! S3-FIFO: a small queue, a main queue, and a queue of the keys of evicted pages.
 
 use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;

@@ -40,9 +40,9 @@ const MOVED_PER_CALL: usize = 32;
 /// count as used. Pieces that are used together again are merged.
 ///
 /// [`Tree::follow`] switches to a different policy. Each later admission, use and eviction moves a
-/// few pieces to it, so that no call takes long. The warmest pieces move first, and each becomes
-/// the oldest piece of the new policy, which keeps the order of use. Victims are chosen among the
-/// pieces that have not moved, as long as there are any.
+/// few pieces to the new policy, so that no call takes long. The warmest pieces move first, and
+/// each becomes the oldest piece of the new policy, which keeps the order of use. Victims are
+/// chosen among the pieces that have not moved, as long as there are any.
 ///
 /// Invariants: a piece is *listed* while a list of a policy holds it. Between calls, a piece that
 /// is not listed has children or waits in `protected`, also for some time after its protection

@@ -1,4 +1,4 @@
-//! Two queues.
+//! 2Q: a queue of new pages, and a list of pages that were put again, in order of last use.
 
 use super::eviction_policy::{Arrival, EvictionPolicy};
 use super::ghost::Ghosts;

@@ -11,8 +11,8 @@ use ritornello_volume::segments::Segments;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Maximum time that reattaching, and the end of a search, wait for the end of another change of
-/// the capacity or directories, and of the creation of a segment.
+/// Maximum time that [`StoreCore::reattach`] and [`StoreCore::end_search`] wait until another
+/// change of the capacity or directories, and the creation of a segment, have ended.
 const SHAPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl StoreCore {
@@ -23,7 +23,7 @@ impl StoreCore {
 
     /// Checks absent volumes and segments, and reattaches returned volumes and segments: lookups
     /// find their runs again. Removes runs with an extent in a segment that no longer exists, or in
-    /// space that is in use.
+    /// space that another run or a reservation uses.
     ///
     /// # Errors
     /// `Fatal` if a sync failed: the store is poisoned. `Retry` if the sync has not ended: it
@@ -168,7 +168,7 @@ impl StoreCore {
             match self.on_volume(number, attach) {
                 Ok(segments) => here.push((number, segments)),
                 Err(error) => {
-                    // Another thread may have retired the volume since.
+                    // Another thread may have retired the volume during the call.
                     if let Some(reason) = self.state.lock().absence.volumes.get_mut(&number) {
                         *reason = error.to_string();
                     }
@@ -333,7 +333,7 @@ fn attach(
     // Check the marker after listing and syncing the directory, because an empty mount point lists
     // no files.
     if !directory.is_volume_present(manifest, number) {
-        return Err(Error::retry("the volume became absent again"));
+        return Err(Error::retry("the volume became absent again while it was being reattached"));
     }
     Ok(listed)
 }

@@ -69,7 +69,8 @@ impl StoreCore {
         let enough = weight() / EVICTED_SHARE * (EVICTED_SHARE - 1);
         let allocator = state.space.allocator();
         let held = allocator.total_units() - allocator.free_units();
-        // A step frees about a quarter of the space that the whole pass frees.
+        // A step frees about a quarter of the space that the whole pass frees, at most
+        // `STEP_UNITS`.
         let step = (held / (4 * EVICTED_SHARE)).clamp(1, STEP_UNITS);
         while weight() > enough && self.evict(&mut state, step).is_some() {
             MutexGuard::bump(&mut state);

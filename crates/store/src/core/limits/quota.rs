@@ -111,10 +111,10 @@ impl StoreCore {
             if next.is_empty() {
                 next.extend(pending.drain(..pending.len().min(STEP_RUNS)));
             }
-            // The build does not end while removals are applied in steps. The index lacks the
-            // removed pages already, so the policy is built without them. `Usage::remove` has not
-            // been called for all of them yet. If the build ended before these calls, they would
-            // subtract pages that the policy never contained.
+            // The build does not end while removals are applied in steps. The policy is built
+            // without the removed pages, which the index lacks already. If the build ended before
+            // `Usage::remove` was called for all of these pages, the remaining calls would subtract
+            // pages that the policy never contained.
             let whole = next.is_empty() && state.removals.in_steps == 0;
             for run in next {
                 match self.index.run(run) {

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-/// Maximum retention in seconds: a year.
+/// Maximum retention in seconds: 366 days.
 pub(super) const RETENTION_MAX: u64 = 366 * 86_400;
 
-/// The store's clock: the system's seconds since 1970, but never earlier than a time recorded
-/// before. If the system clock is set back, the store's clock continues by the elapsed time. If the
-/// system clock is set forward, the store's clock follows, and retentions end early.
+/// The store's clock: the system's seconds since 1970, but never earlier than a time that the index
+/// has recorded. If the system clock is set back, the store's clock continues by the elapsed time.
+/// If the system clock is set forward, the store's clock follows, and retentions end early.
 #[derive(Debug)]
 pub(crate) struct StoreClock {
     wall: fn() -> u64,

@@ -55,7 +55,7 @@ impl StoreCore {
         let pressing = state.space.is_limbo_large();
         let busy = !state.unsynced.segments.is_empty() || state.space.has_limbo_waiting();
         let touched = state.unsynced.uses && last_sync.elapsed() >= RECENCY_INTERVAL;
-        // A sync for other changes makes the uses durable too.
+        // The sync that the other unsynced changes need makes the uses durable too.
         state.unsynced.uses &= !(busy || touched);
         drop(state);
         for (id, name) in names {

@@ -8,8 +8,8 @@
 //! ascending generation, and a run is linked to its parent.
 //!
 //! A run in a chained scope is salvaged up to its first page that does not verify, because later
-//! pages are useless without it. A run in another scope keeps every page that verifies, is not
-//! stored, and is in no later run; its other pages become holes.
+//! pages are useless without it. A run in a scope that is not chained keeps every page that
+//! verifies, is not stored, and is in no later run; the run's other pages become holes.
 
 use super::verify::Verification;
 use crate::catalog::ScopeRef;
@@ -100,7 +100,8 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Chooses pages of a run that verify and are not stored. Marks their space.
+    /// Chooses the pages of `found` that verify and are not stored. Marks the space of the chosen
+    /// pages as in use.
     fn choose(&self, found: SalvagedRun, chosen: &mut Chosen, report: &mut Verification) {
         let SalvagedRun { place, header, .. } = found;
         let all = header.keys.len() as u64;
@@ -126,9 +127,10 @@ impl StoreCore {
         }
     }
 
-    /// Chooses, of a run in a chained scope, the leading pages that verify, are not stored, and are
-    /// in no chosen run. If a chosen run has the first of these pages, this run replaces the chosen
-    /// run if it has all pages of the chosen run and more; otherwise this run is not chosen.
+    /// Chooses, of the run at `place` in a chained scope, the leading pages that verify, are not
+    /// stored, and are in no chosen run. If a chosen run has the first page too, the run at `place`
+    /// replaces the chosen run if it has all pages of the chosen run and more, and is not chosen
+    /// otherwise.
     fn choose_leading(
         &self,
         scope: ScopeRef,

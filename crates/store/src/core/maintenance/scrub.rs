@@ -85,7 +85,7 @@ impl StoreCore {
         let total = left.len() as u64;
         for (_, run) in left {
             self.lifecycle.check_writable()?;
-            // A close that begins now waits for this run, because a page may be removed.
+            // A close waits until this run is verified, because the verification may remove pages.
             let writing = self.disk_calls.begin_writing();
             self.lifecycle.check_writable()?;
             if let Some(view) = self.to_scrub(run) {
@@ -129,7 +129,8 @@ impl StoreCore {
             self.index.for_each(&mut |run, view| scrub.left.push((view.place.generation, run)));
             scrub.left.sort_unstable_by(|a, b| b.cmp(a));
             if first && !scrub.left.is_empty() {
-                // The owner epoch changes with each restart, so passes begin at different runs.
+                // Each owner has another epoch, so the first passes of successive owners begin at
+                // different runs.
                 let skip = self.shape.manifest().owner_epoch as usize * 7919 % scrub.left.len();
                 scrub.left.rotate_right(skip);
             }

@@ -18,9 +18,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How a verification treats pages that the disk cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
-    /// Keep them: the fault may be temporary.
+    /// Keep the pages: the fault may be temporary.
     Keep,
-    /// Remove them: an operator requested it.
+    /// Remove the pages: an operator requested it with `fsck` or `paths restore`.
     Drop,
 }
 
@@ -55,11 +55,12 @@ pub struct Verification {
     /// Salvaged pages that follow a page which the store lacks: they are hits again
     /// after that page is put.
     pub pages_behind_lost: u64,
-    /// Pages of runs that were found and not salvaged, by reason: `scope` if the store has no such
-    /// scope; `overwritten` from the first page of a run that fails verification, as in an evicted
-    /// run whose space was reused; `unreadable` from the first page that cannot be read; `space` if
-    /// another run has the pages' space; `index` if the index refuses the run, for example because
-    /// it is full. Pages that are stored already are not counted.
+    /// Pages that were found and not salvaged, by reason: `scope` if the store lacks the page's
+    /// scope; `overwritten` if the page fails verification, as in an evicted run whose space was
+    /// reused; `unreadable` if the disk cannot read the page; `space` if another run has the page's
+    /// space; `index` if the index refuses the run, for example because the index is full. In a
+    /// chained scope the pages after an `overwritten` or `unreadable` page count with it. Pages
+    /// that are stored already are not counted.
     pub not_salvaged: BTreeMap<String, u64>,
     /// The highest generation of a run that was found without the index; zero if none was.
     #[serde(skip)]
@@ -100,7 +101,8 @@ impl StoreCore {
         if salvage {
             self.reattach(true)?;
         }
-        // Salvage looks for runs in free space, so no space may be withheld.
+        // Wait for drains, because salvage marks free space as in use, and withheld space does not
+        // count as free.
         self.finish_drain(started + DRAIN_TIMEOUT);
         let mut report = Verification::default();
         let mut runs: Vec<(RunId, RunView)> = Vec::new();

@@ -85,7 +85,8 @@ impl Scopes {
             .with("bytes_max", limits.bytes))
         };
         if dropped.is_err() {
-            // Let lookups find the chosen scopes again. None of these scopes has settings.
+            // Let lookups find the chosen scopes again, with default settings: `choose_empty`
+            // chooses no scope with other settings.
             let mut live = self.live().write();
             for slot in &chosen.slots {
                 if let Some(scope) = registry.table.scopes.get(slot) {

@@ -43,12 +43,12 @@ impl StoreCore {
     /// without waiting for segments to be emptied.
     ///
     /// # Errors
-    /// `Invalid` if the capacity is below two segments, below the leased, retained and reserved
-    /// bytes, or, on tmpfs, too large for the memory; if the directory is already in use, unknown,
-    /// another store's, or the store's last directory. `Retry` if another change has not ended by
-    /// `timeout`, if a directory that was marked again is still absent, or if the store is
-    /// poisoned; `Closed`; `Fatal` if a write or sync failed: the store is poisoned; file-system
-    /// errors.
+    /// `Invalid` if the capacity is below two segments, if leased, retained and reserved bytes
+    /// would take more than 95 % of it, or if it is, on tmpfs, too large for the memory; if the
+    /// directory is already in use, unknown, another store's, or the store's last directory.
+    /// `Retry` if another change has not ended by `timeout`, if a directory that was marked again
+    /// is still absent, or if the store is poisoned; `Closed`; `Fatal` if a write or sync failed:
+    /// the store is poisoned; file-system errors.
     pub fn change_capacity(&self, change: &CapacityChange, timeout: Duration) -> Result<()> {
         self.lifecycle.check_writable()?;
         let deadline = Instant::now() + timeout;

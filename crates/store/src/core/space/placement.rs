@@ -41,7 +41,7 @@ enum Obstacle {
     Grow(SegmentId),
     /// Removals must be synced before their space is reused.
     Sync,
-    /// No space can be freed.
+    /// No space can be freed, or the run exceeds the capacity.
     Full,
 }
 
@@ -185,8 +185,8 @@ impl StoreCore {
             Ok(room) if room.available < segment_bytes + Budget::floor(room.total) => {
                 Some(format!("the free-space floor is reached ({} bytes left)", room.available))
             }
-            // A tmpfs may promise memory that the machine does not have, and using it would kill a
-            // process.
+            // A tmpfs may promise memory that the machine does not have: if the segment used this
+            // memory, the kernel would kill a process.
             Ok(room) => check_memory(&room, segment_bytes)
                 .and_then(|()| self.create(segment))
                 .err()

@@ -136,7 +136,7 @@ impl StoreCore {
     }
 
     /// Records durably, before a segment is removed, that its number is never reused: a process
-    /// with the old file open must not take another file for it.
+    /// that has the removed file open must not use it for a new segment of the same number.
     fn record_used_numbers(&self, change: &ShapeChange<'_>, sealed: &[SegmentId]) -> Result<()> {
         let mut manifest = Manifest::clone(&self.shape.manifest());
         for id in sealed {

@@ -1,5 +1,5 @@
-//! Volumes that puts avoid: they fail writes to their segments, although they can be read and
-//! synced, or they have stalled.
+//! Volumes that puts avoid: volumes that fail writes to their segments, although they can be read
+//! and synced; volumes that have stalled; and volumes whose segments are to be searched.
 
 use super::StoreSpace;
 use ritornello_format::Extent;
@@ -101,13 +101,14 @@ impl StoreSpace {
         self.allocator.avoid(volume, avoided);
     }
 
-    /// Whether puts avoid a volume although no write to it has failed.
+    /// Whether puts avoid a volume because it has stalled, or because its segments are to be
+    /// searched.
     fn is_held_off(&self, volume: u8) -> bool {
         self.stalled.contains(&volume) || self.unsearched.contains(&volume)
     }
 
-    /// Lets puts use avoided volumes whose test is due, and all avoided volumes if no other volume
-    /// is usable.
+    /// Lets puts use volumes that puts avoid only because writes failed: those whose test is due,
+    /// or all of them if no volume is usable.
     pub(super) fn begin_trials(&mut self, now: Instant) {
         let avoided = |failing: &FailingVolume| failing.next_trial.is_some();
         if !self.failures.0.values().any(avoided) {
@@ -174,7 +175,8 @@ mod tests {
         space.allocate(1, 1, 1, Reserve::Keep, now).unwrap()
     }
 
-    /// Places runs, of which those on volume 0 fail. Returns the number of failed runs.
+    /// Places `runs` runs and reports each run on volume 0 as failed. Returns the number of failed
+    /// runs.
     fn place_many(space: &mut StoreSpace, runs: usize, now: Instant) -> usize {
         let fails = |space: &mut StoreSpace| {
             let extents = place(space, now);

@@ -2,9 +2,9 @@
 
 /// Estimates the contents of a full store by their recent maximum.
 ///
-/// During most evictions the store is full, except for space that was evicted for a put and is not
-/// filled yet. This space must not count as empty: policies would underestimate the capacity by the
-/// length of a put.
+/// During most evictions the store is full, except for space that earlier evictions freed for a put
+/// and that the put has not filled yet. The contents at a single eviction would therefore
+/// underestimate the capacity by up to the length of a put.
 #[derive(Debug, Default)]
 pub(super) struct CapacityEstimate {
     /// Maximum of the current and of the previous period.
@@ -19,7 +19,7 @@ struct Peak {
     pieces: usize,
 }
 
-/// Observations per period. After a store is made smaller, the estimate follows within two periods.
+/// Evictions per period. After a store is made smaller, the estimate follows within two periods.
 const PERIOD: u32 = 4096;
 /// Units (8 MiB) per remembered key, if there are few pieces.
 const UNITS_PER_KEY: u64 = 2048;

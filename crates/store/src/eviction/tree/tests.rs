@@ -69,7 +69,7 @@ fn child_admitted_before_its_parent_is_evicted_first() {
     assert!(tree.orphans.is_empty());
 }
 
-/// Protects the runs with ids below the first number; the second counts the queries.
+/// Protects the runs whose ids are below the first number. The second number counts the queries.
 struct ProtectedBefore(Cell<u64>, Cell<u64>);
 
 impl EvictionContext for ProtectedBefore {

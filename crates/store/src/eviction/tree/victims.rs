@@ -83,7 +83,7 @@ impl Tree {
         if keep * page < chunk.max(requested) {
             keep = 0;
         }
-        // `keep` is at most `pages`, a `u32`.
+        // The cast loses no bits: `keep` is at most `pages`, a `u32`.
         let keep = keep as u32;
         let removed = pages - keep;
         let ours = self.pieces[slot].policy_generation() == self.policy_generation;
