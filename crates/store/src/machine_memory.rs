@@ -10,7 +10,7 @@ use std::path::Path;
 const NO_LIMIT: u64 = 1 << 60;
 
 /// Returns the bytes of memory that this process may use: the machine's memory, or the limit of
-/// [`control_group`], if this is less.
+/// [`control_group`], if the limit is less.
 pub(crate) fn available() -> u64 {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
@@ -80,8 +80,9 @@ struct Source {
     advice: &'static str,
 }
 
-/// Returns the memory left for a store on a file system in memory, whose space is `room`: in the
-/// control group, if it has a limit, on the machine, and in the file system.
+/// Returns the limits of a store on a file system in memory, whose space is `room`: the memory left
+/// in the control group, if the group has a limit, and on the machine, and the space left in the
+/// file system.
 fn sources(room: &Room) -> Vec<Source> {
     let group = control_group().map(|group| Source {
         left: group.limit.saturating_sub(group.used.saturating_sub(group.cached)),
@@ -135,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scarcest_source_decides_and_is_named() {
+    fn memory_check_names_the_scarcest_source() {
         let of = |left, what| Source { left, what, advice: "find more" };
         let sources = [of(100 << 20, "the machine"), of(50 << 20, "the group")];
         assert!(check_sources(&sources, 50 << 20).is_ok());

@@ -19,14 +19,14 @@ pub const SCRUB_RATE: u64 = 8 << 20;
 /// Minimum memory ceiling of an index, in bytes.
 const INDEX_MEMORY_MIN: u64 = 16 << 20;
 
-/// When a put counts as done.
+/// When a put is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Durability {
-    /// When its pages are visible. The pages survive a crash of the owner's process and a power
-    /// loss once a sync has covered them: after about `sync_interval`, or when `flush` returns.
+    /// A put is complete when its pages are visible. The next sync, after about `sync_interval`
+    /// or in `flush`, lets the pages survive a crash of the owner's process and a power loss.
     #[default]
     Cache,
-    /// When its pages survive a power loss.
+    /// A put is complete when its pages survive a power loss.
     Durable,
 }
 
@@ -158,7 +158,7 @@ pub struct Options {
     /// `further_dirs`. The directories of an existing store are changed with
     /// [`Catalog::change_capacity`](crate::Catalog::change_capacity).
     pub paths: Vec<PathBuf>,
-    /// When a put counts as done.
+    /// When a put is complete.
     pub durability: Durability,
     /// The I/O backend.
     pub io: IoChoice,

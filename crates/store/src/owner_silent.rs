@@ -34,12 +34,13 @@ impl fmt::Display for OwnerSilent {
 impl StdError for OwnerSilent {}
 
 impl OwnerSilent {
-    /// The error; `pid` is the owner's process, or zero if it is in another PID namespace.
+    /// The error of a call to a silent owner. `pid` is the owner's process id, or zero if the owner
+    /// is in another PID namespace.
     #[must_use]
     pub fn error(pid: i32) -> Error {
         Error::retry(
             "the process that owns the store lives but does not answer (stopped, frozen?): nothing \
-             is hit or stored until it does",
+             is hit or stored until the process answers or ends",
         )
         .with("pid", pid)
         .because(Self)
@@ -65,7 +66,8 @@ impl fmt::Display for StoreReopening {
 impl StdError for StoreReopening {}
 
 impl StoreReopening {
-    /// The error; `why` describes the failed write or sync.
+    /// The error of a call while the owner reopens the store; `why` describes the failed write or
+    /// sync.
     #[must_use]
     pub fn error(why: &str) -> Error {
         Error::retry(

@@ -110,7 +110,7 @@ impl<'a> Iterator for Parts<'a> {
                 break;
             } else {
                 let packing = match self.pack(self.at, None) {
-                    // End the part here: its staging memory is free again after it is written.
+                    // End the part before this page: the write of the part frees staging memory.
                     Packing::NoMemory if pages.iter().any(Option::is_some) => break,
                     Packing::NoMemory => self.pack_with_wait(self.at),
                     packing => packing,

@@ -108,7 +108,8 @@ impl Store {
         if control.stop().is_none()
             && let Some(speeds) = self.segments.new_speeds()
         {
-            // If the report fails, the owner uses the previous speeds until the next measurement.
+            // If the report fails, the owner uses the volumes' previous speeds until the next
+            // measurement.
             let _ = self.catalog.report_speeds(&speeds);
         }
         Ok(written.outcome(keys.len()))
@@ -246,7 +247,7 @@ impl Put<'_> {
         failed_volumes.sort_unstable();
         failed_volumes.dedup();
         if !failed_volumes.is_empty() {
-            // If the report fails, the volume's next failure is reported.
+            // If the report fails, the owner learns of the volume's failures from a later report.
             let _ = store.catalog.report_failed_writes(reserved.id, &failed_volumes);
         }
         Ok(prepared)

@@ -103,8 +103,8 @@ impl RegistryFile {
         Ok(())
     }
 
-    /// Replaces the file by a file with a head only, if it has records, because earlier versions
-    /// can read no records. `registry` holds the contents of the file.
+    /// If the file has records after its head, replaces the file by a file with a head only, which
+    /// earlier builds can read. `registry` holds the contents of the file.
     ///
     /// # Errors
     /// File-system errors: the contents are unchanged.
@@ -112,7 +112,7 @@ impl RegistryFile {
         if self.appended { self.replace(registry) } else { Ok(()) }
     }
 
-    /// Replaces the file by `registry`.
+    /// Replaces the file by a file whose head holds `registry`.
     ///
     /// # Errors
     /// Errors of [`Directory::write_registry`].

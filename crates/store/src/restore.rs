@@ -195,9 +195,9 @@ fn merge_scopes(survivors: &[Survivor]) -> Option<ScopeRegistry> {
     Some(merged)
 }
 
-/// Orders copies of the manifest by age. Copies of one owner have equal epochs, and almost always
-/// equal generations, but the numbers of volumes and of retired volumes, and the first segment
-/// numbers, never decrease.
+/// Returns a key that orders copies of the manifest by age. Copies of one owner have equal epochs,
+/// and almost always equal generations. Three values distinguish them, because they never decrease:
+/// the counts of volumes and of retired volumes, and each volume's first segment number.
 fn age(copy: &Manifest) -> (u32, u32, usize, usize, u64) {
     let volumes = &copy.volumes;
     let retired = volumes.iter().filter(|volume| volume.is_retired()).count();
@@ -278,8 +278,8 @@ impl Directory {
     }
 
     /// Replaces the copies in the volumes outside a restored store, so that a further restore, and
-    /// the former directory, find its owner epoch there. A copy that fails is written by the next
-    /// owner.
+    /// the former directory, find its owner epoch there. Copies that cannot be written now are
+    /// written by the next owner.
     fn claim_volumes(&self, manifest: &Manifest) {
         let Ok(Some(scopes)) = self.registry() else { return };
         let (files, owner) = ([manifest.encode(), scopes.registry.encode()], manifest.owner_epoch);

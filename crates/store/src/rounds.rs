@@ -13,8 +13,8 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Called when the store is poisoned, or by [`Rounds::on_poison`] if it was poisoned before. The
-/// thread whose write or sync failed calls it with its locks held, so it must not block.
+/// A callback that reports that the store is poisoned. The thread whose write or sync failed runs
+/// the callback with locks held, so the callback must not block.
 pub type OnPoison = Box<dyn Fn() + Send + Sync>;
 
 /// The sync rounds of a store.

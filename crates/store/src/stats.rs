@@ -159,13 +159,13 @@ pub struct IndexDecision {
     pub at: u64,
     /// `first`, `shift` (the mix of operations changed) or `growth` (the tree grew).
     pub reason: String,
-    /// Share of writes among the operations on which the decision is based.
+    /// Share of writes among all operations on which the decision is based.
     pub writes: f64,
-    /// Share of point lookups that found their key.
+    /// Share of point lookups that found their key among all these operations.
     pub hits: f64,
-    /// Share of range reads.
+    /// Share of range reads among all these operations.
     pub ranges: f64,
-    /// Share of point lookups that found nothing.
+    /// Share of point lookups that found no key among all these operations.
     pub empty: f64,
     /// Bytes of the tree.
     pub tree_bytes: u64,

@@ -21,13 +21,13 @@ pub(crate) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum attempts of a call that fails with `Retry`.
 const ATTEMPTS: u32 = 3;
-/// A failure later than this after the first failure is not retried.
+/// A call that fails later than this time after its first failure is not retried.
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
 /// Options of a put.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// Key of the page before the first, if known.
+    /// Key of the page before the first page of the put, if known.
     pub parent: Option<Box<[u8]>>,
     /// Seconds since 1970 until which eviction skips the pages and all known pages before them;
     /// zero for no retention. Retention lasts at most a year, and applies to whole runs. If the
@@ -59,7 +59,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Creates a store over a catalog. `staging` bounds the memory of copies and unaligned reads.
+    /// Creates a store over a catalog. `staging` is the bounded memory for copies and unaligned
+    /// transfers.
     #[must_use]
     pub fn new(
         catalog: Arc<dyn Catalog>,

@@ -39,8 +39,8 @@ pub struct StoredStats {
     /// between them are not read. `None` without such a checkpoint, or if `journal_bytes` is
     /// `None`.
     pub checkpoint: Option<StoredCheckpoint>,
-    /// Bytes of the journal records after the checkpoint, which may not show their changes; without
-    /// a checkpoint, bytes of all journal records. `None` if the index is not `run`, if its files
+    /// Bytes of the journal records whose changes may be missing in the checkpoint; without a
+    /// checkpoint, bytes of all journal records. `None` if the index is not `run`, if its files
     /// cannot be read, if no checkpoint is intact and the journal does not begin with the first
     /// change, or if the creation or restore of the store has not ended.
     pub journal_bytes: Option<u64>,

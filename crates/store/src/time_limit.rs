@@ -5,8 +5,8 @@ use std::time::Duration;
 
 /// Maximum time limit of a transfer, unless its caller asks for more.
 const LONGEST: Duration = Duration::from_secs(60);
-/// A transfer may be slower than the slowest volume by this factor, because other transfers use the
-/// volume too.
+/// Factor by which a transfer may be slower than the measured speed of the slowest volume, because
+/// other transfers use this volume at the same time.
 const SLACK: u64 = 4;
 /// Assumed speed of a volume that was not measured, in bytes per second.
 const UNMEASURED: u64 = 64 << 20;

@@ -36,15 +36,15 @@ pub struct TransferStats {
     pub puts: u64,
     /// Payload bytes written.
     pub put_bytes: u64,
-    /// Bytes of this payload on disk: encoded, with headers and padding.
+    /// Bytes on disk of the payload that puts wrote: encoded, with headers and padding.
     pub put_stored_bytes: u64,
-    /// Sum of the durations of these puts in seconds; puts at the same time each count in full.
+    /// Sum of the durations of the counted puts in seconds; concurrent puts each count in full.
     pub put_seconds: f64,
     /// Gets of registered scopes, with hits or without.
     pub gets: u64,
     /// Payload bytes read and verified.
     pub get_bytes: u64,
-    /// Sum of the durations of these gets in seconds; gets at the same time each count in full.
+    /// Sum of the durations of the counted gets in seconds; concurrent gets each count in full.
     pub get_seconds: f64,
     /// Pages read and verified.
     pub read_pages: u64,

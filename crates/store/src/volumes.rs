@@ -26,7 +26,7 @@ pub(crate) enum VolumeState {
     Present(PathBuf),
     /// Present in this directory, whose marker is damaged or missing.
     Unmarked(PathBuf),
-    /// Drained or given up. The number is not reused.
+    /// The volume was drained or given up. Its number is not reused.
     Retired,
     /// The volume's directory cannot be used, for this reason.
     Absent(String),

@@ -59,7 +59,7 @@ fn drained_volume_waits_for_its_absent_segment() {
         }
         let stats = open.store.stats().unwrap().catalog;
         println!(
-            "{path}: {absent} pages found while it is absent; {:?} {:?}; left in /b: {:?}",
+            "{absent} pages found without the segment {path}; {:?} {:?}; left in /b: {:?}",
             stats.absent_space,
             stats.paths,
             segments(&disk, "/b")
@@ -345,7 +345,7 @@ fn upgrade_with_unmounted_volume_keeps_its_pages() {
     assert_eq!(found(&open), PAGES);
 }
 
-/// The store uses no directory that is a volume of another store, even if it has no marker yet.
+/// The store does not use another store's volume, even if the volume's directory has no marker.
 #[test]
 fn unmarked_volume_of_another_store_is_rejected() {
     let disk = SimDisk::new(128 * MIB);

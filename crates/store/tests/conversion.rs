@@ -146,7 +146,7 @@ mod lsm {
     }
 
     /// Returns the index backend that the manifest names, the contents of this index, and its
-    /// clock: the latest current time that a call of `retain` passed, not an end of a retention.
+    /// clock: the latest `clock` that a call of `PrefixIndex::retain` passed.
     fn now(dir: &Path) -> (Backend, BTreeMap<u64, Content>, u64) {
         let backend = stored(dir);
         let index =
@@ -274,8 +274,8 @@ mod lsm {
                 0 => ("begun", Duration::from_millis(u64::from(point))),
                 1 => ("copied 1/4", Duration::ZERO),
                 2 => ("copied 3/4", Duration::from_millis(u64::from(point / 9))),
-                // After this message, and before "done", the child syncs the copy, replaces the
-                // manifest and removes the old files.
+                // Between "copied 4/4" and "done" the child syncs the copy, replaces the manifest
+                // and removes the old files.
                 tail => {
                     ("copied 4/4", Duration::from_micros(u64::from(point / 9 * 6 + tail) * 1500))
                 }

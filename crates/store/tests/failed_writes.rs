@@ -83,8 +83,8 @@ fn full_store_avoids_a_volume_that_fails_writes() {
     open.close();
 }
 
-/// Puts replace the contents of the volume that takes writes several times. The pages on the other
-/// volume, whose eviction would make no room, stay.
+/// One of two volumes fails writes. Puts replace the contents of the other volume several times.
+/// They evict no page of the failing volume, because this would make no room for a put.
 #[test]
 fn eviction_spares_a_volume_that_puts_avoid() {
     let (schedule, open) = faulty();

@@ -137,7 +137,7 @@ fn quota_is_applied_in_steps() {
         catalog.configure(scope, &quota(None)).unwrap();
         wait
     });
-    // Pages are evicted in order of use: the first put is evicted first.
+    // Pages are evicted in order of use: the page that was put first is evicted first.
     let (tenant, kept) = (tenant.unwrap(), MANY / 2);
     catalog.configure(tenant, &quota(Some(kept * 8192))).unwrap();
     let keys: Vec<[u8; 8]> = (0..MANY).map(u64::to_le_bytes).collect();

@@ -95,7 +95,7 @@ fn full_journal_buffer_costs_a_sync_and_no_page() {
 }
 
 #[test]
-fn memory_ceiling_parses_with_the_index() {
+fn index_name_may_have_a_memory_ceiling() {
     assert_eq!(parse_index("run").unwrap(), (IndexKind::Run, None));
     assert_eq!(parse_index("run:8GiB").unwrap(), (IndexKind::Run, Some(8 << 30)));
     for word in ["run:", "run:8", "run:1MiB", "memory:8GiB", "tree", "run:8GiB:2"] {

@@ -107,8 +107,8 @@ fn reads_and_puts_may_exceed_the_lease_share() {
     assert_eq!(get(&hoarder, &scope, &keys).pages, 2 * PAGES);
     assert!(hoarder.lease(&scope, &refs(&keys), TTL).is_err());
     assert_eq!(hoarder.touch(&scope, &refs(&keys)).unwrap(), 2 * PAGES);
-    // A client that has used its share may lease pages again that it has leased, and other pages
-    // after it has released leases.
+    // A client that has used its share may lease again the pages that it has leased. To lease other
+    // pages it must first release leases.
     let again = hoarder.lease(&scope, &refs(&sequence(leases[0].0, PAGES)), TTL).unwrap();
     assert_eq!(again.pages, PAGES);
     for (_, lease) in &leases[leases.len() - 3..] {

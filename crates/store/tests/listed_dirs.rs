@@ -157,7 +157,7 @@ fn invalid_lists_are_refused() {
         (&[dir.path().to_owned()], "inside another"),
         (&[PathBuf::new()], "is empty"),
     ];
-    // In the second round the store exists.
+    // The lists are refused before the store exists, and again once it exists.
     for _ in 0..2 {
         for (further, words) in &lists {
             let error = try_list(further).map(Open::close).unwrap_err();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The sync after the rename of MANIFEST that retires a volume fails, so the disk may have the old
-/// or the new MANIFEST. The store must not acknowledge pages on this volume after it has returned.
+/// or the new MANIFEST. When the volume returns, the store must acknowledge no flush and no put.
 #[test]
 fn failed_retirement_of_a_volume_fails_flush() {
     let disk = SimDisk::new(64 * MIB);
@@ -88,7 +88,7 @@ fn unopenable_manifest_is_not_replaced_by_copy() {
     let medium: Arc<dyn Medium> = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
     let open = reopen(Arc::clone(&medium));
     schedule.add(Rule::nth(1, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.new"));
-    // The store cannot write the old copy back either.
+    // The store writes the old MANIFEST.copy back, and finds no file handle for it either.
     schedule
         .add(Rule::nth(2, MediumFault::NoSystemFiles).on(Op::Open).at("/store/MANIFEST.copy.new"));
     let forgotten =

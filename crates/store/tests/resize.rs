@@ -83,7 +83,7 @@ fn shrunk_store_keeps_recent_pages() {
     let scope = chained(PAGE);
     fill(&open, 0, 50);
     assert_eq!(whole(&open, 50).len(), 50);
-    // Use these sequences last, so that the smaller store keeps them.
+    // Use sequences 0 to 11 last, so that the store keeps them when it shrinks.
     for name in 0..12 {
         assert_eq!(get(&open.store, &scope, &sequence(name, PAGES)).pages, PAGES);
     }

@@ -414,7 +414,7 @@ fn latest_copy_of_an_owner_is_used() {
 
 /// The lost directory held no segments, so the restored directory holds none.
 #[test]
-fn directory_without_segments_is_restored_without() {
+fn restored_directory_gets_no_segments_if_it_had_none() {
     let disk = SimDisk::new(96 * MIB);
     let paths = OTHERS.map(PathBuf::from).to_vec();
     let options = Options { paths, further_dirs: None, ..listed() };
@@ -550,7 +550,7 @@ fn unsuitable_directories_are_refused() {
     refused(&disk, &["/a", "/c"], "no marker");
     refused(&disk, &["/a", "/a"], "listed twice");
     refused(&disk, &[], "no directory");
-    // One copy has a later format.
+    // One copy of the manifest has format 2, which this build does not read.
     let intact: Vec<Vec<u8>> = copies().iter().map(|path| read(&disk, path)).collect();
     let mut later = intact[0].clone();
     later[8] = 2;
@@ -609,7 +609,7 @@ fn interrupted_restore_can_be_repeated() {
         if !ended {
             fails += 1;
             if let Ok(open) = open_on(Arc::new(disk.clone()), &listed()) {
-                // The operation that failed had completed the restore.
+                // The failed operation came after the restore was complete on the disk.
                 expected.check(&open);
                 open.close();
             } else {

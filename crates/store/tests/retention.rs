@@ -64,7 +64,7 @@ fn wait_for(what: impl Fn() -> bool) {
     }
 }
 
-/// Returns options with the policy LRU, under which newer pages evict a page even if it was used.
+/// Returns options with the policy LRU: newer pages evict a page, however often it was used.
 fn options_at(dir: &Path, wall_clock: fn() -> u64) -> Options {
     Options { wall_clock, eviction: PolicyKind::Lru, ..options(dir, 12) }
 }

@@ -266,7 +266,7 @@ fn crash_at_any_change_keeps_registrations() {
             let next = register(state, &salted(1)).unwrap();
             assert!(
                 before.values().all(|slot| *slot < next),
-                "{next:?} was given to an earlier scope"
+                "the slot {next:?} of a new scope was given to an earlier scope"
             );
         };
         // To save time, check the recorded disks of only two salts in ten, and of each salt with

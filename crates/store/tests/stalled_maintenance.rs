@@ -110,7 +110,7 @@ fn close_waits_for_the_run_of_a_scrub_pass() {
     let scrub = std::thread::spawn(move || core.scrub_pass(&mut |_, _| true).map(|_| ()));
     wait_until("the scrub reads the stalled disk", || schedule.injected() > 0);
     open.store.close();
-    // Shorter than the time after which the scrub gives the stalled read up.
+    // The close waits for less time than the scrub waits for the stalled read.
     assert_eq!(open.core.close_within(SHORT / 5).unwrap_err().kind(), ErrorKind::Retry);
     assert!(open.core.is_writing(), "the core must report the scrub in progress");
     schedule.heal();

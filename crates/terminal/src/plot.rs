@@ -28,12 +28,12 @@ const LEGEND: u32 = 34;
 const NAME: i32 = 130;
 const FONT: (&str, i32) = ("sans-serif", 15);
 
-/// One line.
+/// One line of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
     /// Name in the legend; lines of the same name have the same colour in all panels.
     pub name: String,
-    /// Points, sorted by the first number.
+    /// Points (x, y), sorted by x.
     pub points: Vec<(f64, f64)>,
     /// How points are joined.
     pub join: Join,
@@ -46,7 +46,7 @@ pub enum Join {
     Points,
     /// Straight lines without marks, for many points.
     Straight,
-    /// Steps: a value holds until the next value.
+    /// Steps: the line keeps the y of a point until the x of the next point.
     Steps,
 }
 
@@ -84,7 +84,8 @@ pub fn write(path: &Path, panels: &[Panel], abreast: usize) -> Result<(), Failur
         Failure::failed(format!("the chart could not be drawn: {error}"), "report this")
     })?;
     std::fs::write(path, drawn).map_err(|error| {
-        Failure::failed(format!("{}: {error}", path.display()), "--chart with another file")
+        let line = format!("the chart cannot be written to {}: {error}", path.display());
+        Failure::failed(line, "--chart with another file")
     })
 }
 

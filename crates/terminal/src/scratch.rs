@@ -30,7 +30,7 @@ impl Scratch {
         let path = dir.join(format!(".ritornello-{what}-{}-{serial}", std::process::id()));
         LIVE.lock().push(path.clone());
         std::fs::DirBuilder::new().mode(0o700).create(&path).map_err(|error| {
-            // The path may be a directory that this process did not create.
+            // If `path` exists already, this process did not create it and must not remove it.
             LIVE.lock().retain(|live| *live != path);
             Failure::unusable(
                 format!("cannot create a directory in {}: {error}", dir.display()),

@@ -127,7 +127,7 @@ impl PrefillModel {
         blend(&mut self.ps, p * s);
     }
 
-    /// Seconds to compute `tokens` tokens after `before` others; `None` before the first
+    /// Seconds to compute `tokens` tokens after `before` earlier tokens; `None` before the first
     /// observation.
     fn seconds(&self, before: f64, tokens: f64) -> Option<f64> {
         if self.tt == 0.0 {
@@ -149,13 +149,14 @@ impl PrefillModel {
 
 #[derive(Clone, Copy, Debug)]
 struct TierSpeed {
-    /// Bytes per second.
+    /// Estimated bytes per second after the latency.
     rate: f64,
-    /// Seconds before the first byte.
+    /// Estimated seconds from a request to its first byte.
     latency: f64,
     /// Configured limit in bytes per second.
     cap: f64,
-    /// Weight of the current rate. Each load adds to it: a long load almost 1, a short load less.
+    /// Weight of `rate` in the average with the next load. Each load adds to the weight: a long
+    /// load almost 1, a short load less.
     confidence: f64,
     /// Time of the last observation, in seconds of the caller's clock.
     observed_at: f64,
@@ -210,7 +211,7 @@ impl Gate {
         speed.observed_at = now;
     }
 
-    /// Records that computing `tokens` tokens after `before` others took `took`.
+    /// Records that computing `tokens` tokens after `before` earlier tokens took `took`.
     pub fn record_prefill(&mut self, before: u64, tokens: u64, took: Duration) {
         if tokens > 0 {
             self.prefill.record(before as f64, tokens as f64, took.as_secs_f64());

@@ -69,8 +69,8 @@ fn answer(
 fn only_one_of_two_large_prompts_is_prefetched() {
     let remote_dir = tempdir().unwrap();
     let (dir, scopes) = (tempdir().unwrap(), [half("left"), half("right")]);
-    // The pages of one prompt take 14 MB. Prefetched pages may fill three quarters of the first
-    // tier, 24 MiB: enough for one prompt and not for both.
+    // The pages of one prompt take 14 MB. Prefetched pages may fill 24 MiB, three quarters of the
+    // first tier's 32 MiB: enough for one prompt and not for both.
     let prompts = [keys(1, 0, 350), keys(2, 0, 350)];
     fill(remote_dir.path(), &scopes, &prompts);
     let cache = open(&[&host(&dir, 32), &remote(remote_dir.path())]);

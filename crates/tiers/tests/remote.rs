@@ -358,7 +358,7 @@ fn budget_removes_ends_first_outside_grace() {
         .unwrap();
     let mut left = 0;
     backend.list("", &mut |_| left += 1).unwrap();
-    assert_eq!(left, 0, "the object that read the clock must be removed too");
+    assert_eq!(left, 0, "the value that was written to read the clock must be removed too");
 }
 
 #[test]

@@ -30,7 +30,7 @@ unsafe impl PageTarget for Caller {
     }
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>) {
         let at = self.0[page % self.0.len()].bytes().as_ptr().cast_mut();
-        // SAFETY: inside the buffer.
+        // SAFETY: the fragment is inside the buffer.
         out.push(unsafe { FragmentMut::new(at, self.1) });
     }
 }
@@ -42,7 +42,7 @@ unsafe impl PageSource for Caller {
     }
     fn fragments(&self, page: usize, out: &mut Vec<Fragment>) {
         let at = self.0[page % self.0.len()].bytes().as_ptr();
-        // SAFETY: inside the buffer.
+        // SAFETY: the fragment is inside the buffer.
         out.push(unsafe { Fragment::new(at, self.1) });
     }
 }

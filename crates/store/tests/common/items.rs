@@ -53,8 +53,8 @@ impl Item {
     }
 }
 
-/// The page of `key`. In long pages the bytes repeat after 65,537 bytes. This is not a multiple of
-/// the unit of 4 KiB, so that all units of the page differ.
+/// The page of `key`. The bytes of a long page repeat after 65,537 bytes: one byte more than 16
+/// units of 4 KiB, so that all units of the page differ.
 fn repeated(model: &str, key: &[u8], length: usize) -> Vec<u8> {
     let mut bytes = page(&Scope::opaque(model, length.min(65_537) as u64, true), key);
     let period = bytes.len();

@@ -40,8 +40,9 @@ thread_local! {
 
 pub struct History {
     rng: Rng,
-    /// Random numbers for choices that were added to the histories later. If `rng` supplied them,
-    /// its other numbers would shift, and seeds that failed before would have different histories.
+    /// Random numbers for choices that were added to the explorer after seeds had failed. If `rng`
+    /// supplied these numbers, its further numbers would shift, and the failed seeds would have
+    /// different histories.
     extra_rng: Rng,
     workload: Workload,
     operations: u64,

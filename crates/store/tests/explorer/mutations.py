@@ -187,7 +187,7 @@ MUTATIONS = [
         "            Abandoned::ByDeath => space.free(&extents),\n",
     ),
     Mutation(
-        "the index used as read after an unclean end",
+        "the index not rewritten after an unclean end",
         "crates/store/src/conversion.rs",
         "                clean,\n",
         "                clean: clean || !clean,\n",

@@ -222,8 +222,8 @@ impl Operation {
         let pages = 1 + rng.below(keys_of(at).0.pages as u64) as usize;
         let client_number = rng.below(workload.clients.max(1) as u64) as usize;
         let roll = rng.below(100);
-        // In a history with clients, values of `roll` from 64 choose operations on volumes, because
-        // values below 39 choose the clients' operations.
+        // In a history with clients, values of `roll` below 39 choose the clients' operations, so
+        // operations on volumes have values from 64.
         let volume_roll = if workload.clients > 0 { roll.wrapping_sub(64) } else { roll };
         if workload.volumes
             && let Some(operation) = Self::choose_for_volumes(rng, volume_roll, dirs, absent)

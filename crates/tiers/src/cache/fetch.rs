@@ -169,7 +169,7 @@ impl Fetch<'_> {
         let loading = tiers.loads.begin(Tier::Remote, bytes);
         let begun = Instant::now();
         let control = Control {
-            // No lookup waits longer, so no pending lookup could take pages that arrive later.
+            // No lookup waits longer than `MAX_LOOKUP_WAIT`, so none takes pages that arrive later.
             deadline: Some(begun + MAX_LOOKUP_WAIT),
             cancelled: Some(Arc::clone(&job.cancelled)),
             ..Control::default()
@@ -204,7 +204,8 @@ impl Fetch<'_> {
         );
         let stored = range.start + stored.map_or(0, |outcome| outcome.pages);
         let keys = pages.refs(range.start..stored);
-        // No lookup waits longer for the pages. If no lookup takes the lease, it expires.
+        // No lookup waits for the pages longer than the lease lasts. If no lookup takes the lease,
+        // the lease expires.
         if let Ok(leased) = first_tier.store().lease(&pages.scope, &keys, MAX_LOOKUP_WAIT)
             && leased.lease != LeaseNumber::default()
         {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub(super) struct LoadTracker {
     loads: ForkSafeLock<usize>,
-    /// Bytes of these loads, by tier. A load counts with all its bytes until it ends.
+    /// Bytes of the queued and running loads, by tier. A load counts with all its bytes until it
+    /// ends.
     queued: [AtomicU64; 4],
 }
 

@@ -40,7 +40,7 @@ pub enum Readiness {
 }
 
 impl Readiness {
-    /// The name in lower case.
+    /// The state's name in lower case.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ pub struct TierLease {
 /// instead of leading pages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lookup {
-    /// Whether this is the final answer.
+    /// Whether the lookup's answer is final, or what the lookup waits for.
     pub readiness: Readiness,
     /// Tiers of the leading pages, in prompt order. The spans include remote pages if the lookup's
     /// answer is final and the prompt's prefetch has ended. If the policy's maximum wait ends

@@ -44,8 +44,8 @@ impl Cache {
         })
     }
 
-    /// Like `submit_put`, but the bytes are copied into staging before this returns; pages that
-    /// staging has no space for are skipped.
+    /// Like `submit_put`, but the bytes are copied into staging before the call returns; pages
+    /// that staging has no space for are skipped.
     ///
     /// # Errors
     /// Like `submit_put`.

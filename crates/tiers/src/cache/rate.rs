@@ -36,8 +36,7 @@ impl RateLimiter {
         self.bytes_per_second.map_or(u64::MAX, |rate| (duration.as_secs_f64() * rate as f64) as u64)
     }
 
-    /// Reserves the time that `bytes` take. Returns when it begins and ends; `None` without a
-    /// limit.
+    /// Reserves the time that `bytes` take. Returns the reserved time; `None` without a limit.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
         let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
         let mut reserved_until = self.reserved_until.lock();

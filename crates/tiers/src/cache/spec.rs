@@ -37,7 +37,7 @@ pub struct TierSpec {
 pub enum TierLocation {
     /// A store in a file system in memory.
     Host {
-        /// The directory; the default is derived from the tiers below.
+        /// The directory. The default name is derived from the tiers below the host tier.
         dir: Option<PathBuf>,
         /// Capacity in bytes.
         capacity: u64,

@@ -43,8 +43,8 @@ pub(super) struct TierWriter {
     /// The dirty pages of the tier above, if this tier has the policy `WriteBack`.
     pub(super) write_back: Option<WriteBack>,
     tiers: Arc<TierSet>,
-    /// The writer of the next lower tier: if that tier is write-back, the writer records pages that
-    /// arrive on this tier as dirty.
+    /// The writer of the next lower tier. If that tier is write-back, its writer records the pages
+    /// that arrive on this tier as dirty.
     below: Option<Arc<TierWriter>>,
 }
 

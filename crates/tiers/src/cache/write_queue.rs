@@ -27,7 +27,7 @@ struct State {
     busy: bool,
     /// The job in progress; cleared by a cancellation.
     running: Option<(PromptPages, Range<usize>)>,
-    /// When the last job finished, if it wrote fewer pages than it should have.
+    /// When the last job ended, if the job left pages unwritten and was not cancelled.
     failed_at: Option<Instant>,
     started: bool,
     closing: bool,
@@ -37,7 +37,7 @@ struct State {
 pub(super) struct WriteJob {
     pub(super) pages: PromptPages,
     pub(super) range: Range<usize>,
-    /// Puts that store the pages on the tiers above.
+    /// Puts of these pages to the first tier, which may still run.
     pub(super) puts: Vec<PendingPut>,
     /// Whether the pages are removed from the tier above after they are written.
     pub(super) evict_source: bool,

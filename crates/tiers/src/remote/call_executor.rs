@@ -148,7 +148,8 @@ impl<T> PendingCall<T> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         match self.answer.recv_timeout(left) {
             Ok(answer) => answer,
-            // The thread drops a late answer and its sender, so both errors may mean a timeout.
+            // The thread discards a late answer and closes the channel, so after the deadline a
+            // closed channel means a timeout too.
             Err(error) if error == RecvTimeoutError::Timeout || Instant::now() >= self.deadline => {
                 self.shared.counts.failures.fetch_add(1, Relaxed);
                 self.shared.counts.late.fetch_add(1, Relaxed);

@@ -42,7 +42,7 @@ pub struct CollectOptions {
     pub max_age: Option<Duration>,
     /// Maximum total bytes.
     pub budget: Option<u64>,
-    /// Objects are not removed if they, or an object that continues them, are younger than this.
+    /// An object is not removed while it, or an object that continues it, is younger than `grace`.
     pub grace: Duration,
     /// Reports the objects to remove, without removing them.
     pub dry_run: bool,

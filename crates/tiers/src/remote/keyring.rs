@@ -126,7 +126,7 @@ impl KeyRing {
             }
             if keys.len() == KEYS_MAX {
                 return Err(refused(format!(
-                    "a file has at most {KEYS_MAX} keys: remove old ones"
+                    "a key file has at most {KEYS_MAX} keys: remove old keys"
                 )));
             }
             keys.push(key);

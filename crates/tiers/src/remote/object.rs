@@ -101,7 +101,7 @@ pub(super) fn pack(
 
 /// Consecutive bytes of an object.
 pub(super) struct ObjectBytes<'a> {
-    /// Offset of the first byte in the object.
+    /// Offset in the object of the first of these bytes.
     pub(super) at: u64,
     pub(super) bytes: &'a [u8],
 }
@@ -371,7 +371,8 @@ mod tests {
         let mut out = vec![0; 700];
         let contents = Contents::read(&forged, Form::Sealed, None).unwrap();
         let whole = ObjectBytes { at: 0, bytes: &forged };
-        assert_eq!(contents.unpack(&whole, 1..2, &mut out), (1, None), "its checksums must match");
+        let unpacked = contents.unpack(&whole, 1..2, &mut out);
+        assert_eq!(unpacked, (1, None), "the checksums of the forged page must match");
         assert_eq!(out, vec![66; 700]);
         let rejected = |object: &[u8], options: &RemoteOptions| {
             read(object, &keys, 1..2, &mut vec![0; 700], options).unwrap_err()

@@ -243,7 +243,7 @@ impl RemoteTier {
                 let Some((at, name, answer)) = pending.pop_front() else { break };
                 let (span, present) = &mut objects[at];
                 *present = self.written(span, &name, answer);
-                // A later success does not undo the end of the put.
+                // After `most` failures the put has ended: a later success does not resume it.
                 failures = if *present && failures < most { 0 } else { failures + 1 };
             }
             let Some((at, name)) = next else { continue };

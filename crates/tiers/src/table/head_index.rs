@@ -95,7 +95,7 @@ impl HeadIndex {
         self.len
     }
 
-    /// The node that starts with `head`. `has` returns whether a node does.
+    /// The node whose first page is `head`. `has` returns whether a node's first page is `head`.
     #[inline]
     pub(super) fn get(&self, head: PageHash, has: impl Fn(Id) -> bool) -> Option<Id> {
         let found = self.now.find(head, &has).map(|at| self.now.0[at]);

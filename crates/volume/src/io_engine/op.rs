@@ -16,7 +16,8 @@ const RETRIES_MAX: u32 = 1000;
 #[repr(transparent)]
 pub(crate) struct IoVec(libc::iovec);
 
-// SAFETY: an address and a length; `Op::new` defines when the memory may be accessed.
+// SAFETY: an `IoVec` is an address and a length. Its memory is accessed only as the caller of
+// `Op::new` permits.
 unsafe impl Send for IoVec {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for IoVec {}
@@ -166,7 +167,8 @@ impl Op {
         let iovecs = self.window();
         let (ptr, count) = (iovecs.as_ptr(), iovecs.len() as libc::c_int);
         let offset = self.offset as libc::off_t;
-        // SAFETY: `Op::new` promised that the iovecs are valid; `self` holds the open file.
+        // SAFETY: the caller of `Op::new` promised that the iovecs are valid; `self` holds the open
+        // file.
         let moved = unsafe {
             if self.write {
                 libc::pwritev(fd, ptr, count, offset)
@@ -181,12 +183,12 @@ impl Op {
     fn simulate(&mut self) -> io::Result<()> {
         for iovec in &self.iovecs {
             if self.write {
-                // SAFETY: `Op::new` promised that the iovec is readable.
+                // SAFETY: the caller of `Op::new` promised that the iovec's memory is readable.
                 let bytes = unsafe { std::slice::from_raw_parts(iovec.ptr(), iovec.len()) };
                 self.file.write_at(bytes, self.offset)?;
             } else {
-                // SAFETY: `Op::new` promised exclusive access; all memory that callers hand in is
-                // initialised.
+                // SAFETY: the caller of `Op::new` promised exclusive access; all memory that a
+                // caller passes is initialised.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(iovec.ptr(), iovec.len()) };
                 if self.file.read_at(bytes, self.offset)? < bytes.len() {
                     return Err(io::ErrorKind::UnexpectedEof.into());
@@ -207,7 +209,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let access = Access { write: true, create: true, direct: false };
         let file = Host.open(&dir.path().join("f"), access).unwrap();
-        // SAFETY: never performed.
+        // SAFETY: the tests never perform the operation, so no code accesses the iovecs' memory.
         unsafe { Op::new(1, file, false, 100, iovecs) }
     }
 

@@ -200,8 +200,8 @@ impl History {
     /// Puts further sequences, so that more writes are in flight at a kill.
     fn put_more(&mut self, open: &Open, puts: usize) {
         for _ in 0..puts {
-            // This put may store pages again that an earlier put evicted. A crash leaves these
-            // pages present or missing, depending on which of both changes are on the disk.
+            // The next put may store pages again that an earlier put evicted. After a crash these
+            // pages are missing if the disk has the eviction and lacks the later put.
             if !self.workload.never_full {
                 self.allow_evictions(&present_pages(&open.store));
             }
