@@ -25,7 +25,7 @@ fn segments(disk: &SimDisk, dir: &str) -> Vec<String> {
 
 /// A volume is drained while one of its segments cannot be opened. Only evictions remove pages.
 #[test]
-fn drained_volume_waits_for_its_absent_segment() {
+fn drain_with_an_absent_segment_loses_no_page() {
     let scope = chained(65_536);
     for number in 0..4 {
         let disk = SimDisk::new(64 * MIB);

@@ -111,9 +111,9 @@ fn commit_unsynced(open: &Open, scope: &Scope, keys: &[Vec<u8>]) {
     assert_eq!(catalog.commit(reserved.id, &sums).unwrap().stored, keys.len());
 }
 
-/// In `durable` mode another client commits six pages without a flush. Then this client puts
-/// `requested` pages, the put acknowledges `expected` pages, and power is lost: all acknowledged
-/// pages must survive.
+/// In `durable` mode another client commits six pages without a flush. Then `way` puts `requested`
+/// pages, the put acknowledges `expected` pages, and power is lost: all acknowledged pages must
+/// survive.
 fn survive(scope: &Scope, admission: AdmissionMode, way: Way, requested: usize, expected: usize) {
     let scope = Arc::new(scope.clone());
     for seed in 0..12 {

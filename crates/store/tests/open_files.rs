@@ -42,7 +42,7 @@ fn open_file_limit_is_raised_as_needed() {
     assert_eq!(warned(&open).matches("may open").count(), 0, "{}", warned(&open));
     open.close();
 
-    // An opening keeps a limit that is higher than the store needs.
+    // An opening does not lower the limit.
     set(limit);
     let open = open_on(Arc::new(ritornello_medium::Host), &Options::new(dir.path())).unwrap();
     assert!(getrlimit(Resource::Nofile).current >= limit.current, "the limit was lowered");

@@ -95,8 +95,8 @@ fn upgraded_store_takes_only_an_empty_directory() {
 }
 
 /// This build opens a store of an earlier build while a volume without pages is not mounted. The
-/// opening writes nothing below the mount point. If the directory is not a mount point, `paths add`
-/// marks it.
+/// opening writes nothing below the mount point. After the volume is mounted again, the store uses
+/// its empty directory only once `paths add` has marked the directory.
 #[test]
 fn upgraded_empty_directory_is_marked_on_demand() {
     let disk = SimDisk::new(64 * MIB);

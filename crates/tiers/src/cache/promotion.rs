@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Pause of promotions after the first tier did not store all pages of a job.
+/// Pause of promotions after a job that left pages unwritten and was not cancelled.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// Promotions to the first tier.

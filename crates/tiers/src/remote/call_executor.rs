@@ -23,7 +23,7 @@ const MAX_QUEUED: usize = 64;
 /// further retry.
 const TRIES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// The retry budget: one retry per `RETRY_SHARE` calls, plus `RETRIES_FREE`.
+/// The retry budget: one retry per `RETRY_SHARE` attempts, plus `RETRIES_FREE`.
 const RETRY_SHARE: u64 = 10;
 const RETRIES_FREE: u64 = 20;
 
@@ -104,7 +104,7 @@ impl CallExecutor {
         let Some(kind) = shared.breaker.lock().admit(Instant::now()) else {
             shared.counts.spared.fetch_add(1, Relaxed);
             return Err(Error::retry(
-                "the remote has failed too often: calls pause for up to 60 s",
+                "the remote failed or refused earlier calls: calls pause for up to 60 s",
             ));
         };
         let (answered, answer) = sync_channel(1);

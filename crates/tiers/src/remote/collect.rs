@@ -73,8 +73,8 @@ pub struct Collected {
 /// object before its removal, in a dry run too.
 ///
 /// # Errors
-/// The remote's error if a listing or a write fails, or if eight consecutive headers cannot be
-/// read; `Invalid` if the backend does not support listing or deletion.
+/// The remote's error if the listing or reading the remote's clock fails, or if eight consecutive
+/// headers cannot be read; `Invalid` if the backend does not support listing or deletion.
 pub fn collect(
     backend: &dyn Backend,
     options: &CollectOptions,

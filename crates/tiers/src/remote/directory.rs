@@ -111,8 +111,8 @@ impl DirectoryBackend {
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent)?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // The name has a random part. Otherwise another writer could guess the name, and create a
-        // file of this name first, or a link that leads out of the remote.
+        // Without the random part another writer could guess the name, and create a file or a link
+        // of this name first: the write would then fail.
         let random = RandomState::new().build_hasher().finish();
         let unfinished = parent.join(format!("{UNFINISHED}{}-{number}-{random:016x}", self.writer));
         let mut file = self.create(&unfinished)?;

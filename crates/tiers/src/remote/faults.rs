@@ -28,7 +28,7 @@ pub enum BackendFault {
 }
 
 impl BackendFault {
-    /// All faults.
+    /// All faults except `None`.
     pub const ALL: [Self; 6] =
         [Self::Unavailable, Self::Refused, Self::Hangs, Self::Short, Self::Flipped, Self::Gone];
 }

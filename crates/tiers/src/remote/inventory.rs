@@ -13,7 +13,7 @@ const FAMILY: &str = "ritornello/";
 /// Prefix of temporary names that are written to read the remote's clock.
 pub(super) const CLOCK: &str = "ritornello/clock-";
 
-/// An object of this format, as described by its name.
+/// An object of this format, as its name and the listing describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// Name of the object.

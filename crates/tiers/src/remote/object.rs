@@ -156,7 +156,7 @@ impl Contents {
             _ => u64::from(slice.bytes) <= header.page_bytes,
         };
         if !header.slices.iter().all(fits) {
-            return Err(RejectReason::damaged("a stored page is longer than the page length"));
+            return Err(RejectReason::damaged("a stored page has an impossible length"));
         }
         Ok(Self { header, form, seal: sealer.zip(tags) })
     }

@@ -9,7 +9,7 @@ pub(super) enum RejectReason {
     /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
     /// requested.
     Damaged(String),
-    /// No seal, although a key was given.
+    /// No seal, under the name of a sealed object.
     Unsealed,
     /// The key file does not hold the key of the seal.
     UnknownKey(String),
@@ -49,7 +49,7 @@ pub struct RejectedObjects {
     /// Truncated, with invalid checksums, with an unsupported version, or with different pages than
     /// requested.
     pub damaged: u64,
-    /// No seal, although a key was given.
+    /// No seal, under the name of a sealed object.
     pub unsealed: u64,
     /// The key file does not hold the key of the seal.
     pub unknown_key: u64,
