@@ -1,6 +1,6 @@
 //! Directories and segments of other users: the store neither reads nor writes them, and reattaches
-//! them once they belong to this user again. Checks that change a file's owner require root, and are
-//! skipped without root.
+//! them once they belong to this user again. Checks that change a file's owner require root, and
+//! are skipped without root.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
