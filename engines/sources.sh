@@ -18,8 +18,9 @@ target=$root/build/env/$engine-$version-sources
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# pip runs the build backend of a source distribution for its metadata, which for engines needs
-# torch. This backend takes its place: it returns name and version, and runs nothing.
+# pip runs the build backend of a source distribution to get its metadata, and an engine's build
+# backend needs torch. The module below replaces the build backend: it returns name and version, and
+# runs no code of the engine.
 mkdir -p "$work/backend/setuptools" "$work/files"
 touch "$work/backend/setuptools/__init__.py"
 cat >"$work/backend/setuptools/build_meta.py" <<'PYTHON'
@@ -67,7 +68,7 @@ if archive.suffix == ".whl":
 else:
     with tarfile.open(archive) as files:
         for member in files:
-            # The first folder is named after the release.
+            # Drop the archive's first folder, which is named after the release.
             if member.isfile():
                 keep(member.name.partition("/")[2], lambda: files.extractfile(member).read())
 if not (target / engine / "__init__.py").is_file():

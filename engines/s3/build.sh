@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds S3 servers for tests: build/s3/versitygw and build/s3/minio.
 #
-#   engines/s3/build.sh [versitygw] [minio]    builds the named servers (default: both), except
-#                                              servers of this version that exist
+#   engines/s3/build.sh [versitygw] [minio]    builds the named servers (default: both), unless
+#                                              their last build was of this version
 #
 # Needs go 1.26 or later, which fetches the sources. Each server takes some minutes.
 set -euo pipefail

@@ -162,15 +162,15 @@ class Device:
         """
     def slots(self, page_bytes: int, pages: int, *, timeout: float = 0.0) -> DeviceSlots | None:
         """Takes pinned memory for `pages` pages of `page_bytes` bytes. Waits for free memory for
-        `timeout` seconds, at most 30. Returns None if not enough became free in this time, or the
-        pages exceed the pinned memory.
+        `timeout` seconds, at most 30. Returns None if not enough memory became free in this time,
+        or the pages exceed the pinned memory.
         """
     def describe(self) -> str:
         """Returns the names of the device and its driver."""
     @property
     def broken(self) -> bool:
-        """Whether the driver failed. Moves in flight ended with FatalError, and later calls raise
-        it.
+        """Whether the driver failed, or did not complete a move in time. Moves in flight ended with
+        FatalError, and later calls raise FatalError.
         """
     def stats(self) -> dict[str, Any]:
         """Returns `device` (`describe()`), `broken`, and `staging`: the `capacity`, bytes `in_use`,

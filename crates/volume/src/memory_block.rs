@@ -1,6 +1,6 @@
-//! Blocks of aligned memory on the heap: for run headers, for the last unit of a page whose length
-//! is not a multiple of 4 KiB, for copies of encoded pages, for the windows of a salvage and for
-//! self-tests.
+//! Blocks of 4 KiB-aligned memory on the heap, for bytes that do not go through staging: run
+//! headers, the last unit of a page whose length is not a multiple of 4 KiB, copies of encoded
+//! pages, and bytes that are only searched or tested.
 
 use ritornello_format::UNIT;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};

@@ -135,7 +135,7 @@ pub unsafe trait PageTarget: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
     /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
-    /// exist or is in use.
+    /// exist, or if its memory was handed out and may be in use.
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>);
     /// Whether the number of pages is zero.
     fn is_empty(&self) -> bool {

@@ -104,9 +104,9 @@ impl Segments {
     /// Tests the directories, which must exist, and chooses how to move bytes.
     ///
     /// # Errors
-    /// `Invalid` if no directory is writable, if there are no volumes or more than 256, if
-    /// `segment_bytes` is not a positive multiple of 4 KiB or is too large, or if the requested I/O
-    /// mode does not work here. `Retry` if staging memory cannot be reserved.
+    /// `Invalid` if all named directories fail the self-test, if there are no volumes or more than
+    /// 256, if `segment_bytes` is not a positive multiple of 4 KiB or is too large, or if the
+    /// requested I/O mode does not work here. `Retry` if staging memory cannot be reserved.
     pub fn open(medium: Arc<dyn Medium>, config: SegmentsConfig) -> Result<Self> {
         let SegmentsConfig { dirs, segment_bytes, io, in_flight_bytes } = config;
         let live: Vec<PathBuf> =
@@ -117,7 +117,7 @@ impl Segments {
         let units_fit = segment_bytes / UNIT <= u64::from(u32::MAX);
         if segment_bytes == 0 || !segment_bytes.is_multiple_of(UNIT) || !units_fit {
             return Err(Error::invalid(
-                "a segment must be a positive multiple of 4 KiB, and shorter than 16 TiB",
+                "the length of a segment must be a positive multiple of 4 KiB below 16 TiB",
             )
             .with("segment_bytes", segment_bytes));
         }
@@ -165,10 +165,10 @@ impl Segments {
     /// returns.
     ///
     /// # Errors
-    /// `Retry` if the file system is full or refuses, or if the directory does not hold the volume;
-    /// the file is then removed if possible. `Fatal` if a file of that name exists. The file may
-    /// hold pages, so it is left unchanged, and the caller must take another number. `Invalid` if
-    /// the volume is unknown, retired, or absent.
+    /// `Retry` if the file system is full or fails, or if the directory does not hold the volume;
+    /// a file that was created is then removed if possible. `Fatal` if a file of that name existed:
+    /// it may hold pages, so it is left unchanged, and the caller must take another number.
+    /// `Invalid` if the volume is unknown, retired, or absent.
     pub fn create(&self, id: SegmentId) -> Result<()> {
         let path = self.path(id)?;
         self.check_volume(id.volume())?;
@@ -310,7 +310,7 @@ impl Segments {
         let one = matches!(mode, IoMode::Simulated | IoMode::Mapped);
         let threads = if one { 1 } else { SYNCS_MAX };
         let synced = run_on_threads(ids.len().min(threads), "ritornello-sync", work);
-        let panicked = || Err(Error::fatal("a thread that synced segments panicked"));
+        let panicked = || Err(Error::fatal("a sync of segments panicked: reopen the store"));
         synced.into_iter().try_for_each(|part| part.unwrap_or_else(|_| panicked()))
     }
 
@@ -369,7 +369,7 @@ impl Segments {
         self.speeds.slowest(if written { Moved::Written } else { Moved::Read })
     }
 
-    /// Time without a completion after which a volume has stalled.
+    /// Time after which a volume with operations in flight and no completion counts as stalled.
     pub const STALLED_AFTER: Duration = stalls::STALLED_AFTER;
 
     /// For how long a volume has completed no operation of this process, although some are in

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_of_a_job_keeps_its_thread() {
+    fn thread_survives_a_panic_of_its_job() {
         let pool = ThreadPool::<Box<dyn FnOnce() + Send>>::new("test", 1, 9);
         let (sent, received) = channel();
         assert!(pool.submit(Box::new(|| panic!("a bug"))).is_ok());

@@ -106,7 +106,8 @@ fn read_of_a_replaced_run_misses() {
         new.write(&rig.segments);
         assert_eq!(old.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);
         assert_eq!(verified(&new.check(&rig.segments)), [true; 3]);
-        // A place whose generation or header checksum alone is wrong is a miss as well.
+        // A read misses as well if only the generation, or only the header checksum, of its place
+        // is wrong.
         let place = Place { generation: 1, ..new.place.clone() };
         let lies = Run { place, ..new.clone() };
         assert_eq!(lies.check(&rig.segments), [PageOutcome::Missed(MissReason::Header); 3]);

@@ -79,8 +79,8 @@ fn encoded_run(
     let raw = length.div_ceil(UNIT) as u32;
     let units = packed.iter().map(|page| page.as_ref().map_or(raw, |page| page.units()));
     let longest = units.max().unwrap();
-    // `Run::new` makes room for pages of one length. Encoded pages differ in length, so it gets the
-    // longest length.
+    // `Run::new` makes room for pages of one length. Encoded pages differ in length: pass the
+    // length of the longest page.
     let mut run = Run::new(generation, contents.len(), longest as usize * UNIT as usize, extents);
     let whole: Vec<Slice> = (0..slices)
         .map(|number| {

@@ -61,8 +61,8 @@ class LongContext:
             "--hit-miss-ratio",
             type=_hit_miss,
             default=(1, 0),
-            help="questions about known documents to questions about new documents, such as 3:1 "
-            "(default: no new documents)",
+            help="ratio of questions about known documents to questions about new documents, "
+            "such as 3:1 (default: no new documents)",
         )
 
     @property

@@ -33,8 +33,8 @@ D = TypeVar("D")
 # Pauses between attempts to open the store: the first, and the maximum.
 RETRY_SECONDS = 1.0
 RETRY_SECONDS_MAX = 5.0
-# If a store fails later than this after its opening, the pauses between attempts begin at
-# `RETRY_SECONDS` again.
+# If a store fails more than `STABLE_SECONDS` after its opening, the pauses between attempts begin
+# at `RETRY_SECONDS` again.
 STABLE_SECONDS = 60.0
 # A store whose policy refuses the engine's keys is closed, and opened again after a pause:
 # `REFUSED_PARTS` times as long as its opening and closing took, at most `REFUSED_SECONDS_MAX`, and

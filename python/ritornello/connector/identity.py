@@ -151,7 +151,10 @@ def ambiguity(*, scales_at_run_time: bool, hash_algorithm: str) -> str:
     if such pages are equal.
     """
     if scales_at_run_time:
-        return "KV scales calculated at run time are not part of a block's bytes"
+        return (
+            "KV scales are calculated at run time and are not part of a block's bytes; "
+            "use scales of the checkpoint"
+        )
     if hash_algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
         return (
             f"{hash_algorithm} block hashes start from a random seed in every process; "

@@ -21,9 +21,9 @@ QUERY_SECONDS = 10.0
 REPEAT_SECONDS = 0.003
 # Maximum time that closing waits for the running query.
 CLOSE_SECONDS = 35.0
-# A query, called with True if it was dropped. A dropped query must report its completion too,
-# because LMCache waits for the report. A query returns True to be called again. The repeats end,
-# because the cache limits how long a lookup stays pending.
+# A function that is called with True if the query is dropped, otherwise with False. A dropped query
+# must report its completion too, because LMCache waits for the report. The function returns True to
+# be called again. The repeats end, because the cache limits how long a lookup stays pending.
 Query = Callable[[bool], bool | None]
 
 

@@ -79,7 +79,9 @@ def publish(adapter: Any, counts: Callable[[Any], Counts], store: str) -> None:
 
 
 def _observe(name: str, options: object) -> Iterable[Any]:
-    """Returns the amounts of one counter. Unused counters without reasons read zero."""
+    """Returns the amounts of one counter. A counter that has no reasons and was never increased
+    reads zero.
+    """
     from opentelemetry.metrics import Observation
 
     with _lock:

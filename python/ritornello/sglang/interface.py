@@ -91,7 +91,7 @@ def watch_obstacle(updater: Any, manager: Any, controller: Any) -> str:
     """
     missing = sorted(set(UPDATE_METHODS) - set(update_methods(updater)))
     if missing:
-        return f"updates of weights are missing: {', '.join(missing)}"
+        return f"{updater.__name__} has no {', '.join(missing)}"
     for kind, name in ((manager, RECORDER), (controller, "reset")):
         if not inspect.isfunction(getattr(kind, name, None)):
             return f"{kind.__name__} has no {name}"

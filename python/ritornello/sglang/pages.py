@@ -56,8 +56,8 @@ def pools(meta: Meta, pages: int, parts: int = 1) -> "list[PagePool]":
 
 
 def page_ids(indices: Any, keys: int, page_tokens: int) -> list[int] | None:
-    """Returns the page numbers of `indices`, positions of tokens in a host pool; None if these are
-    not `keys` whole pages.
+    """Returns the page numbers of `indices`, the positions of tokens in a host pool; None if the
+    positions are not whole pages, or not as many pages as `keys` says.
     """
     if indices is None or len(indices) != keys * page_tokens:
         return None

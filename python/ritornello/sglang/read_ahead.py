@@ -93,8 +93,8 @@ class ReadAhead:
     def _begin_next(
         self, pool: "Pool", read: "PoolRead", keys: Sequence[bytes], ids: Sequence[int] | None
     ) -> None:
-        """Begins to read the batch after `read`, shortly before `read` ends. Does not raise:
-        `read` is in progress.
+        """Begins to read the batch after `read`, shortly before `read` ends. Does not raise,
+        because the caller must still wait for `read`.
         """
 
         def action() -> None:

@@ -129,7 +129,7 @@ def _announced(controller: Any, operation: Any) -> Iterator[None]:
     try:
         storage.on_transfer_begin(Transfer.of(operation, controller.page_size))
     except Exception as error:
-        logger.debug("ritornello: nothing is read ahead (%s)", error)
+        logger.debug("ritornello: no batch of this prefetch is read ahead (%s)", error)
     try:
         yield
     finally:

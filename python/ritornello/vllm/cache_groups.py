@@ -33,8 +33,8 @@ Heads = tuple[int, int]
 class Reach:
     """The earlier tokens that a KV cache group reads to compute the next token. Full attention
     reads all pages: `tokens` is None. A sliding window reads the last `tokens` tokens, and needs
-    the pages that contain them. A recurrent state sums up all tokens before it, and needs the last
-    page only: `tokens` is 1.
+    the pages that contain them. A recurrent state (which `CpuPath` does
+    not serve) sums up all tokens before it, and needs the last page only: `tokens` is 1.
     """
 
     tokens: int | None = None

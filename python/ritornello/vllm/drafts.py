@@ -1,10 +1,11 @@
 """Speculative decoding: which drafts keep KV in vLLM's blocks, and what identifies this KV.
 
 vLLM gives the layers of a draft model (EAGLE, MTP, or a separate model) the block table of the
-target model, so a page also contains the draft's KV of its tokens. With the ways of acceptance in
+target model, so a page also contains the draft's KV of its tokens. With the acceptance methods in
 `EXACT_ACCEPTANCE` the target model verifies every draft: draft KV of other weights or other tokens
-lowers the rate of accepted drafts, and does not change the distribution of answers. With other ways
-no pages are stored. The identity contains the draft's weights, so that stored draft KV is useful.
+lowers the rate of accepted drafts, and does not change the distribution of answers. With other
+acceptance methods no pages are stored. The identity contains the draft's weights, so that stored
+draft KV is useful.
 """
 
 from typing import TYPE_CHECKING, Any

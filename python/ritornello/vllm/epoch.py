@@ -75,7 +75,8 @@ class Epoch:
             if reason:
                 self._unregistered.add(rank)
                 logger.warning(
-                    "ritornello: %s; pages are neither loaded nor saved until then", reason
+                    "ritornello: %s; until it is registered, pages are neither loaded nor saved",
+                    reason,
                 )
             else:
                 self._unregistered.discard(rank)

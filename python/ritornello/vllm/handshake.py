@@ -91,7 +91,8 @@ def _group_layout(
             arrangements.add(memory.arrangement)
             if memory.layer_bytes % max(memory.heads, 1):
                 raise ValueError(
-                    f"a block of {memory.layer_bytes} bytes does not hold {memory.heads} heads"
+                    f"a layer's {memory.layer_bytes} bytes in a block cannot be divided into "
+                    f"{memory.heads} heads"
                 )
     if len(sizes) != 1:
         raise ValueError(f"the workers' blocks differ in size ({sorted(sizes)} bytes per head)")

@@ -105,8 +105,8 @@ def delegation(bases: Sequence[type], path: Callable[[], Any]) -> type:
 
 
 class _Attribute:
-    """A class attribute or static method, of the data path if it is read from a connector, of the
-    class that `path` returns if it is read from the connector's class.
+    """A class attribute or static method. Read from a connector, returns the attribute of its data
+    path; read from the connector's class, returns the attribute of the class that `path` returns.
     """
 
     def __init__(self, name: str, path: Callable[[], Any]) -> None:

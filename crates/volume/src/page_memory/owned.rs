@@ -27,7 +27,7 @@ impl From<Vec<Vec<u8>>> for OwnedPages {
     }
 }
 
-// SAFETY: the vectors are not accessible otherwise while `self` is borrowed, and do not move.
+// SAFETY: no method changes, moves or drops a vector while `self` is borrowed.
 unsafe impl PageSource for OwnedPages {
     fn len(&self) -> usize {
         self.0.len()
@@ -40,8 +40,8 @@ unsafe impl PageSource for OwnedPages {
     }
 }
 
-/// A target of pages, one vector each, for reads that outlive a borrow. The caller takes the bytes
-/// once it holds the only reference.
+/// A target of pages, one vector each, for reads that outlive a borrow. Once no read holds a
+/// reference to the target, its owner takes the bytes by [`OwnedPagesMut::into_inner`].
 #[derive(Debug)]
 pub struct OwnedPagesMut {
     pages: Vec<Vec<u8>>,

@@ -41,8 +41,8 @@ unsafe impl PageTarget for SelectedPages<'_> {
 
 struct Filled<'a>(SelectedPages<'a>);
 
-// SAFETY: the call that a target was handed to may read its memory until it returns, and `self`
-// borrows the target from that call. The memory is initialised, as all target memory is.
+// SAFETY: a call that receives a target may read the target's memory until the call returns, and
+// `self` borrows the target no longer. The memory of a target is readable and initialised.
 unsafe impl PageSource for Filled<'_> {
     fn len(&self) -> usize {
         self.0.len()

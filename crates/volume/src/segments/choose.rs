@@ -55,13 +55,13 @@ pub(super) fn choose(
         let (dir, kind) = (dir.display(), &test.kind);
         if test.in_memory() && !mapped {
             warnings.push(format!(
-                "{dir} ({kind}) is in memory but not mapped, so transfers are system calls and take \
-                 several times the CPU time: make a separate store in this directory, with io=auto"
+                "{dir} ({kind}) is in memory but not mapped, so system calls move its bytes, which \
+                 takes several times the CPU time: make a separate store there, with io=auto"
             ));
         } else if test.real && !test.direct && !mapped && chosen != IoChoice::Buffered {
             warnings.push(format!(
                 "{dir} ({kind}) is read and written through the page cache, which takes several \
-                 times the CPU time: {}; put the store on ext4 or XFS",
+                 times the CPU time of direct I/O: {}; put the store on ext4 or XFS",
                 test.why
             ));
         }

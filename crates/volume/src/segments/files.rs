@@ -40,7 +40,7 @@ impl Segments {
         Ok(self.cache_file(id, file))
     }
 
-    /// Caches an open file, unless the segment has one already. Returns the cached one.
+    /// Caches an open file, unless the segment has one already. Returns the cached file.
     pub(super) fn cache_file(
         &self,
         id: SegmentId,

@@ -7,7 +7,7 @@ pub(super) enum Trust {
     Local,
     /// In memory: contents are lost at the next boot, and direct I/O gains nothing.
     Memory,
-    /// Local, but an open with `O_DIRECT` may succeed and the page cache be used anyway.
+    /// Local, but I/O may go through the page cache although an open with `O_DIRECT` succeeds.
     PageCache,
     /// Remote: locks, durability and cache coherence depend on another machine or process.
     Foreign,

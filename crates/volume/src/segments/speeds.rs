@@ -10,14 +10,14 @@ use std::time::Duration;
 /// Minimum bytes of a transfer that counts as a measurement: a shorter transfer spends too much of
 /// its time waiting for the first operations.
 const TRANSFER_BYTES_MIN: u64 = 8 << 20;
-/// Minimum bytes of a measurement, to which transfers are added up: other work of the machine
-/// disturbs a shorter measurement.
+/// Minimum bytes of a measurement, which is the sum of consecutive transfers: other work of the
+/// machine disturbs a shorter measurement.
 const MEASURED_BYTES_MIN: u64 = 128 << 20;
-/// Percentage of a transfer's time for which each lane computes, on average: above this value,
-/// later transfers use one more lane for each volume.
+/// Percentage of a transfer's time for which each lane of the busiest volume computes, on average.
+/// Above this value, later transfers use one more lane for each volume.
 const BUSY: u64 = 90;
-/// Percentage of a transfer's time for which each lane of a volume would compute if the volume had
-/// one lane less: below this value, later transfers use one lane less for each volume.
+/// Percentage of a transfer's time for which each lane of the busiest volume would compute if the
+/// volume had one lane less. Below this value, later transfers use one lane less for each volume.
 const IDLE: u64 = 70;
 
 /// The direction of a transfer.
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn busy_lanes_are_split_and_idle_lanes_joined() {
         assert_eq!(more_lanes(0, 95, 4), 1);
-        assert_eq!(more_lanes(0, 95, 1), 0, "no CPU core is left for a further lane");
+        assert_eq!(more_lanes(0, 95, 1), 0, "this machine permits one lane");
         assert_eq!(more_lanes(0, 80, 4), 0);
         assert_eq!(more_lanes(1, 110, 4), 1, "two lanes are needed");
         assert_eq!(more_lanes(1, 185, 4), 2);

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// Time without a completion after which a volume has stalled: longer than a busy disk or a busy
 /// machine usually takes for one operation, and shorter than the time that a request can wait.
 pub(super) const STALLED_AFTER: Duration = Duration::from_secs(2);
-/// Interval between the operations that are begun on a stalled volume.
+/// Minimum time before an operation begins on a stalled volume, from the volume's last completion,
+/// and from the last operation that began during the stall.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 
 /// The operations of this process on each volume.
@@ -28,8 +29,8 @@ pub(crate) struct Stalls {
 #[derive(Default)]
 struct VolumeOps {
     in_flight: AtomicU32,
-    /// Time of the last completion, or of the first operation after all had completed, in
-    /// milliseconds since `opened`.
+    /// Time of the last completion, or at which an operation began while no other operation was in
+    /// flight, in milliseconds since `opened`.
     progress: AtomicU64,
     /// Whether an operation that was begun during the stall is in flight.
     is_probed: AtomicBool,
@@ -131,8 +132,8 @@ pub(crate) struct OpInFlight<'a> {
 }
 
 impl OpInFlight<'_> {
-    /// Makes the end of the operation count as a completion of the volume. Without this call, the
-    /// operation was not submitted, for example because its file could not be opened.
+    /// Makes the end of the operation count as a completion of the volume. The end of an operation
+    /// that was not submitted, for example because its file could not be opened, does not count.
     pub(crate) fn submitted(mut self) -> Self {
         self.is_submitted = true;
         self
@@ -203,13 +204,13 @@ mod tests {
         wait(&stalls, PROBE_AFTER);
         let probe = stalls.begin(0).unwrap();
         wait(&stalls, 2 * PROBE_AFTER);
-        assert!(stalls.begin(0).is_none(), "the probe is in flight");
+        assert!(stalls.begin(0).is_none(), "a test operation is in flight");
         drop(probe);
-        assert!(stalls.is_stalled(0), "the probe was not submitted");
+        assert!(stalls.is_stalled(0), "the test operation was not submitted");
         drop(submit(&stalls, 0));
         assert!(!stalls.is_stalled(0), "only the first operation hangs");
         let _others = [submit(&stalls, 0), submit(&stalls, 0)];
         wait(&stalls, STALLED_AFTER);
-        assert!(stalls.begin(0).is_none(), "the next probe is not due");
+        assert!(stalls.begin(0).is_none(), "the next test operation is not due");
     }
 }

@@ -96,8 +96,7 @@ impl FreeMap {
         self.first + taken.take_while(|((number, _), at)| *number == at).count() as u32
     }
 
-    /// Makes `first` the lowest number that new segments may get, unless that number is higher
-    /// already.
+    /// Raises the lowest number that new segments may get to `first`. Never lowers it.
     pub(super) fn start_numbers_at(&mut self, first: u32) {
         self.first = self.first.max(first);
     }
@@ -175,7 +174,7 @@ impl FreeMap {
 
     /// The smallest hole of at least `units`.
     pub(super) fn best(&self, units: u64) -> Option<Hole> {
-        // No hole has as many units as `SEGMENT_UNITS_LIMIT`, which the shift would make zero.
+        // No hole is as long as `SEGMENT_UNITS_LIMIT`. The shift would drop bits of such a length.
         let units = Some(units).filter(|units| *units < u64::from(SEGMENT_UNITS_LIMIT))?;
         self.by_size.range(Hole(units << 44)..).next().copied()
     }

@@ -9,10 +9,11 @@
 //! first 256 KiB of page 0 are contiguous. Pages of up to 256 KiB are never split, longer pages
 //! only into pieces of at least 256 KiB. A run has as few extents as possible, and is on one volume
 //! if possible; the volumes take bytes in proportion to their speeds. A page longer than 16 MiB
-//! that is alone in its run is cut into equal pieces of at most 16 MiB, on at most 16 volumes. Such
-//! a page is placed like a shorter page if fewer than two volumes are usable, if it would have more
-//! than 32 pieces, or if no hole (free extent) holds a piece. A share of all space (the reserve)
-//! stays free, so that runs have a choice of holes.
+//! that is alone in its run is cut into equal pieces of at most 16 MiB; their number is a multiple
+//! of the number of usable volumes (of 16, if there are more). Such a page is placed like a shorter
+//! page if fewer than two volumes are usable, if it would have more than 32 pieces, or if no hole
+//! (free extent) holds a piece. A share of all space (the reserve) stays free, so that runs have a
+//! choice of holes.
 //!
 //! **Growth.** Segments are created on demand. When [`Space::allocate`] returns `None`, call
 //! [`Space::next_segment`]. If it names a segment, create this segment, add it, and try again. If

@@ -8,8 +8,8 @@
 /// one wrong measurement does little harm.
 const SLOWEST: u64 = 8;
 /// A volume that is at least 3/4 as fast as the fastest counts as equally fast: on a shared machine
-/// measurements of equal disks differ by a quarter. Two such volumes that take equal numbers of
-/// bytes reach at least 6/7 of the sum of their speeds.
+/// measurements of equal disks differ by up to a quarter. Two such volumes that take equal numbers
+/// of bytes reach at least 6/7 of the sum of their speeds.
 const EQUAL: (u64, u64) = (3, 4);
 /// Advance of the position of the fastest volume for each unit that it takes.
 const STEP: u64 = 1 << 10;

@@ -56,9 +56,10 @@ impl RunShape {
             cut = start;
         } else if cut > start {
             let piece = u64::from(PIECE_UNITS);
-            // The piece after the cut keeps its minimum length.
+            // Leave at least 256 KiB of the page for the piece after the cut.
             cut = cut.min(start + page - piece.min(page));
-            // The piece before the cut begins at the last cut in this page, or with the page.
+            // The piece before the cut begins at `near`: at the last cut in this page, or with the
+            // page. If the piece would be shorter than 256 KiB, it goes into the next hole.
             let near = start.max(from.saturating_sub(header));
             if cut < near + piece {
                 cut = near;
@@ -103,7 +104,7 @@ mod tests {
         assert_eq!(run.usable(0, 64), 0, "the header is contiguous with a piece");
         assert_eq!(run.usable(0, 65), 65);
         let room = u64::from(page) - 1;
-        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "a piece is left");
+        assert_eq!(run.usable(0, room), 1 + u64::from(page) - 64, "256 KiB are left");
         let short = RunShape { page_units: LONG_PAGE_UNITS, ..run };
         assert_eq!(short.usable(0, 65), 0);
         let segment = RunShape { segment_units: LONG_PAGE_UNITS, ..short };

@@ -80,7 +80,7 @@ impl Space {
     }
 
     /// Marks a sealed segment whose file is about to be removed. The segment is never unsealed,
-    /// even if the removal fails half way: its blocks may be freed.
+    /// even if the removal fails half way, because its blocks may be freed already.
     pub fn begin_removal(&mut self, id: SegmentId) {
         if let Some(volume) = self.volumes.get_mut(usize::from(id.volume())) {
             volume.free.begin_removal(id.number());
@@ -101,9 +101,9 @@ impl Space {
         }
     }
 
-    /// Makes `number` the lowest number that new segments of a volume may get, unless that number
-    /// is higher already. A process that still has a removed segment open must not mistake a new
-    /// segment for the removed one.
+    /// Raises the lowest number that new segments of a volume may get to `number`. Never lowers it.
+    /// A process that still has a removed segment open must not mistake a new segment for the
+    /// removed one.
     pub fn start_numbers_at(&mut self, volume: u8, number: u32) {
         if let Some(volume) = self.volumes.get_mut(usize::from(volume)) {
             volume.free.start_numbers_at(number);

@@ -5,8 +5,8 @@ use super::shape::{LONG_PAGE_UNITS, RunShape};
 use super::{RUN_EXTENTS_MAX, Space, Volume};
 use ritornello_format::{Extent, PIECE_UNITS};
 
-/// Maximum volumes of one page. With 17 volumes the longest page, 512 MiB, would have 34 pieces,
-/// more than [`PIECES_MAX`].
+/// The number of a page's pieces is a multiple of `n`, the number of usable volumes but at most this
+/// value. With `n` = 17 the longest page, 512 MiB, would have 34 pieces: more than [`PIECES_MAX`].
 const STRIPES_MAX: usize = 16;
 /// Maximum pieces of one page. A page that needs more is placed as shorter pages are. On some
 /// numbers of volumes this concerns pages longer than 352 MiB (512 MiB on three volumes would have
@@ -15,8 +15,8 @@ const PIECES_MAX: u64 = RUN_EXTENTS_MAX as u64 / 2;
 
 impl Space {
     /// Allocates a run of one page that is longer than 16 MiB. The run consists of equal pieces of
-    /// at most 16 MiB, on the volumes in the allocation order, so that all volumes read and write
-    /// the page at the same time.
+    /// at most 16 MiB, on the volumes in the allocation order, so that several volumes read and
+    /// write the page at the same time.
     ///
     /// `Ok(None)` if the page is not longer than 16 MiB or not alone in its run, if fewer than two
     /// volumes are usable, if the page needs more than [`PIECES_MAX`] pieces, or if no hole is long
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn short_holes_give_pieces_on_any_volume() {
+    fn page_is_cut_shorter_if_no_hole_holds_a_piece() {
         let mut space = space(&[1, 1]);
         while let Some(id) = space.next_segment() {
             space.add_segment(id).unwrap();

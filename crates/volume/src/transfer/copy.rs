@@ -110,8 +110,8 @@ impl Segments {
         for extent in extents {
             let (now, rest) = to.split_at_mut(extent.bytes() as usize);
             let mut offset = extent.offset();
-            // A longer operation could take a slow disk longer than the time after which it counts as
-            // stalled.
+            // A longer operation on a slow disk could take longer than the time after which the
+            // disk's volume counts as stalled.
             for part in now.chunks_mut(self.op_bytes() as usize) {
                 self.fetch(extent.segment, offset, part)?;
                 offset += part.len() as u64;

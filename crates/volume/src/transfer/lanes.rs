@@ -95,14 +95,14 @@ impl<'a> Lanes<'a> {
         Self { segments, moved, lanes, began: Instant::now() }
     }
 
-    /// If there is one lane: the bytes that it keeps in flight. The caller moves all runs itself,
-    /// and then calls [`Lanes::end`].
+    /// The bytes that the only lane keeps in flight; `None` if there are several lanes. With one
+    /// lane the caller moves all runs itself, and then calls [`Lanes::end`].
     pub(super) fn only(&self) -> Option<usize> {
         if let [lane] = self.lanes.as_slice() { Some(lane.in_flight) } else { None }
     }
 
     /// Records the time that the only lane took, and the part of this time that it `waited` for the
-    /// disk.
+    /// disk. `is_complete`: whether the lane moved all its bytes.
     pub(super) fn end(&self, waited: Duration, is_complete: bool) {
         self.record(&[LaneTime::since(self.began, waited, is_complete)]);
     }

@@ -59,9 +59,9 @@ mod x86 {
         value.cast_signed()
     }
 
-    /// The factors that move the high and the low half of 128 bits forward by `bytes`. Each factor
-    /// lacks one power of `x`, because a carry-less product of bit-reflected values has one power
-    /// more.
+    /// The factors that move the high and the low half of 128 bits forward by `bytes`. The exponent
+    /// of each factor is one too small, because the carry-less product of bit-reflected values has
+    /// an additional factor `x`.
     const fn factors(bytes: usize) -> (i64, i64) {
         (power(8 * bytes - 1), power(8 * bytes + 63))
     }
@@ -104,7 +104,7 @@ mod x86 {
             _mm_clmulepi64_si128(head, factors, 0x11),
         );
         let mut folded = [0u8; 16];
-        // SAFETY: `folded` has the 16 bytes.
+        // SAFETY: `folded` has 16 bytes, and the store permits any alignment.
         unsafe {
             _mm_storeu_si128(folded.as_mut_ptr().cast::<__m128i>(), _mm_xor_si128(products, tail));
         }

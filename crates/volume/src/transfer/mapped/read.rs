@@ -56,7 +56,7 @@ fn read_window(
     let elsewhere: Vec<usize> = (0..runs.len()).filter(is_elsewhere).collect();
     if sections.is_some() && !elsewhere.is_empty() {
         // At least one run is not fully mapped. All runs are then read by system calls, because
-        // each section must be read for all runs before the next section is.
+        // each section must be read for all runs before the next section is read.
         return disk::read(segments, reads, control, sections, segments.in_flight_bytes).0;
     }
     job.cut_pages();
