@@ -200,7 +200,7 @@ SAVES = {"eagle": save_eagle, "mtp": save_mtp}
 
 def make_model(shape: str, folder: Path) -> int:
     """Writes model and tokenizer; returns the number of parameters."""
-    # Imported here, because these imports take long, and an existing model does not need them.
+    # Import these modules here: their import takes long, and is not needed if the model exists.
     import torch
     import transformers
 

@@ -245,7 +245,9 @@ class DeviceSlots:
 
 @final
 class DeviceMove:
-    """A move between blocks and slots, which it keeps alive until it has ended."""
+    """A move of pages between blocks and slots. Keeps the memory of both alive until the move has
+    ended.
+    """
 
     def wait(self, timeout: float = 30.0) -> bool:
         """Waits for the end of the move. Returns whether the move has ended within `timeout`

@@ -35,8 +35,8 @@ pub(crate) struct Map {
     length: usize,
     /// For each 2 MiB of the file, whether this process has faulted its pages in.
     faulted: Box<[AtomicBool]>,
-    /// The process that made the map. A forked child does not have the map, and may have another
-    /// mapping at the same address.
+    /// The process that made the map. A forked child does not inherit the map, and must not unmap
+    /// it: the child may have another mapping at the same address.
     process: u32,
 }
 

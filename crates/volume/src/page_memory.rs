@@ -32,7 +32,7 @@ impl Fragment {
     pub const unsafe fn new(ptr: *const u8, len: usize) -> Self {
         Self { ptr, len }
     }
-    /// First byte.
+    /// Address of the first byte.
     #[must_use]
     pub const fn as_ptr(&self) -> *const u8 {
         self.ptr
@@ -72,7 +72,7 @@ impl FragmentMut {
     pub const unsafe fn new(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len }
     }
-    /// First byte.
+    /// Address of the first byte.
     #[must_use]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.ptr

@@ -239,7 +239,7 @@ fn truncated_or_zeroed_segment_misses() {
         let open = |id| std::fs::OpenOptions::new().write(true).open(file_of(&rig, id)).unwrap();
         let file = open(piece.segment);
         file.set_len(piece.offset() + 100).unwrap();
-        // On one volume page 2 is in the same segment, after page 1.
+        // On one volume, page 2 is in the truncated segment, after page 1.
         let found = verified(&run.check(&rig.segments));
         assert_eq!(found[1..], [false, volumes > 1], "{volumes} volumes: {found:?}");
         assert!(found[0] || volumes == 1, "{found:?}");

@@ -271,8 +271,8 @@ class RitornelloL2Adapter(L2AdapterInterface):
         super().register_listener(listener)
         self._own_listeners.append(listener)
         seed = Thread(target=self._seed, args=(listener,), name="ritornello-seed", daemon=True)
-        # If no thread can be started, LMCache does not learn of the keys and evicts none of them;
-        # the store's own eviction still does.
+        # If no thread can be started, LMCache does not learn of the keys and evicts none of them:
+        # only the store evicts them.
         self._objects.store.attempt("seed", seed.start, None)
 
     def report_status(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Lists the stored keys, a page of the list at a time.
 
-The store lists all keys of a run (pages stored together) in one call, so a cursor names a scope, a
-position among its runs, and the number of keys to skip there.
+The store lists all keys of a run (pages stored together) in one call. A cursor therefore names a
+scope, the last run of the scope of which all keys were listed, and how many keys of later runs were
+listed.
 """
 
 from collections.abc import Callable

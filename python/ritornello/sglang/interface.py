@@ -33,8 +33,9 @@ METHODS = {
     "clear": (),
     "get_stats": (),
 }
-# Methods of SGLang's `WeightUpdater` that change weights, and its other methods. A public method in
-# neither list may change weights, and is treated as an update.
+# `UPDATE_METHODS`: methods of SGLang's `WeightUpdater` that change weights. `HARMLESS_METHODS`:
+# methods that do not. A public method in neither list counts as an update, because it may change
+# weights.
 UPDATE_METHODS = (
     "begin_weight_update",
     "end_weight_update",

@@ -131,5 +131,5 @@ def prefill_of(runner: Any, batch: Any) -> tuple[int, int] | None:
     return int(before[long[0]]), int(lengths[long[0]])
 
 
-# SGLang runs one model in a process.
+# One object for the whole process, in which SGLang runs one model.
 prefills = Prefills()

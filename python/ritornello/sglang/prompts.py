@@ -28,7 +28,7 @@ UNKNOWN = "unknown"
 
 
 class Prompts:
-    """The wrapped classes of one process. `watched`: whether SGLang's lookups pass all keys."""
+    """Wraps methods of SGLang once in a process. `watched`: whether its lookups pass all keys."""
 
     def __init__(self) -> None:
         self.watched = False
@@ -138,5 +138,5 @@ def _storage(controller: Any) -> Any:
     return getattr(controller, "storage_backend", None)
 
 
-# SGLang runs one model in a process.
+# One object for the whole process, in which SGLang runs one model.
 prompts = Prompts()

@@ -47,7 +47,8 @@ class ReadAhead:
         self._paces = paces
         # The reads that were begun ahead, by the names of their pools.
         self._begun: dict[str, tuple[Pool, PoolRead]] = {}
-        # When the last read ended. The next read is timed from then, even if it began before.
+        # When the last read ended. The duration of the next read counts from this time, even if the
+        # read began earlier.
         self._ended = 0.0
 
     def get(self, pool: "Pool", keys: Sequence[bytes], indices: Any) -> int:

@@ -120,7 +120,7 @@ class RitornelloStorage(HiCacheStorage):
 
     @property
     def uses_prompts(self) -> bool:
-        """Whether lookups and puts use the keys of all pages before the first."""
+        """Whether lookups and puts use the keys of all pages before the first page of the call."""
         return self._store.uses_prompts
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
@@ -391,7 +391,6 @@ class RitornelloStorage(HiCacheStorage):
             if pool is not None and keys:
                 done = self._store.attempt(
                     operation,
-                    # The lambda is called before the next iteration.
                     lambda pool=pool, transfer=transfer, keys=keys: action(  # type: ignore[misc]
                         pool, transfer.host_indices, keys_of(keys)
                     ),

@@ -80,7 +80,7 @@ class Transfer:
 
 
 class Transfers:
-    """The wrapped class of one process."""
+    """Wraps SGLang's method once in a process."""
 
     def __init__(self) -> None:
         self._watched = False
@@ -136,5 +136,5 @@ def _announced(controller: Any, operation: Any) -> Iterator[None]:
         end()
 
 
-# SGLang runs one model in a process.
+# One object for the whole process, in which SGLang runs one model.
 transfers = Transfers()

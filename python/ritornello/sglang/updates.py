@@ -83,5 +83,5 @@ class WeightUpdates:
         return reset
 
 
-# SGLang runs one model in a process.
+# One object for the whole process, in which SGLang runs one model.
 updates = WeightUpdates()

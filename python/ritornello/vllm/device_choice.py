@@ -5,12 +5,14 @@ a setting, because it is for trials, not for production.
 import os
 
 VARIABLE = "RITORNELLO_DEVICE"
-# The two values of the variable.
+# The two values of this environment variable.
 OWN, EMULATED = "own", "emulated"
 
 
 def chosen() -> str:
-    """Returns the value of the variable; "" if it is not set. ValueError for other values."""
+    """Returns the value of the environment variable; "" if it is not set. Raises ValueError if it
+    has any other value than the two.
+    """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", OWN, EMULATED):
         raise ValueError(

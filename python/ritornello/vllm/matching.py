@@ -64,7 +64,7 @@ class Matcher:
         return tuple(hashes[(pages.start + 1) * step - 1 : pages.stop * step : step])
 
     def keys_before(self, group: int, hashes: Sequence[bytes], first: int) -> tuple[bytes, ...]:
-        """Returns the keys before page `first` that the store needs."""
+        """Returns the keys before page `first` that the store needs to load or save it."""
         if not first or self._groups[group].reach.tokens is not None:
             return ()
         return self.keys(group, hashes, range(0 if self._has_remote else first - 1, first))

@@ -136,7 +136,7 @@ pub struct SpaceStats {
     pub free_extents: BTreeMap<u64, u64>,
     /// Runs allocated.
     pub runs: u64,
-    /// Extents of these runs.
+    /// Extents of the allocated runs.
     pub extents: u64,
     /// Allocations refused for lack of space, including allocations with [`Reserve::Keep`] for
     /// which only the reserve has space.

@@ -46,8 +46,9 @@ struct Steady {
     spent: Duration,
     /// Number of runs allocated.
     placed: u64,
-    /// Number of extents of these runs, and the largest number of one run.
+    /// Number of extents of the allocated runs.
     extents: u64,
+    /// Largest number of extents of one run.
     most: usize,
     /// Allocations that failed although enough units were free.
     misfits: u64,

@@ -30,7 +30,7 @@ impl Space {
             return Ok(None);
         }
         let page = u64::from(shape.page_units);
-        // The first piece shares its segment with the header.
+        // The first piece is contiguous with the header: both must fit into a segment.
         let room = shape.segment_units.saturating_sub(shape.header_units);
         let longest = u64::from(room.clamp(1, LONG_PAGE_UNITS));
         let pieces = volumes * page.div_ceil(volumes * longest);

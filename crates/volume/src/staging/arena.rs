@@ -43,8 +43,8 @@ pub(super) struct Arena {
     base: NonNull<u8>,
     len: usize,
     backing: Backing,
-    /// The process that made the mapping. A forked child does not have it, and may have another
-    /// mapping at the same address.
+    /// The process that made the mapping. A forked child does not inherit the mapping, and must not
+    /// unmap it: the child may have another mapping at the same address.
     process: u32,
 }
 

@@ -254,8 +254,8 @@ pub(super) struct PartCheck<'a> {
 enum Work<'a> {
     /// The bytes are in the target: only checksums are computed.
     InPlace(Box<SliceSums<'a>>),
-    /// The part's bytes in memory of this crate, and the number of the next slice. Each slice is
-    /// verified there, then copied or decoded to the target.
+    /// The part's bytes in memory of this crate, where each slice is verified before it is copied
+    /// or decoded to the target; and the number of the next slice.
     Deliver(StoredBytes, u16),
 }
 

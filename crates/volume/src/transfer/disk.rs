@@ -31,8 +31,8 @@ impl<T> InFlight<T> {
     fn new(limit: usize) -> Self {
         Self { slots: Vec::new(), vacant: Vec::new(), bytes: 0, limit: limit as u64 }
     }
-    /// Whether another operation may start: the bytes in flight are below the limit. With the new
-    /// operation, of any length, they may exceed the limit.
+    /// Whether another operation, of any length, may start: the bytes in flight are below the limit
+    /// before it starts, and may exceed the limit afterwards.
     fn has_room(&self) -> bool {
         self.bytes < self.limit
     }

@@ -30,7 +30,7 @@ struct Lane {
     /// Positions of the runs in the transfer, ascending.
     runs: Vec<usize>,
     bytes: u64,
-    /// The volume of all these runs; `None` if they are on several.
+    /// The volume of all runs of the lane; `None` if they are on several volumes.
     volume: Option<u8>,
     /// Bytes that the lane keeps in flight.
     in_flight: usize,

@@ -148,7 +148,7 @@ impl Segments {
 pub(super) struct StalledVolume;
 
 impl StalledVolume {
-    /// Whether this is the cause of `error`.
+    /// Whether `error` was caused by a stalled volume.
     pub(super) fn caused(error: &io::Error) -> bool {
         error.get_ref().is_some_and(|cause| cause.is::<Self>())
     }

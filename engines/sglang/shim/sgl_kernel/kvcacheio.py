@@ -1,4 +1,4 @@
-"""Copies between SGLang's device pool and host pool by torch. Both pools are in CPU memory here."""
+"""Copies between SGLang's device pool and host pool by torch. Both are in CPU memory."""
 
 from collections.abc import Sequence
 

@@ -45,7 +45,7 @@ struct HeaderFetch {
 
 #[derive(Default)]
 struct PartFetch {
-    /// Whether the part is read to staging, and delivered from there.
+    /// Whether the part is read to staging, and delivered from staging.
     needs_staging: bool,
     staged: Option<Staged>,
     /// Chunks that have not completed.

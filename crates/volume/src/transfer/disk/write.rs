@@ -220,7 +220,7 @@ impl<'a> RunState<'a> {
         let (layout, place, count) = (new.layout, new.write.place, new.pages.len());
         let (mut body, mut head) = (Vec::new(), Vec::new());
         layout.cut(place, layout.pages(1..count as u64), &mut body);
-        // A short first page shares the operation of the header where they are contiguous.
+        // A short first page shares the header's operation where page and header are contiguous.
         let first_page = layout.pages(0..1);
         if layout.page <= layout.op {
             layout.cut(place, 0..first_page.end, &mut head);
