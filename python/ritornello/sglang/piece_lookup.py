@@ -246,8 +246,8 @@ class PieceLookup:
 
     def _ask(self, requests: Sequence[Request]) -> "list[Lookup]":
         """Looks pages up, and repeats pending lookups until the remote's pages have arrived, the
-        time that the setting `prefetch` allows is over, or SGLang ends the prefetch. After SGLang
-        has ended the prefetch no lookup begins, because SGLang would not cancel it.
+        maximum time of the setting `prefetch` has passed, or SGLang ends the prefetch. No lookup
+        begins after SGLang has ended the prefetch, because SGLang would not cancel that lookup.
         """
         if self._cancelled:
             return []

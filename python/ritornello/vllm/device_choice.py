@@ -10,8 +10,8 @@ OWN, EMULATED = "own", "emulated"
 
 
 def chosen() -> str:
-    """Returns the value of the environment variable; "" if it is not set. Raises ValueError if it
-    has any other value than the two.
+    """Returns the value of the environment variable; "" if it is not set. Raises ValueError if the
+    value is neither `OWN` nor `EMULATED`.
     """
     value = os.environ.get(VARIABLE, "")
     if value not in ("", OWN, EMULATED):

@@ -28,7 +28,7 @@ impl<'a> SliceSums<'a> {
     }
 
     /// Adds the next bytes. `end_slice` receives the number and the checksum of each slice that is
-    /// complete, and returns the length of the slice after it, zero if there is none. Bytes after
+    /// complete, and returns the length of the next slice; `None` after the last slice. Bytes after
     /// the last slice are padding and are ignored.
     pub(super) fn update(
         &mut self,
