@@ -66,7 +66,7 @@ class Disk:
         with backing.open("wb") as file:
             file.truncate(mebibytes << 20)
         if file_system == "ext4":
-            # Without lazy initialization, so that no kernel thread writes after mkfs.
+            # Lazy initialization is off, so that no kernel thread writes to the device after mkfs.
             options = "packed_meta_blocks=1,lazy_itable_init=0,lazy_journal_init=0,nodiscard"
             command("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", options, backing)
         else:

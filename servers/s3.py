@@ -40,7 +40,7 @@ class S3Server(Process):
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Returns the variables that a client needs besides the address."""
+        """Returns the environment variables that a client needs besides the address."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS,
             "AWS_SECRET_ACCESS_KEY": SECRET,

@@ -24,8 +24,9 @@ BY_REASON = (
 
 
 class StepMeter(Meter):
-    """Counts of one side of the connector. Counts of pages and calls are reported after each step,
-    times alone at intervals. A single thread reports, and measures steps.
+    """Counts of one side of the connector (scheduler or worker). Counts of pages and calls are
+    reported after each step. While only times have changed, they are reported every
+    `REPORT_SECONDS`. Only one thread may measure steps and take reports.
     """
 
     def __init__(self) -> None:

@@ -42,7 +42,7 @@ COUNTERS = {
 REASONS = {
     "missed_pages": "Probed or promised pages that were not loaded, by reason.",
     "skipped_pages": "Pages that were offered and not stored, by reason.",
-    "gate_decisions": "Gate decisions (all, some, none), per object.",
+    "gate_decisions": "Decisions of the gate (all, some, none), one per prompt and object.",
     "prefetches": "Prefetched objects, by outcome.",
     "tier_written_pages": "Objects of pages written to a tier from the tier above, by tier.",
     "tier_dropped_pages": "Objects that a tier refused or failed to write, by tier.",

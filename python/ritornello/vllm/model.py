@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def model_identity(
     vllm_config: "VllmConfig", dtypes: Collection[str], options: Mapping[str, str]
 ) -> ModelIdentity:
-    """Returns the identity of the model. `dtypes`: KV whose cache dtype is one of these has no
-    scales. `options`: options in addition to the options that this function names.
+    """Returns the identity of the model. `dtypes`: cache dtypes whose KV has no scales.
+    `options`: options in addition to the options that this function names.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     config = model.hf_config.to_dict()

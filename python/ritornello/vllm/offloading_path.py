@@ -78,7 +78,8 @@ class OffloadingPath(OffloadingConnector):
         self._guard: WeightGuard | None = None
         if is_scheduler and not reason:
             guard = self._guard = guard_of_engine()
-            # A tier that serves the engine replaces this function.
+            # Without a tier that serves the engine Ritornello stores no chunk, so no epoch begins:
+            # the changes are only covered. A tier that serves the engine replaces `begin_epoch`.
             guard.begin_epoch = lambda: guard.cover(guard.read())
         tier = _tier(vllm_config, settings) | {
             "engine": EngineConfig(vllm_config, kv_cache_config, self._guard)

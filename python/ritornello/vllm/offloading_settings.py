@@ -32,7 +32,8 @@ SHM = "/dev/shm"
 ENGINE_TIERS = EngineTiers(
     PLACE,
     device=GPU_MEMORY,
-    host=f'vLLM has one host tier, in {SHM}: first in the list, as "host 8GiB", without options',
+    host=f'vLLM has one host tier, in {SHM}: write it first in the list, as "host 8GiB", '
+    "without options",
 )
 UNITS = {
     "": 1,
@@ -108,10 +109,11 @@ def chunk_blocks(block_bytes: int, block_tokens: int) -> int:
 
 
 def needs_single_blocks(specs: Iterable[Any]) -> bool:
-    """Returns whether a chunk must be one block: whether a KV cache group among `specs` keeps its
-    state only at the end of a prompt's last whole block ("align"). vLLM offloads this state only if
-    a chunk ends at this block, and without the state it loads nothing of the prompt. A worker may
-    have one spec that contains the specs of several layers; the scheduler has the first of these.
+    """Returns whether a chunk must be one block, because a KV cache group keeps a state only at the
+    end of a prompt's last whole block (vLLM's mode "align"). vLLM offloads this state only if a
+    chunk ends with this block, and without the state vLLM loads nothing of the prompt. `specs`: the
+    spec of each group. On a worker the spec of a group may contain the specs of its layers; the
+    first of them counts, which is the spec of the group in the scheduler.
     """
     for spec in specs:
         layers = getattr(spec, "kv_cache_specs", None)

@@ -9,19 +9,20 @@ limits the rate at which a long prompt is computed.
 
 Only steps that are mostly prefill count: at least `TOKENS_MIN` tokens of prompts, which are at
 least `PREFILL_SHARE` of the step's tokens without drafts. A request with a single token counts as
-decoding, also at the end of its prompt. The first such step is skipped, because kernels are
-compiled in it.
+decoding, also at the end of its prompt. The first step that is mostly prefill is not recorded,
+because it includes the compilation of kernels.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
-# Shorter prefills mostly measure the fixed cost of a step, which a load does not save.
+# The time of a step with fewer tokens of prompts is mostly the fixed cost of a step, which a load
+# does not save.
 TOKENS_MIN = 128
 PREFILL_SHARE = 0.9
-# Maximum number of scheduled steps whose output has not arrived. Engines have fewer: at most one
-# for each pipeline stage, and one more.
+# Maximum number of scheduled steps whose output has not arrived. An engine has at most one such
+# step for each pipeline stage, and one further step.
 STEPS_MAX = 64
 
 
@@ -77,10 +78,11 @@ class PrefillTimes:
 
 
 def prefill_of(step: Step) -> tuple[int, int] | None:
-    """Returns the tokens before a step's prefill, and the tokens of prompts that the step computes;
-    None if the step is not mostly prefill. Several prompts count as one prompt with the same sum of
-    computed tokens. The number of tokens before them is chosen so that the pairs of a token and an
-    earlier token, which attention computes, are equally many for this one prompt and in the step.
+    """Returns the number of tokens before a step's prefill, and the number of prompt tokens that
+    the step computes; None if the step is not mostly prefill. Several prompts count as one prompt
+    of which the step computes as many tokens as of all prompts together. The number of tokens
+    before the one prompt's prefill is chosen so that attention computes the same number of pairs of
+    a token and an earlier token as in the step.
     """
     cached = step.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=False))

@@ -68,7 +68,8 @@ class SavePlan:
         """
         state.saved = list(match.found.stored) if match else [0] * len(self._epoch.identity.groups)
         if state.options.retain:
-            # Save the last stored page again: its put retains it, and all pages before it.
+            # The last stored page is put again, because a put with a retention protects its page
+            # and all pages before its page.
             state.saved = [max(pages - 1, 0) for pages in state.saved]
 
     def plan(self, step: Step) -> StepSaves:
@@ -78,7 +79,8 @@ class SavePlan:
         if self._read_only or (paused and not waits):
             self._due_requests.clear()
         elif paused:
-            # Requests whose blocks changed in the pause are examined after it.
+            # Requests whose blocks change before all workers have registered their memory are kept,
+            # and examined after the registration.
             due = dict.fromkeys(self._due_requests)
             self._due_requests = [name for name in due if name in self._requests]
         else:
@@ -111,8 +113,8 @@ class SavePlan:
             self._due_requests.append(request_id)
 
     def keeps_blocks(self, request_id: str) -> bool:
-        """Returns whether vLLM must keep the blocks of a finished request until a worker reports
-        the request as sent.
+        """Returns whether vLLM must keep the blocks of a finished request until each worker has
+        reported, in `finished_sending`, that it no longer reads them.
         """
         if self._deferred is None or self._cache is None:
             return False

@@ -153,8 +153,8 @@ class SchedulerSide:
 
     def request_finished(self, request_id: str) -> bool:
         """Ends an answered or aborted request. A load in progress keeps its leases, because it
-        still reads. Returns whether vLLM must keep the blocks until a worker reports the request as
-        sent.
+        still reads. Returns whether vLLM must keep the blocks until each worker has reported, in
+        `finished_sending`, that it no longer reads them.
         """
         state = self._requests.pop(request_id, None)
         if state is None:

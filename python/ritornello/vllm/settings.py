@@ -31,8 +31,8 @@ class Settings(StoreSettings):
 
     @property
     def opened_tiers(self) -> tuple[str, ...]:
-        """The tiers. With `read_only` the remote is not written, even if its own policy writes the
-        pages that lookups find.
+        """The tiers to open. With `read_only` the remote has the write policy "none", because with
+        the policy "selective" lookups alone cause writes to the remote.
         """
         if not (self.read_only and self.has_remote):
             return self.tiers

@@ -16,11 +16,11 @@ EMPTY_REPORT = WorkerReport()
 
 
 class StepResults:
-    """Results of one worker since the last calls of `take_*`. Only the worker at (0, 0) counts
-    loads, loaded pages and saved pages, so that each page counts once. Every worker counts bytes,
-    failed pages and skipped pages. `groups`: the number of KV cache groups. `report` and
-    `finished_sending` (finished requests whose blocks this worker no longer reads) may be added to
-    until they are taken.
+    """Results of one worker since the last calls of `take_*`. Only the first tensor-parallel
+    rank of the first pipeline stage counts loads, loaded pages and saved pages, so that each page
+    counts once. Every worker counts bytes, failed pages and skipped pages. `groups`: the number of
+    KV cache groups. `report` and `finished_sending` (finished requests whose blocks this worker no
+    longer reads) may be added to until they are taken.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class StepResults:
         logger.warning("ritornello: %s", reason)
 
     def set_unregistered(self, reason: str) -> None:
-        """Reports that the KV memory cannot be registered yet, or with "" that it is registered,
-        if that is news.
+        """Reports that the KV memory cannot be registered yet, for `reason`, or with "" that it is
+        registered. Reports nothing if neither has changed since the last report.
         """
         if bool(reason) != bool(self._unregistered):
             self.report.unregistered[self._worker_rank] = reason

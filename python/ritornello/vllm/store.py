@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm.ritornello")
 
-# The reason for which a put is refused while too many puts, or moves on a device, wait, and loads
-# and saves while the device has no memory to register the KV memory.
+# The reason of a put that is refused while too many puts, or moves on a device, wait; and of loads
+# and saves that are skipped while the KV memory of a device cannot be registered yet.
 BUSY = "busy"
 
 # Protects pages from eviction. Opaque: only the store that issued a lease can interpret it.
@@ -169,8 +169,9 @@ class VllmStore(FailSafeStore):
         return self.call("put", action, "error")
 
     def protect(self, memory: KvMemory, ticket: "Ticket") -> None:
-        """Makes the engine's later work wait until a put has read its blocks. A put for which that
-        is not possible is cancelled: it stores no page whose bytes it has not read yet.
+        """Makes the engine's later work wait until a put has read its blocks. If the engine's
+        work cannot be made to wait, cancels the put, which then stores no page whose bytes it has
+        not read yet.
         """
         if not self.attempt("protect", lambda: memory.protect(ticket), False):
             self.request_cancel(ticket)

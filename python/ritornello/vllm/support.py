@@ -1,5 +1,5 @@
-"""Decides which CPU engines are served. Other engines get one line that names the reason: context
-parallelism is refused at start-up, all other unsupported engines get neither hits nor saves.
+"""Decides which CPU engines are served. An engine with context parallelism is refused at start-up.
+Any other unsupported engine runs with neither hits nor saves, and one log line names the reason.
 """
 
 from typing import TYPE_CHECKING

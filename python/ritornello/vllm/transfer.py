@@ -15,9 +15,9 @@ from ritornello.vllm.store import BUSY, VllmStore
 if TYPE_CHECKING:
     from ritornello._core import Outcome, Ticket
 
-# Reasons for which a put stored fewer pages, after which the save is repeated. The next attempt may
-# find room in staging ("staging_full") or in a queue ("busy"), or finds the pages that a concurrent
-# put has stored, and writes the remaining pages ("superseded").
+# Reasons for which a put did not store all its pages, after which the save is repeated. The next
+# attempt may find room in staging ("staging_full") or in a queue ("busy"), or finds the pages that
+# a concurrent put has stored, and writes the remaining pages ("superseded").
 TRANSIENT = frozenset({"staging_full", BUSY, "superseded"})
 
 
@@ -153,7 +153,8 @@ class PendingLoad:
 @dataclass(slots=True)
 class SaveResult:
     """Outcome of a save. `pages`: leading pages of which all objects that this worker writes are
-    stored. `reason`: why a page was not stored; "" if all are. `again`: the save may be repeated.
+    stored. `reason`: why a page was not stored; "" if all pages are stored. `again`: the save may
+    be repeated.
     """
 
     pages: int
@@ -164,7 +165,7 @@ class SaveResult:
 
 class PendingSave:
     """A save in progress: `tickets` of the objects that this worker stores. `refusal`: why a write
-    could not be started; "" if all were.
+    could not be started; "" if all writes were started.
     """
 
     def __init__(self, store: VllmStore, held: HeldObjects, save: Save, memory: KvMemory) -> None:

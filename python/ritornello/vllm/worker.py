@@ -64,7 +64,8 @@ class WorkerSide:
         self._meter = meter
         self._shard = Shard(worker_rank, blocks, groups, memory)
         store.memory_problem = self._shard.kv_memory.problem
-        # None before the first identity, and while, or once, this worker's memory cannot be used.
+        # None until the first identity has arrived, and whenever this worker's memory cannot be
+        # used.
         self._held: HeldObjects | None = None
         # The identity whose objects are to be located in the memory at or after this time.
         self._unlocated: Identity | None = None
@@ -137,8 +138,8 @@ class WorkerSide:
         """Returns requests whose asynchronous load ended, and the requests among them whose load
         failed.
         """
-        # With draft tokens vLLM calls this before `save`, so the loads must end here: their
-        # failures belong to the outcome of this step.
+        # With draft tokens vLLM calls `take_completed_loads` before `save`, so the step's loads
+        # must end here: their failures belong to the outcome of this step.
         self.step_loads.finish()
         finished: set[str] = set()
         failed: set[str] = set()
@@ -216,8 +217,8 @@ class WorkerSide:
         self._meter.add("save_seconds", perf_counter() - started)
 
     def _check_memory(self) -> None:
-        """Stops all loads and saves if the device of the KV memory is broken, so that the scheduler
-        stops to promise hits.
+        """Stops all loads and saves if the device of the KV memory is broken, and reports the
+        problem, so that the scheduler promises no further hits.
         """
         problem = self._shard.kv_memory.problem() if self._held is not None else ""
         if problem:
@@ -287,7 +288,9 @@ class WorkerSide:
         )
 
     def _skip_reason(self) -> str:
-        """Returns why pages can neither be loaded nor saved now; "" if they can, or never can."""
+        """Returns why pages can currently be neither loaded nor saved; "" if they can be, or if the
+        KV memory of this worker is not supported (`_held` is None then).
+        """
         if self._weights_changed():
             return WEIGHTS_CHANGED
         return BUSY if self._unlocated is not None else ""

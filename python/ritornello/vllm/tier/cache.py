@@ -90,8 +90,8 @@ class TierCache(ChunkStore):
                 return Found(lookup)
             if gate == "never":
                 return Found(lookup, [False] * len(prompt.keys))
-            # Chunks that `exists` reports were leased by the lookup before it, except a chunk that
-            # was stored between the two calls.
+            # `lookup` has leased all chunks that the following `exists` reports, except a chunk
+            # that was stored between the two calls.
             try:
                 return Found(lookup, cache.exists(prompt.scope, prompt.keys))
             except BaseException:

@@ -119,7 +119,7 @@ class CacheLookups:
         if search is None:
             # With "best_effort" no answer is pending, so all windows are looked up in one step, and
             # each window that is looked up on the remote is fetched. Therefore only the first
-            # window is looked up there.
+            # window is looked up on the remote.
             until = inf if self._cache.waits_for_remote else 0.0
             search = state.searches[group.number] = WindowSearch(key, until)
         if search.step != self._step:

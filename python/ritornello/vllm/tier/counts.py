@@ -13,7 +13,10 @@ COUNTERS = {
     ),
     "errors": ("Calls to the store that failed, by call.", True),
     # Counters that exist only with several tiers.
-    "gate_decisions": ("Gate decisions (all, some, none), by group and prompt.", True),
+    "gate_decisions": (
+        "Decisions of the gate (all, some, none), one per prompt and KV cache group.",
+        True,
+    ),
     "gate_load_seconds": ("Seconds of the loads whose duration the gate had estimated.", False),
     "gate_regret_seconds": (
         "Seconds by which loads, with the estimated time to compute the tokens after them, "

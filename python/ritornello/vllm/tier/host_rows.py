@@ -2,10 +2,10 @@
 `i` is page `i`. The store reads and writes rows directly, or through its staging memory if that is
 faster.
 
-The rows are in a shared mapping, at multiples of 4 KiB. vLLM passes a view of them, which it
-releases at shutdown before it unmaps the rows; a reference of ours to the view would prevent this.
-Therefore the pool has the rows' address, and `HostRows` keeps the array behind the view alive while
-jobs may run.
+The rows are in a shared mapping, at multiples of 4 KiB. vLLM passes a view of the rows, releases
+this view at shutdown, and then unmaps the rows. If the pool had a reference to the view, the
+release would fail. Therefore the pool has the rows' address, and `HostRows` keeps the array behind
+the view alive while jobs may run.
 """
 
 import ctypes

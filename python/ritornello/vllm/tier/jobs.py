@@ -57,9 +57,10 @@ class Job:
 
 @dataclass(slots=True)
 class FinishedJob:
-    """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of pages that
-    failed, by the reason of the first page of their ticket that failed. `gone`: keys that a load
-    did not find. `seconds`: duration of the slowest ticket. `bytes`: bytes moved.
+    """Result of a job. `ok[i]`: key i was loaded, or is stored. `reasons`: number of failed pages
+    by reason; all failed pages of a ticket count under the reason of the first. `gone`: keys whose
+    chunks a load found absent or damaged. `seconds`: duration of the slowest ticket. `bytes`: bytes
+    moved.
     """
 
     job: Job

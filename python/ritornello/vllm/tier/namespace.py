@@ -175,9 +175,9 @@ def is_unbounded(spec: Any) -> bool:
 
 def window_chunks(spec: Any, chunk_tokens: int) -> int:
     """Returns how many chunks at the end of a prefix vLLM loads of a cache with a window, by the
-    rules of vLLM. The chunks contain the tokens that the prefix's last token sees. They also
-    contain the tokens that the next token sees, and before these `extra_retained_tokens` tokens,
-    which a draft model computes again. Returns 1 for a state, which is in the last chunk.
+    rules of vLLM: enough for the window of the prefix's last token; and enough for the part of the
+    next token's window that is in the prefix, and for `extra_retained_tokens` tokens before this
+    part, which a draft model computes again. Returns 1 for a state, which is in the last chunk.
     """
     window = window_tokens(spec)
     before = window - 1 + int(getattr(spec, "extra_retained_tokens", 0))

@@ -18,7 +18,8 @@ class Adapters:
 
     def replaced(self, name: str, path: str, *, in_place: bool) -> bool:
         """Returns whether the files of an adapter differ from its files at the last call for this
-        name and path; False at the first call. Returns `in_place` if the files cannot be read.
+        name and path; False at the first call. Returns `in_place` if the folder at `path` has no
+        files or cannot be read.
         """
         found = signature(Path(path))
         known = self._signatures.get((name, path))

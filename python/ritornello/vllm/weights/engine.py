@@ -45,7 +45,7 @@ class EngineHooks:
     def __init__(self) -> None:
         self._unassigned: WeakSet[WeightGuard] = WeakSet()
         self._guards: WeakKeyDictionary[Any, WeakSet[WeightGuard]] = WeakKeyDictionary()
-        # None if the workers cannot be watched.
+        # The counters of each engine core; None if its workers cannot be watched.
         self._counters: WeakKeyDictionary[Any, ChangeCounters | None] = WeakKeyDictionary()
         self._hooked: set[type] = set()
         # Observers of the engine core that is being constructed, which are not assigned yet, and

@@ -12,9 +12,9 @@ logger = logging.getLogger("vllm.ritornello")
 class WeightGuard:
     """Guard of one connector or tier. Weights count as changed until every worker has a watch.
     `begin_epoch` is called when all caches of the engine are empty: it must begin an epoch and call
-    `cover`. `owner`: our connector on CPUs, None on GPUs: if vLLM calls the owner directly, no
-    other connector keeps KV. `covered`: the counts of changes when the current epoch began; workers
-    compare their counts with it.
+    `cover`. `owner`: on CPUs Ritornello's connector, on GPUs None. If the engine's connector is the
+    owner itself, and not a `MultiConnector`, no other connector keeps KV. `covered`: the counts of
+    changes when the current epoch began; workers compare their counts with `covered`.
     """
 
     def __init__(self) -> None:

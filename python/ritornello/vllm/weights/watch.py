@@ -140,7 +140,7 @@ class WeightWatch:
             self.check()
 
     def attach(self, worker: Any) -> None:
-        """Wraps methods of these objects: vLLM's worker, its model runner and its model."""
+        """Wraps the methods of vLLM's worker, model runner and model that this module names."""
         runner = worker.model_runner
         for owner, names in (
             (worker, (*WORKER_METHODS, *WORKER_METHODS_OPTIONAL)),
@@ -173,8 +173,8 @@ class WeightWatch:
         return update
 
     def _wrap_suspend(self, method: Any) -> Any:
-        """Wraps a method that may discard the weights: `sleep` discards them above level 1,
-        `discard` unless it names other memory.
+        """Wraps a method that may discard the weights: `sleep` discards them at a level above 1,
+        `discard` unless its argument names only other kinds of memory, such as the KV cache.
         """
 
         def suspend(*args: Any, **named: Any) -> Any:
