@@ -130,7 +130,7 @@ def opened(*settings):
 ritornello.connector.fail_safe.open_store = opened
 assert not store.open()
 begun.wait()
-# Gives the second attempt time to begin its wait for the owner.
+# Gives the second attempt to open the store time to begin its wait for the owner.
 time.sleep(0.3)
 """
 

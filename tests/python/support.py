@@ -54,7 +54,7 @@ def blank(pages: int, page_bytes: int) -> Bytes:
     return np.full((pages, page_bytes), 0xA5, np.uint8)
 
 
-def wait_until(done: Callable[[], object], what: str = "it was done") -> None:
+def wait_until(done: Callable[[], object], what: str = "the awaited condition") -> None:
     """Waits until `done` returns a true value. Fails after a minute, with `what` as the reason."""
     deadline = time.monotonic() + 60
     while not done():

@@ -326,6 +326,6 @@ def test_invalid_address_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     "url", ["127.0.0.1:8000", "http://127.0.0.1:8000/v1/", "localhost:8000/v1"]
 )
-def test_addresses_are_parsed_as_typed(url: str) -> None:
+def test_address_may_lack_scheme_or_end_with_v1(url: str) -> None:
     server = Server(url)
     assert (server.port, server.path) == (8000, "")

@@ -102,8 +102,8 @@ def test_plan_has_each_setup_once_best_first() -> None:
     gates = [setup.gate for setup in plan]
     limited = [i for i, setup in enumerate(plan) if setup.gate == "auto" and setup.rate_x]
     assert gates.index("never") > max(limited)
-    # All set-ups with a fixed gate over a disk precede the set-ups over S3. If time runs out, the
-    # gate's regret is then known for the disk.
+    # The set-ups with a fixed gate over a disk precede the set-ups with a fixed gate over S3, so
+    # that the gate's regret is known for the disk if time runs out.
     assert {setup.name for setup in plan[gates.index("never") :][:5]} == {HOST_DISK}
     assert {setup.name for setup in short_plan()} == {ALONE, HOST_DISK, HOST_S3}
 
@@ -285,8 +285,8 @@ def test_rows_pair_users_with_and_without_tiers(tmp_path: Path) -> None:
     assert made.broken == []
     made.write(tmp_path / "report.json", versions="x")
     told = json.loads((tmp_path / "report.json").read_text())
-    # Without a store the engine computes 1,000 tokens in four seconds, so a tier breaks even if it
-    # loads the bytes of 250 tokens per second.
+    # Without a store the engine computes 1,000 tokens in four seconds, so the break-even rate of a
+    # tier is the bytes of 250 tokens per second.
     assert told["break_even_bytes_s"] == {str(HISTORY): 250 * 6144}
     assert told["answers_compared"][LIMITED.title] == [0, 512]
     assert set(told["rows"][2]) >= {

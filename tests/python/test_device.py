@@ -1,7 +1,7 @@
 """Moves between stores and the memory of an emulated device.
 
-`make test-device` runs these tests with the package of `make emulated`. With another package they
-are skipped, unless RITORNELLO_TEST_DEVICE demands them, as in that suite.
+`make test-device` runs these tests with a package that has an emulated device, and sets
+RITORNELLO_TEST_DEVICE=emulated. Without this variable the tests are skipped.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from test_hostile_kernel import inject
 import ritornello as rt
 
 if os.environ.get("RITORNELLO_TEST_DEVICE") != "emulated":
-    pytest.skip("the wheel has no emulated device: `make test-device`", allow_module_level=True)
+    pytest.skip("these tests need an emulated device: `make test-device`", allow_module_level=True)
 
 # Bytes of pinned memory. A load or save moves its pages in windows of at most an eighth of this
 # memory.
@@ -171,7 +171,7 @@ def put_all(store: rt.Store, scope: rt.Scope, keys: Sequence[bytes], pages: rt.D
 def is_refused(
     submit: Callable[..., rt.Ticket], keys: Sequence[bytes], pages: rt.DevicePages
 ) -> bool:
-    """Returns whether `submit` raises InvalidError, or its ticket ends for the same reason."""
+    """Returns whether `submit` raises InvalidError, or its ticket ends with reason "invalid"."""
     try:
         outcome = finished(submit(SCOPE, keys, pages))
     except rt.errors.InvalidError:
@@ -188,7 +188,7 @@ def is_refused(
 def test_moves_change_no_other_bytes(
     device: rt.Device, layout: Layout, piece: int, way: str
 ) -> None:
-    """Whole pages and each section that begins and ends between spans, into random blocks."""
+    """Moves whole pages, single spans, and all spans after the first, into random blocks."""
     memory = layout(piece)
     pool, draw = memory.pool(device, way), random.Random(piece)
     assert (len(pool), pool.page_bytes) == (BLOCKS, memory.page_bytes)
@@ -328,7 +328,7 @@ def test_memory_lives_while_pages_name_it(device: rt.Device) -> None:
 
 PIECE = 20_000
 PAGE = LAYERS * PIECE
-# More than eight windows, of which the last is not full.
+# The pages fill nine windows, and a tenth window in part.
 PAGES = 9 * (WINDOW // PAGE) + 5
 KEYS = keys_of("device", PAGES)
 SCOPE = rt.Scope.opaque("device", PAGE, chained=True)

@@ -54,7 +54,7 @@ if stats["poisoned"]:
     deadline = time.monotonic() + 20
     while store.problem and time.monotonic() < deadline:
         time.sleep(0.05)
-    # The first flush fails if acknowledged puts may be lost.
+    # The first flush after the reopening fails if puts that had succeeded may be lost.
     for _ in range(2):
         try:
             after.append(store.put_batch(SCOPE, keys, [page_of(key) for key in keys]))

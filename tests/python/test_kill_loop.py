@@ -56,7 +56,7 @@ with rt.Store.open(path, capacity=capacity, segment_bytes=4 << 20) as store:
                 print("flushed", name, stored, flush=True)
             got = store.get_batch(old_scope, old, out)
         except RitornelloError as error:
-            # The owner, another process, was killed: one call fails, and the next call continues.
+            # If the owner, another process, was killed, one call fails, and later calls succeed.
             if store.stats()["poisoned"]:
                 print("poisoned", error, flush=True)
             continue
@@ -387,7 +387,7 @@ def check_witness(loop: Loop, rng: random.Random) -> tuple[int, int]:
 
 @pytest.mark.timeout(60 + 2 * SECONDS)
 def test_kill_loop_in_full_store(tmp_path: Path) -> None:
-    """Workers are killed while they evict, then a process that has flushed its pages and puts no
+    """Kills workers while they evict, and then a process that has flushed its pages and puts no
     further page (`check_witness`).
     """
     rng = random.Random(SEED + 3)

@@ -312,7 +312,7 @@ def test_default_capacity_counts_each_file_system_once(
         both = free + shutil.disk_usage(shm).free
         assert abs(free_bytes([*listed, "/dev/shm/missing/kv"]) - both) < 1 << 30
     monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 256 << 20)
-    # Half of the 256 MiB is too small for two segments.
+    # The default capacity, half of the 256 MiB that are free, is too small for two segments.
     with pytest.raises(InvalidError, match="two segments"):
         open_store(StoreSettings(listed), logging.getLogger("test"))
     monkeypatch.setattr("ritornello.connector.opening.free_bytes", lambda _: 4 << 30)

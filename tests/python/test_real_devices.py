@@ -120,10 +120,10 @@ def kill_in_flight(child: Child) -> None:
 def check_dead_writes_harmless(
     disk: Disk, store: rt.Store, early: Sequence[bytes], killed: float, written: int
 ) -> None:
-    """Immediately after the kill, puts and flushes pages. Reads these pages and the pages `early`
-    after the device has completed its queue: no queued write of the dead writer may have
-    overwritten a page. `written`: bytes that the device had written before the writer's put.
-    `killed`: the time of the kill.
+    """Called immediately after a writer was killed. Puts and flushes pages. Reads these pages and
+    the pages `early` after the device has completed its queue: no queued write of the dead writer
+    may have overwritten a page. `written`: bytes that the device had written before the writer's
+    put. `killed`: the time of the kill.
     """
     late = [keys_of(f"late {n}", 16) for n in range(6)]
     for keys in late:
@@ -315,7 +315,7 @@ def test_stalled_disk_holds_up_only_its_pages(make_disk: Callable[..., Disk]) ->
         # With a limit of one byte per second, reads from the first disk do not end.
         throttle.add(reader.pid)
         throttle.limit(0, reads=1)
-        # 16 gets are more than the I/O threads that a process normally has.
+        # 16 gets are more than the 8 threads that a store normally has for tickets.
         assert reader.ask(" ".join(["start", *stalled[:16]])) == "started"
         began = time.monotonic()
         assert set(reader.ask(" ".join(["get", *working])).split()) == {"hit"}

@@ -371,7 +371,7 @@ def test_interrupted_open_is_retried_by_next_call(monkeypatch: pytest.MonkeyPatc
     fail_safe.close()
 
 
-def test_reopening_as_client_ends_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_reopened_as_client_does_not_answer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [FailingStore("owner"), FailingStore("client")]
     replace_open(lambda: stores.pop(0), monkeypatch)
     store = TierStore(VllmSettings("/kv", read_only=False), Meter())

@@ -27,7 +27,7 @@ def test_every_length_is_restorable_without_side_pools() -> None:
         (TRAILING, "11101", 2, [1, 2, 3]),
         (TRAILING, "11111", 0, [1, 2, 3, 4, 5]),
         (GROUPS, "00000", 1, [1, 2, 3, 4, 5]),
-        ("a policy of tomorrow", "11111", 1, []),
+        ("unknown_policy", "11111", 1, []),
     ],
 )
 def test_policies_limit_restorable_lengths(
@@ -45,7 +45,7 @@ def test_restorable_length_must_suit_all_pools() -> None:
     assert found.pools == {"kv": 4, "mamba": 3, "indexer": 2}
 
 
-def test_block_groups_do_not_limit_the_prefix() -> None:
+def test_pool_of_block_groups_does_not_limit_prefix() -> None:
     assert restorable_prefixes("kv", 2, [side(GROUPS, "11", pool="c4")]).pools == {"kv": 2}
 
 

@@ -211,7 +211,7 @@ def test_unserved_side_pool_makes_lookup_miss(machine: Machine, counted: str) ->
     one, two = machine("one", counted), machine("two", counted)
     fill(one, range(40))
     Counted.asked.clear()
-    for side in (SidePool("draft", ALL, 0), SidePool("new", "a policy of tomorrow", 1, [SIDE])):
+    for side in (SidePool("draft", ALL, 0), SidePool("new", "unknown_policy", 1, [SIDE])):
         assert find(two, STATE, side).pages == 0
     assert not two._leased
     assert Counted.asked == []

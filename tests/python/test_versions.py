@@ -34,7 +34,7 @@ def test_document_names_tested_versions_once(engine: str) -> None:
 
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "README.md"], ids=lambda path: path.name)
-def test_other_mentions_are_of_tested_versions(document: Path) -> None:
+def test_documents_mention_only_tested_versions(document: Path) -> None:
     text = document.read_text()
     for interface in INTERFACES.values():
         mentioned = re.findall(rf"{interface.engine} (\d+\.\d+(?:\.\d+)?)", text)
@@ -45,11 +45,11 @@ def test_tier_is_tested_with_the_connectors_versions() -> None:
     assert TIER.tested == VLLM.tested
 
 
-def test_reader_of_the_stack_names_tested_versions() -> None:
+def test_engine_config_docstring_names_tested_versions() -> None:
     said = f"vLLM {' and '.join(VLLM.tested)}"
     assert said in " ".join((engine_config.__doc__ or "").split())
 
 
-def test_refusal_names_tested_versions() -> None:
+def test_error_for_unknown_interface_names_tested_versions() -> None:
     with pytest.raises(ImportError, match=r"for SGLang 0\.5\.22 and 0\.5\.23; .* 9\.9 differs"):
         SGLANG.require("gone", "9.9")

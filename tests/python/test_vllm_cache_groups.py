@@ -49,8 +49,8 @@ def present(pages: str) -> list[bool]:
         ("xxxxx", "xxxxx", 5),
         # Only the recurrent state of the third page is stored.
         ("xxxxx", "..x..", 3),
-        # A prefix can be resumed if the window group has its last two pages: here the prefixes of 2
-        # and of 5 pages.
+        # A prefix of several pages can be resumed if the window group has its last two pages: in
+        # the first case the prefixes of 2 and of 5 pages.
         ("xx.xx", "xxxxx", 5),
         ("xx.x.", "xxxxx", 2),
         ("xx.xx", "xxx..", 2),

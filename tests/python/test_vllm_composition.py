@@ -240,7 +240,7 @@ def test_failed_request_drops_deferred_saves(side: SchedulerSide) -> None:
     assert saved(step(side, asked, 0)) == []
 
 
-def test_late_failure_drops_released_saves(side: SchedulerSide) -> None:
+def test_failure_of_later_step_drops_saves_that_are_ready(side: SchedulerSide) -> None:
     asked = request(400)
     admit(side, asked, TOKENS)
     first = step(side, asked, TOKENS, loads=True)

@@ -47,14 +47,14 @@ def test_permuted_block_is_one_span() -> None:
     assert spans({"l.0": Tensor(4096, SHAPE, strides)}, ["l.0"], 8) == [Span(4096, ROW, ROW)]
 
 
-def test_adjacent_layers_are_merged() -> None:
+def test_layers_adjacent_in_each_block_are_one_span() -> None:
     stride = 3 * 2 * 32 * 128
     strides = (stride, 32 * 128, 128, 1)
     caches = {f"l.{i}": Tensor(4096 + i * ROW, SHAPE, strides) for i in range(3)}
     assert spans(caches, caches, 8) == [Span(4096, 3 * ROW, 3 * ROW)]
 
 
-def test_consecutive_layers_stay_separate() -> None:
+def test_layers_in_consecutive_tensors_are_separate_spans() -> None:
     caches = {f"l.{i}": Tensor(4096 + i * 8 * ROW, SHAPE) for i in range(2)}
     assert len(spans(caches, caches, 8)) == 2
 

@@ -431,7 +431,7 @@ def test_stopped_owner_does_not_block_scheduler(where: Path, owner: Child) -> No
     rig.tier.close()
 
 
-def test_killed_owner_costs_delay(where: Path, owner: Child) -> None:
+def test_killed_owner_costs_no_hits(where: Path, owner: Child) -> None:
     rig = client(where)
     request = rig.begin("r", KEYS)
     rig.save(request, KEYS)

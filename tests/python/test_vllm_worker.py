@@ -171,7 +171,7 @@ def test_tickets_complete_when_store_is_broken(broken_core: VllmStore, closed: b
     assert broken_core.wait(cast(Any, ticket), 0.0) is not None
 
 
-def test_breaking_store_strands_no_load(broken_core: VllmStore, meter: StepMeter) -> None:
+def test_loads_end_if_store_breaks_in_their_step(broken_core: VllmStore, meter: StepMeter) -> None:
     tickets = [UnfinishedTicket(), UnfinishedTicket()]
     waiting = iter(tickets)
     side = ready(broken_core, meter)
@@ -329,7 +329,7 @@ def test_memory_that_cannot_be_registered_yet_is_registered_later(
     assert counts is not None
     assert (counts["missed_pages:busy"], counts["skipped_pages:busy"]) == (3, 1)
 
-    # The pace of the attempts is bounded, and a repeated refusal is not reported again.
+    # The worker tries at most once in `REGISTER_SECONDS`, and reports only the first refusal.
     side.load(StepMetadata())
     assert len(attempts) == 1
     now = monotonic()

@@ -34,7 +34,7 @@ class FakeStore:
     events: list[str] = field(default_factory=list)
     wants_timings: bool = False
     memory_problem: Callable[[], str] = str
-    # The streams after whose work gets and puts begin.
+    # For each get and put, in order: the stream after whose queued work it begins.
     streams: list[int | None] = field(default_factory=list)
     sections: list[Sequence[int]] = field(default_factory=list)
 

@@ -55,7 +55,8 @@ def test_unit_is_valid(tmp_path: Path) -> None:
     unit = (PACKAGING / "systemd/ritornello.service").read_text()
     command = "/usr/local/bin/ritornello"
     assert f"ExecStart={command} serve" in unit
-    # The command is not installed under this path here.
+    # `systemd-analyze` requires that the command exists, and tests do not install `ritornello`
+    # under this path.
     copy = tmp_path / "ritornello.service"
     copy.write_text(unit.replace(command, sys.executable))
     assert run("systemd-analyze", "verify", "--man=no", "--recursive-errors=no", copy) == ""

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from service_process import ADMIN, get, serving
 
-# Requests for each route and kind of check. The rate is below the service's limit.
+# Maximum number of requests for each route and kind of check.
 EXAMPLES = 30
+# Requests per second, below the limit of the service.
 RATE = "80/s"
 
 

@@ -50,7 +50,7 @@ def test_versions_take_the_same_arguments() -> None:
     require_alike("lmcache", TESTED, Hints())
 
 
-def test_adapter_class_is_the_tested_one(sources: Sources) -> None:
+def test_adapter_base_class_has_tested_interface(sources: Sources) -> None:
     base = sources.methods(*BASE)
     assert sources.abstract(*BASE) == ABSTRACT
     assert {name: tuple(parameters(base[name]).positional) for name in PARAMETERS} == PARAMETERS

@@ -97,7 +97,7 @@ def test_versions_take_the_same_arguments() -> None:
     require_alike("sglang", TESTED, HINTS)
 
 
-def test_storage_class_is_the_tested_one(sources: Sources) -> None:
+def test_storage_base_class_has_tested_interface(sources: Sources) -> None:
     base = sources.methods(HICACHE, "HiCacheStorage")
     assert sources.abstract(HICACHE, "HiCacheStorage") == ABSTRACT
     assert {name: tuple(parameters(base[name]).positional) for name in METHODS} == METHODS

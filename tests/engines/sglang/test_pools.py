@@ -65,7 +65,7 @@ def test_pages_are_returned_unchanged(attach: Attach, make: Any, v1: bool) -> No
 
 
 @pytest.mark.parametrize("layout", MHA[1:])
-def test_interfaces_read_each_others_pages(attach: Attach, layout: str) -> None:
+def test_generic_get_reads_pages_of_zero_copy_put(attach: Attach, layout: str) -> None:
     host = mha(layout)
     fill(host, 1)
     keys, expected = hashes("both"), contents(host, FROM)
@@ -79,7 +79,7 @@ def test_interfaces_read_each_others_pages(attach: Attach, layout: str) -> None:
     assert contents(host, TO) == expected
 
 
-def test_layer_first_orders_are_separate(attach: Attach) -> None:
+def test_layer_first_byte_orders_have_separate_scopes(attach: Attach) -> None:
     host = mha("layer_first")
     keys = hashes("orders")
     assert controller(host, attach(host))._page_set_zero_copy(keys, slots(host, FROM))
@@ -243,7 +243,7 @@ def states(name: Any, pages: list[str], host: Any, at: list[int]) -> PoolTransfe
     )
 
 
-def test_states_at_boundaries_limit_lengths(attach: Attach) -> None:
+def test_prefix_is_restorable_only_where_state_is_stored(attach: Attach) -> None:
     host, state = mha("page_first"), mamba()
     fill(host, 8)
     fill(state, 9)
@@ -279,7 +279,7 @@ def test_window_must_be_complete_at_prefix_end(attach: Attach) -> None:
     assert found.kv_hit_pages == 4
 
 
-def test_all_pages_pool_bounds_hit(attach: Attach) -> None:
+def test_missing_page_in_indexer_pool_bounds_hit(attach: Attach) -> None:
     host, indexer = mla("page_first"), mla("page_first", layers=1)
     storage = attach(host, ("indexer", indexer), is_mla_model=True)
     keys = hashes("indexer", 6)
@@ -292,7 +292,7 @@ def test_all_pages_pool_bounds_hit(attach: Attach) -> None:
     assert found.restorable_prefix_pages == [1, 2, 3, 4]
 
 
-def test_block_groups_do_not_limit_and_unknown_pools_miss(attach: Attach) -> None:
+def test_block_group_pool_limits_no_hit_and_unknown_pool_misses(attach: Attach) -> None:
     host = mha("page_first")
     storage = attach(host)
     keys = hashes("groups")

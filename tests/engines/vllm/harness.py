@@ -56,7 +56,7 @@ class Engine:
         empties vLLM's own prefix cache.
         """
 
-        # Defined in this method, so that it is pickled by value for workers in other processes.
+        # A nested function is pickled by value, so workers in other processes can run it.
         def wait_for_saves(_worker: object) -> None:
             from time import sleep
 

@@ -1,4 +1,4 @@
-"""Probes at the connector's interfaces: digests of blocks, failing loads."""
+"""Replaces methods of the connector: records digests of blocks, and makes loads fail or slow."""
 
 import hashlib
 from collections.abc import Iterator, Sequence

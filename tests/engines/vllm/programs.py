@@ -70,7 +70,8 @@ class Interpreters:
         try:
             ended = self._started[turn].ask(json.dumps(asdict(asked)))
         except BaseException:
-            # The next answer of these interpreters would be about this program.
+            # The exit status of this program was not read, and would be read as the exit status of
+            # the next program.
             self.end()
             raise
         assert ended, "the interpreter that forks programs has ended"

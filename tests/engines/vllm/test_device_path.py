@@ -1,5 +1,6 @@
-"""The data path of our own copies: engines that it does not serve, and the order of a step's calls.
-The tests configure it with stand-ins for vLLM's configuration.
+"""`DevicePath`, the data path with Ritornello's own copies between GPU and store: engines that it
+does not serve, and saves that must read their blocks before a step overwrites the blocks. The tests
+configure the data path with stand-ins for vLLM's configuration.
 """
 
 import logging
@@ -64,7 +65,9 @@ def test_memory_that_is_unmapped_or_cleared_is_refused(
 def test_saves_are_protected_before_the_step_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step's metadata is bound before the step's work is queued."""
+    """When vLLM binds the metadata of a step, before it queues the step's work, the worker protects
+    the saves of requests whose blocks the step may overwrite (`freed`).
+    """
     rank = SimpleNamespace(rank_in_group=0)
     monkeypatch.setattr("ritornello.vllm.cpu_path.get_pp_group", lambda: rank)
     monkeypatch.setattr("ritornello.vllm.cpu_path.get_tp_group", lambda: rank)

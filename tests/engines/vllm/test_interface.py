@@ -107,7 +107,7 @@ def test_vllm_calls_every_override(uses: PackageUses, request: pytest.FixtureReq
     assert uses.own_methods() == {n for n, since in SINCE.items() if TESTED.index(since) > version}
 
 
-def test_base_class_is_the_tested_one(sources: Sources) -> None:
+def test_connector_base_class_has_tested_interface(sources: Sources) -> None:
     base = sources.methods(BASE, "KVConnectorBase_V1")
     assert sources.abstract(BASE, "KVConnectorBase_V1") == ABSTRACT
     assert not HOOKS - set(base)

@@ -46,8 +46,8 @@ def test_offloading_knows_kinds_that_refusals_send_to_it() -> None:
     from vllm.v1 import kv_cache_interface
 
     def bare(name: str, **fields: int) -> object:
-        """Returns an object of a kind that has only these fields, because vLLM's function reads no
-        other fields.
+        """Returns an object of the kind `name` that has only the given fields: the fields that
+        `get_sliding_window_size_in_chunks` reads.
         """
         kind = getattr(kv_cache_interface, name)
         made = object.__new__(kind)

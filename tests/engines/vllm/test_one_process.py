@@ -81,7 +81,7 @@ def test_failed_pages_are_recomputed_with_same_answer(
     assert engine.tokens(asked) == expected
 
 
-def test_pages_over_failed_load_are_not_saved(
+def test_pages_computed_from_failed_load_are_not_saved(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digests = Digests(monkeypatch)

@@ -82,7 +82,7 @@ def test_restart_finds_pages_of_file_weights_only(model: Path, store: Path, said
 
 
 @pytest.mark.long
-def test_all_ranks_stop_when_one_changes(model: Path, tmp_path: Path) -> None:
+def test_changed_weights_of_one_rank_stop_all_ranks(model: Path, tmp_path: Path) -> None:
     found = run("ranks", model, tmp_path / "store")
     for name in ("one rank", "one rank, fresh", "one rank, reset"):
         assert found[name]["loaded_pages"] == 0, name

@@ -156,8 +156,9 @@ class GroupEngine:
     def _pages(
         self, group: Any, block: int, tokens: Any, computed: int, number: int
     ) -> Iterator[tuple[memoryview, bytes]]:
-        """Yields, for each layer, the memory of a block, and its bytes once `computed` tokens are
-        computed, if it is block `number` of its request.
+        """Yields, for each layer of `group`, the memory of the block `block`, and the bytes that
+        this memory must hold once the first `computed` tokens of `tokens` are computed, if the
+        block is number `number` of its request.
         """
         import numpy as np
         import torch

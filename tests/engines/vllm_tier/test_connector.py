@@ -152,7 +152,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.parametrize("role", KVConnectorRole)
-def test_bad_settings_give_one_line(
+def test_bad_settings_fail_in_one_line(
     on_gpu: None, role: KVConnectorRole, extra: dict[str, Any], advice: str
 ) -> None:
     with pytest.raises(ValueError, match=advice) as raised:
@@ -161,7 +161,7 @@ def test_bad_settings_give_one_line(
 
 
 @pytest.mark.parametrize("role", KVConnectorRole)
-def test_host_memory_beyond_the_machine_gives_one_line(
+def test_host_memory_beyond_the_machine_fails_in_one_line(
     on_gpu: None, monkeypatch: pytest.MonkeyPatch, role: KVConnectorRole
 ) -> None:
     monkeypatch.setattr(offloading_path, "memory_bytes", lambda: 6 << 30)
@@ -194,7 +194,7 @@ def test_class_methods_follow_data_path(on_gpu: None) -> None:
     ],
 )
 @pytest.mark.parametrize("role", KVConnectorRole)
-def test_bad_tiers_on_cpus_give_one_line(
+def test_bad_tiers_on_cpus_fail_in_one_line(
     role: KVConnectorRole, tiers: list[str], advice: str
 ) -> None:
     with pytest.raises(ValueError, match=advice) as raised:
@@ -202,7 +202,7 @@ def test_bad_tiers_on_cpus_give_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_cpu_engine_gets_own_copies() -> None:
+def test_cpu_engine_gets_cpu_data_path() -> None:
     assert data_path.data_path() is CpuPath
     assert RitornelloConnector.get_required_kvcache_layout(SimpleNamespace()) is None
     assert isinstance(RitornelloConnector.build_kv_connector_stats(), RitornelloStats)

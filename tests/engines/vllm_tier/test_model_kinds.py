@@ -65,7 +65,7 @@ def test_second_engine_answers_from_chunks_of_first(name: str, tmp_path: Path) -
     }
     program = Path(__file__).with_name("connector_engine.py")
     extras = (None, question["extra"], question["extra"])
-    # All import vLLM while the first serves.
+    # While one engine answers, the engines after it already import vLLM.
     with (
         Child(program, stderr=STDOUT) as plain,
         Child(program, stderr=STDOUT) as first,

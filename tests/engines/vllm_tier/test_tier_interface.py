@@ -26,7 +26,7 @@ def sources(request: pytest.FixtureRequest) -> Sources:
     return Sources(sources_of("vllm", request.param))
 
 
-def test_tier_class_is_the_tested_one(sources: Sources) -> None:
+def test_tier_base_class_has_tested_interface(sources: Sources) -> None:
     base = sources.methods(BASE, "SecondaryTierManager")
     assert sources.abstract(BASE, "SecondaryTierManager") == ABSTRACT
     assert not HOOKS - set(base)

@@ -113,9 +113,9 @@ def test_aborts_and_preemptions_during_fetches_leak_nothing(model: Path, tmp_pat
     assert aborted["left"] == nothing
     full = [(length - 1) // BLOCK * BLOCK for length in (500, 300, 386, 386, 386)]
     assert said["again"] == [{"tokens": tokens[0], "cached": full[0]}]
-    # Requests that share steps may differ from a request that runs alone in the last bits of their
-    # logits, so only their lengths are compared. Tokens are compared of `last`, whose prompts run
-    # alone.
+    # The requests of `preempted` share steps, so their logits may differ in the last bits from the
+    # logits of a request that runs alone: only the lengths of their answers are compared. The
+    # prompts of `last` run alone, so their tokens are compared.
     assert preempted["waits"], "the remote answered before the preemption"
     assert sorted(preempted["lengths"].values()) == [24, 60, 60, 60]
     assert preempted["left"] == nothing

@@ -1,4 +1,4 @@
-"""Probes at the interface between tier and store."""
+"""Replaces methods of vLLM's secondary tier: records digests of rows, and makes loads fail."""
 
 import hashlib
 from collections.abc import Sequence
