@@ -63,7 +63,7 @@ def test_unknown_method_counts_as_update(caplog: pytest.LogCaptureFixture) -> No
     assert updates.epoch != updates.flushed
 
 
-def test_recorded_update_of_other_updater_is_observed() -> None:
+def test_update_that_sglang_records_begins_epoch() -> None:
     updates, (updater, manager, controller) = WeightUpdates(), classes()
     updates.watch(updater, manager, controller)
     getattr(manager(), RECORDER)()

@@ -94,7 +94,7 @@ def test_opted_out_loads_are_not_prefetched(elsewhere: CacheStore) -> None:
     assert prefetches(elsewhere) == 0
 
 
-def test_wanted_pages_are_prefetched(elsewhere: CacheStore) -> None:
+def test_pages_of_request_that_loads_are_prefetched(elsewhere: CacheStore) -> None:
     until = time.monotonic() + WAIT
     while (hit := match(elsewhere, loads=True)).pending:
         assert time.monotonic() < until

@@ -284,7 +284,7 @@ def test_child_finds_engine_configuration() -> None:
     assert Child(outer).engine is None
 
 
-def test_policy_is_set_on_engine_configuration() -> None:
+def test_load_failure_policy_is_set_on_engine_configuration() -> None:
     outer = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_load_failure_policy="fail"))
     assert composition.recompute(outer)
     assert outer.kv_transfer_config.kv_load_failure_policy == "recompute"

@@ -205,5 +205,5 @@ def test_memory_limit_of_control_group_counts(tmp_path: Path) -> None:
     ("text", "expected"),
     [("8GiB", 8 * GIB), (" 1.5 gib", 3 * GIB // 2), ("2TB", 2 * 10**12), ("4096", 4096)],
 )
-def test_sizes_are_read_as_by_the_store(text: str, expected: int) -> None:
+def test_sizes_are_parsed_by_rules_of_store(text: str, expected: int) -> None:
     assert bytes_of(text) == expected

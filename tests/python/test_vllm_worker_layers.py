@@ -134,7 +134,9 @@ def test_unannounced_layer_disables_layer_loads(
     assert layered.results.take_failed_blocks() == set()
 
 
-def test_loads_are_whole_until_layers_are_known(store: FakeStore, meter: StepMeter) -> None:
+def test_loads_end_before_first_layer_until_layers_are_known(
+    store: FakeStore, meter: StepMeter
+) -> None:
     pool: Any = SimpleNamespace(page_bytes=4096, pages=list)
     side = ready(store, meter, PageObject(FIRST, pool, True, (2048, 3072, 4096)))
     side.step_loads.layer_groups.set(LAYERS)
@@ -156,7 +158,9 @@ def test_unfinished_step_is_recorded_in_next(layered: WorkerSide, store: FakeSto
     assert layered.results.take_failed_blocks() == {10, 11, 12}
 
 
-def test_async_loads_are_whole(layered: WorkerSide, store: FakeStore, meter: StepMeter) -> None:
+def test_async_loads_have_no_layer_groups(
+    layered: WorkerSide, store: FakeStore, meter: StepMeter
+) -> None:
     store.outcomes = [outcome(True, True, True)]
     layered.load(StepMetadata(None, loading("a", asynchronous=True).loads))
     run(layered, *LAYERS)

@@ -147,8 +147,8 @@ class VllmStore(FailSafeStore):
         stream: int | None = None,
     ) -> "Ticket | str":
         """Starts to store blocks. Their bytes are copied before the call returns or, on a device,
-        after the work that is now queued on `stream`. Returns why no put was started if it was not:
-        `BUSY` if the call may be repeated later.
+        after the work that is now queued on `stream`. Returns the ticket or, if no put was started,
+        the reason: `BUSY` if the call may be repeated later.
         """
         keys, options = self._put_options(pages)
 

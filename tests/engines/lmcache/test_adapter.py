@@ -158,7 +158,7 @@ def test_usage_and_keys_survive_restart(plugin: AdapterKind, memory: Memory) -> 
     adapter.close()
 
 
-def test_listeners_get_stored_and_new_keys(plugin: AdapterKind, memory: Memory) -> None:
+def test_listeners_get_keys_of_earlier_and_new_objects(plugin: AdapterKind, memory: Memory) -> None:
     adapter, old, new = plugin.open(memory), keys_of(3), keys_of(2, start=50)
     put(adapter, memory, old)
     adapter.close()

@@ -161,7 +161,7 @@ def test_transfers_own_their_memory(sources: Sources) -> None:
     assert "raise RuntimeError" in ast.unparse(base["_stop_storage_threads"])
 
 
-def test_host_pools_name_their_pages(sources: Sources) -> None:
+def test_host_pools_have_used_methods_and_layouts(sources: Sources) -> None:
     pool = sources.members(f"{POOLS}.base", "HostKVCache")
     used = {"dtype", "layout", "page_num", "page_size", "shared_allocation_domain", "size"}
     used |= {"get_data_page", "get_dummy_flat_data_page", "set_from_flat_data_page"}

@@ -29,7 +29,8 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     said, hits = answers["said"], answers["hits"]
     assert answers["errors"] == 0
     assert "neither loaded nor saved" not in answers["log"]
-    # The other connector filled blocks for three requests, and filled them wrongly for one request.
+    # The other connector filled blocks for three requests; for "broken repaired" it reported a
+    # failed load.
     assert answers["lent"] == [CLAIMED // 32] * 3
     assert said["broken repaired"] == said["broken computed"]
     assert said["lent"] == said["lent computed"]
@@ -38,7 +39,7 @@ def test_answers_survive_failed_foreign_load(tmp_path: Path, model: Path, order:
     for name in ("broken", "lent", "once"):
         assert said[f"{name} stored"] == said[f"{name} computed"]
         assert hits[f"{name} stored"] == CLAIMED
-    # A failed load fails no request, although no policy was set.
+    # A failed load fails no request, although `kv_load_failure_policy` was not set.
     assert said["lent with a failure"] == said["lent computed"]
     assert "kv_load_failure_policy" in answers["log"]
 

@@ -287,7 +287,7 @@ def test_multi_connector_has_used_names(sources: Sources) -> None:
     assert "failed_recving: set[str]" in output
 
 
-def test_policy_is_read_after_connector_construction(sources: Sources) -> None:
+def test_load_failure_policy_is_read_after_connector_construction(sources: Sources) -> None:
     scheduler = sources.methods("vllm.v1.core.sched.scheduler", "Scheduler")
     text = ast.unparse(scheduler["__init__"])
     made = text.index("KVConnectorFactory.create_connector(")

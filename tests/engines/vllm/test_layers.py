@@ -19,8 +19,8 @@ def test_layer_loads_give_same_answers(ask: Ask) -> None:
     for answer in cold["answers"]:
         assert answer["first"] == answer["stored"] == answer["broken 0"]
     warm = ask([1, 2], SHAPE, bad=[[1]], block_size=BLOCK)
-    # Only the load of the first step is whole: in this step the connector does not know yet that
-    # vLLM announces each layer before it runs.
+    # Only the load of the first step ends before the first layer: in this step the connector does
+    # not know yet that vLLM announces each layer before the layer runs.
     assert (warm["counts"]["layer_loads"], warm["counts"]["step_loads"]) == (5, 1)
     for before, after in zip(cold["answers"], warm["answers"], strict=True):
         assert after["first_hits"] == CLAIMED

@@ -94,8 +94,8 @@ def test_chunks_contain_kv_of_draft_model(tmp_path: Path) -> None:
     """
     model = shared_model("tiny")
     drafts = {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}
-    # `block_bytes` counts elements of two bytes, and the four layers of the target model. Here an
-    # element has four bytes, and a block has eight layers.
+    # `block_bytes` counts elements of two bytes, and the four layers of the target model. In this
+    # test an element has four bytes, and a block has eight layers.
     host = 4 * HOST_CHUNKS * block_bytes(model) * CHUNK // BLOCK
     store = tmp_path / "store"
     question = {
