@@ -154,11 +154,11 @@ class Device:
         a collection of such objects; the pool and its unfinished moves keep it alive.
 
         `way` decides how bytes are moved: "auto" measures a kernel and the copy engines for about
-        30 ms and uses the faster way, "length" uses the copy engines if the pool's pieces have at
-        least 32 KiB on average and a kernel otherwise, "copies" always uses the copy engines, and
-        "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an argument is
-        invalid, two spans share bytes, or memory is not allocated on the device. RetryError: not
-        enough memory is free. FatalError: the device is broken.
+        30 ms in each direction and uses the faster way, "length" uses the copy engines if the
+        pool's pieces have at least 32 KiB on average and a kernel otherwise, "copies" always uses
+        the copy engines, and "kernel:N" a kernel on N blocks of 1,024 threads. InvalidError: an
+        argument is invalid, two spans share bytes, or memory is not allocated on the device.
+        RetryError: not enough memory is free. FatalError: the device is broken.
         """
     def slots(self, page_bytes: int, pages: int, *, timeout: float = 0.0) -> DeviceSlots | None:
         """Takes pinned memory for `pages` pages of `page_bytes` bytes. Waits for free memory for
