@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod log;
+
 use clap::{Parser, Subcommand};
 use ritornello_lab::bench::{self, BenchArgs};
 use ritornello_lab::soak::{self, args::SoakArgs};
@@ -20,8 +22,8 @@ use ritornello_operations::stat::{self, StatArgs};
 use ritornello_operations::top::{self, TopArgs};
 use ritornello_terminal::exit::{Failure, Status};
 use ritornello_terminal::{Context, print};
-use std::io::IsTerminal;
 use std::path::PathBuf;
+use tracing_subscriber::filter::LevelFilter;
 
 /// The command line.
 #[derive(Debug, Parser)]
@@ -48,7 +50,7 @@ Examples:
   ritornello top /nvme/kv
   ritornello remote stat s3://bucket/kv
 
-RUST_LOG=info prints more on standard error."
+RITORNELLO_LOG=info prints more on standard error."
 )]
 struct Cli {
     /// Print JSON on standard output instead of text: one object (serve: one object per event)
@@ -103,10 +105,10 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         }
     };
     // `doctor` logs errors only, because it reports as findings what other commands log as warnings.
-    log_to_stderr(match cli.command {
-        Command::Doctor(_) => "error",
-        Command::Serve(_) => "info",
-        _ => "warn",
+    log::start_in_command(match cli.command {
+        Command::Doctor(_) => LevelFilter::ERROR,
+        Command::Serve(_) => LevelFilter::INFO,
+        _ => LevelFilter::WARN,
     });
     let self_command = match &python {
         Some(python) => vec![python.clone(), "-m".into(), "ritornello".into()],
@@ -129,20 +131,6 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
         Command::Top(args) => top::run(&context, args),
     };
     result.unwrap_or_else(|failure| report(&context, &failure)).code()
-}
-
-/// Logs `level` and above, or as `RUST_LOG` requires. If the process already has a logger, that
-/// logger stays in use.
-fn log_to_stderr(level: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .without_time()
-        .try_init();
 }
 
 fn report(context: &Context, failure: &Failure) -> Status {

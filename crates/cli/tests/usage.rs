@@ -4,6 +4,7 @@
 mod common;
 
 use common::{ritornello, scratch, text};
+use std::process::Command;
 
 #[test]
 fn every_help_has_examples() {
@@ -53,6 +54,24 @@ fn invalid_arguments_exit_with_2() {
     assert!(answer.err.contains("2GiB"), "{}", answer.err);
     let answer = ritornello(&["bench", "store", "--shape", "custom"]);
     assert_eq!((answer.code, answer.err.contains("--page-bytes")), (2, true), "{}", answer.err);
+}
+
+#[test]
+fn log_variable_chooses_levels() {
+    let dir = scratch();
+    let path = dir.path().to_str().unwrap();
+    common::filled(dir.path());
+    let log = |levels: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ritornello"));
+        let output = command.args(["fsck", path]).env("RITORNELLO_LOG", levels).output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(log("warn"), "");
+    assert!(log("info").contains("the store is open"));
+    assert!(log("warn,ritornello_node=info").contains("the store is open"));
+    let malformed = log("ritornello_node=loud");
+    assert!(malformed.contains("RITORNELLO_LOG=ritornello_node=loud was ignored"), "{malformed}");
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use crate::arguments::{bytes_of, duration, put_options};
 use crate::batch::{Submission, ask};
 use crate::error::{OrRaise, as_setting, invalid, raise};
-use crate::log;
 use crate::lookup::Lookup;
 use crate::open::close_cache_at_exit;
 use crate::outcome::{Ticket, listed_keys, listed_scopes, stats_of};
@@ -42,7 +41,7 @@ impl Cache {
         prefetch: &str,
         write_queue: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        log::start();
+        ritornello_cli::log::start_in_library();
         let read = || -> PyResult<_> {
             let mut settings = Settings {
                 prefetch: PrefetchPolicy::parse(prefetch).or_raise(py)?,

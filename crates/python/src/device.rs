@@ -54,7 +54,7 @@ impl Device {
     #[staticmethod]
     #[pyo3(signature = (ordinal=0, *, staging=1 << 30, emulated=false))]
     fn open(py: Python<'_>, ordinal: u32, staging: usize, emulated: bool) -> PyResult<Self> {
-        crate::log::start();
+        ritornello_cli::log::start_in_library();
         let open = || if emulated { open_emulated(staging) } else { Core::open(ordinal, staging) };
         py.detach(open).or_raise(py).map(Self)
     }

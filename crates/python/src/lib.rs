@@ -23,7 +23,6 @@ mod device;
 mod error;
 mod fence;
 mod lease;
-mod log;
 mod lookup;
 mod memory;
 mod open;

@@ -216,7 +216,7 @@ impl Soak<'_> {
         }
         if kind == Cycle::Clean && !peer.finish(CALL_TIMEOUT) {
             let line = "the peer process did not close the store and end without an error";
-            return Err(Failure::failed(line, "again with RUST_LOG=info"));
+            return Err(Failure::failed(line, "again with RITORNELLO_LOG=info"));
         }
         peer.add_totals(&self.totals);
         node.close()?;
@@ -239,7 +239,10 @@ fn ready(peer: &mut Peer) -> Result<(), Failure> {
     if peer.wait_ready(CALL_TIMEOUT) {
         return Ok(());
     }
-    Err(Failure::failed("the peer process did not open the store", "again with RUST_LOG=info"))
+    Err(Failure::failed(
+        "the peer process did not open the store",
+        "again with RITORNELLO_LOG=info",
+    ))
 }
 
 /// Waits, and fails if a call hangs.
