@@ -346,8 +346,12 @@ format: $(STAMPS)/venv ## repairs what tools can repair of the findings of `lint
 # ---- demonstrations and benchmarks
 
 demo: ## a real vLLM answers long prompts with an empty store, with the filled store, and without Ritornello
-	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/vllm
+	@$(MAKE) --no-print-directory --jobs 2 $(STAMPS)/build $(STAMPS)/demo-model $(STAMPS)/vllm
 	$(BIN)/python -m demo
+
+$(STAMPS)/demo-model: $(STAMPS)/vllm-packages engines/vllm/make_model.py
+	$(VLLM)/bin/python engines/vllm/make_model.py demo build/demo/model
+	@touch $@
 
 demo-lmcache: $(STAMPS)/build $(STAMPS)/lmcache ## a real LMCache server is restarted, and finds the objects that it stored before
 	$(BIN)/python -m demo.lmcache

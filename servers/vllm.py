@@ -128,4 +128,6 @@ class VLLMServer(Engine):
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_LOG_STATS_INTERVAL": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            # A spawned process imports vLLM anew, which takes longer than a forked process's start.
+            "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         }
