@@ -1,6 +1,6 @@
 //! A backend over an object store: S3, GCS, Azure.
 //!
-//! Requests run on a separate runtime with [`WORKERS`] threads. The first call in a process creates
+//! Requests run on the calling thread and on a runtime with [`WORKERS`] threads. The first call in a process creates
 //! the runtime and the connections; a forked process creates its own at its first call.
 
 use crate::builders::ClientFactory;

@@ -259,8 +259,9 @@ impl LeaseTable {
 
     /// Ends expired leases. Returns the extents that no lease defers any longer, and the number of
     /// ended leases. Until this call an expired lease protects its runs: usually for at most half a
-    /// second, the interval of the owner's periodic thread; longer if a pass of this thread waits
-    /// for a disk, at most 10 seconds for each sync.
+    /// second, the interval of the owner's periodic thread; longer while this thread waits for a
+    /// disk: at most 10 seconds for each sync of pages, and without a limit while the store's own
+    /// directory does not complete the write of a checkpoint or of the reservation log.
     pub fn expire(&mut self) -> (Vec<Extent>, u64) {
         let now = self.clock.now();
         let (mut freed, mut count) = (Vec::new(), 0);

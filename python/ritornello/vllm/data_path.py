@@ -2,7 +2,8 @@
 
     CPU                   `CpuPath`: our own copies between KV memory and the store
     CUDA, ROCm, XPU       `OffloadingPath`: vLLM's own offloading to host memory, our tier below it
-    CUDA, on demand       `DevicePath`: our own copies between GPU and store
+    CUDA, if `RITORNELLO_DEVICE` is `own`, and every platform, if it is `emulated`
+                          `DevicePath`: our own copies between GPU and store
 
 A data path is a connector (`KVConnectorBase_V1`) whose constructor takes two further arguments, as
 `CpuPath` describes them. `RitornelloConnector` passes every call of vLLM to the data path.

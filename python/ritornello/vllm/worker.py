@@ -159,7 +159,7 @@ class WorkerSide:
         return finished, failed
 
     def save(self, metadata: StepMetadata) -> None:
-        """Ends the loads of this step, then copies the blocks of its saves."""
+        """Ends the loads of this step, then starts a put of the blocks of each of its saves."""
         self.step_loads.finish()
         report = self.results.report
         report.step = metadata.step

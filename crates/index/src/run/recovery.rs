@@ -321,7 +321,8 @@ struct Source<'a> {
 impl Source<'_> {
     /// Recovers from the newest exact checkpoint; without one, from the whole journal; if its
     /// beginning is missing, from the newest intact checkpoint; without one, from what is left of
-    /// the journal. Returns the result, and whether the files were undamaged.
+    /// the journal, or nothing if the header of its first file is damaged. Returns the result, and
+    /// whether the files were undamaged.
     fn choose(&self, headers: &[Option<CheckpointHeader>; 2]) -> Result<(Attempt, bool)> {
         let mut slots: Vec<(usize, CheckpointHeader)> =
             (0..2).filter_map(|slot| Some((slot, headers[slot]?))).collect();

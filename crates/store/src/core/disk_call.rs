@@ -1,8 +1,9 @@
 //! Calls that wait for a disk, each on a separate thread, so that the caller can give up.
 //!
 //! A process cannot cancel an operation that the kernel holds. The background threads of a store
-//! serve all its volumes, and closing joins these threads, so no background thread may wait for a
-//! single disk: the thread of the call waits, and ends when the disk answers.
+//! serve all its volumes, so none of them may wait for the disk of a single volume: the thread of
+//! the call waits, and ends when the disk answers. Without the disk of the store's own directory,
+//! which has journal and manifest, no put succeeds: background threads wait for this disk.
 
 use super::StoreCore;
 use parking_lot::Mutex;
