@@ -61,7 +61,7 @@ test-rust-long test-loom test-remote: export TEST_SILENCE := 1800
 # their tests wait and need no core, so suites of engines, which mostly keep one core busy, run
 # beside them: two at a time, long suites first.
 CORE_SUITES := test-rust test-python test-lsm test-loom
-LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device
+LONG_CORE_SUITES := test-remote test-fuzz test-rust-long test-python-long test-device test-service
 ENGINE_SUITES := test-vllm-long test-vllm test-shared test-sglang-long test-lmcache test-sglang test-mooncake
 ENGINES := vllm sglang lmcache mooncake
 shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
@@ -70,7 +70,7 @@ shard = $(shell echo $(1) | tr ' ' '\n' | awk -v shard=$(SHARD) \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv rocksdb build service-tools wheel wheel-lsm wheel-device emulated binary-lsm vllm sglang lmcache s3 emulators mooncake packages test test-all \
-	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) test-service rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
+	$(CORE_SUITES) $(LONG_CORE_SUITES) $(ENGINE_SUITES) rust-tests lint format demo demo-sglang demo-lmcache bench bench-shared clean
 
 help: ## prints this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -204,7 +204,7 @@ test: ## all tests of the core, of Python and of vLLM, except long tests
 	@$(call build_and_run,build vllm,$(CORE_SUITES),test-vllm)
 
 test-all: ## all tests, also of SGLang, LMCache, Mooncake and remotes; SHARD=2/3 runs the second third
-	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators,$(call \
+	@$(call build_and_run,packages build emulated $(ENGINES) s3 emulators service-tools,$(call \
 		shard,$(CORE_SUITES) $(LONG_CORE_SUITES)),$(call shard,$(ENGINE_SUITES)))
 
 # The environments of all engines, without the package `ritornello`; and the sources of the other
@@ -282,17 +282,18 @@ test-python-long: $(STAMPS)/build
 
 # The node service: schemathesis against its OpenAPI document, a real Prometheus with the packaged
 # dashboard and alerts, and the packaged files for systemd and Kubernetes. Tests whose tool is missing
-# are skipped with a message. `test-all` does not run these tests.
+# are skipped with a message.
+SERVICE := $(CURDIR)/build/env/service
 service-tools: $(STAMPS)/service-tools ## schemathesis and kubernetes-validate, in build/env/service
 $(STAMPS)/service-tools: tests/service/requirements.txt
 	@mkdir -p $(STAMPS)
-	rm -rf build/env/service
-	$(PYTHON) -m venv build/env/service
-	build/env/service/bin/python -m pip install --quiet -r tests/service/requirements.txt
+	rm -rf $(SERVICE)
+	$(PYTHON) -m venv $(SERVICE)
+	$(SERVICE)/bin/python -m pip install --quiet -r tests/service/requirements.txt
 	@touch $@
 
 test-service: $(STAMPS)/build $(STAMPS)/service-tools
-	SCHEMATHESIS=build/env/service/bin/schemathesis KUBERNETES_VALIDATE=build/env/service/bin/kubernetes-validate \
+	SCHEMATHESIS=$(SERVICE)/bin/schemathesis KUBERNETES_VALIDATE=$(SERVICE)/bin/kubernetes-validate \
 		$(BIN)/python -m pytest tests/service -q -W error --timeout 900
 
 # Loads and saves of an emulated GPU: from Python, by the benchmark, and by a vLLM for CPUs whose memory

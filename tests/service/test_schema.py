@@ -26,7 +26,10 @@ def test_answers_follow_openapi_document(tmp_path: Path) -> None:
         words += ["--max-examples", str(EXAMPLES), "--seed", "1", "--request-timeout", "30"]
         ran = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert ran.returncode == 0, ran.stdout[-20_000:] + ran.stderr[-2_000:]
-        routes = sum(len(methods) for methods in get(f"{address}/openapi.json")["paths"].values())
+        paths = get(f"{address}/openapi.json")["paths"]
+        # Schemathesis does not test the route of the document itself.
+        del paths["/openapi.json"]
+        routes = sum(name in path for path in paths.values() for name in ("get", "post", "put"))
         assert f"Tested: {routes}" in ran.stdout, ran.stdout
         # Requests with unknown scopes and settings changed nothing.
         scopes = get(f"{address}/v1/scopes")["stores"][0]

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""Measures the node service: `/metrics` of a large store, its CPU time, and probes beside it.
+
+    python benches/service.py [--json] [--pages 1000000] [--rounds 5] [--dir FOLDER]
+
+The store is owned by `ritornello serve`; this process is a client of it. `metrics`: requests of
+`/metrics`, one after another, over one connection. `idle`: CPU time of the owner's process as a
+share of one core, without requests. `scraped`: the same with a request of `/metrics` every second.
+`probe`: lookups of 256 stored pages by the client, in rounds that alternate between an owner with
+`--http`, which is scraped every second, and an owner without it; the ratio is the median over the
+rounds. The limits are those that the project aims at.
+"""
+
+import argparse
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ritornello as rt
+
+PAGE_BYTES = 4096
+# Pages of a put, which is one sequence.
+SEQUENCE = 2048
+REQUESTS = 500
+IDLE_SECONDS = 10
+PROBED = 256
+PROBES = 4000
+AIMS = {"metrics_p99_ms": 10.0, "idle_share": 0.001, "probe_ratio": 1.02}
+
+
+def scope() -> rt.Scope:
+    return rt.Scope.opaque("bench", PAGE_BYTES, chained=True)
+
+
+def keys(sequence: int, count: int) -> list[bytes]:
+    return [f"{sequence:08}{page:08}".encode() for page in range(count)]
+
+
+def fill(store: Path, pages: int) -> None:
+    """Creates a store of `pages` pages."""
+    memory = np.zeros((SEQUENCE, PAGE_BYTES), np.uint8)
+    with rt.Store.open(store, capacity=pages * PAGE_BYTES * 3 // 2 + (1 << 30)) as opened:
+        for sequence in range(-(-pages // SEQUENCE)):
+            count = min(SEQUENCE, pages - sequence * SEQUENCE)
+            put = opened.put_batch(scope(), keys(sequence, count), memory[:count])
+            if put != count:
+                sys.exit(f"only {put} of {count} pages were stored")
+
+
+@contextmanager
+def owner(store: Path, http_address: str | None) -> Iterator[tuple[int, str]]:
+    """Runs `ritornello serve` on the store. Yields its process id, and the address of its service;
+    "" without `--http`.
+    """
+    command = [str(Path(sys.executable).with_name("ritornello")), "serve", str(store), "--json"]
+    command += ["--http", http_address] if http_address else []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        address = ""
+        for line in process.stdout:
+            event = json.loads(line)
+            address = event.get("address", address)
+            if event["event"] == "ready":
+                break
+        try:
+            yield process.pid, address
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def scrape(connection: http.client.HTTPConnection) -> tuple[float, int]:
+    """Returns the duration of a request of `/metrics` in seconds, and the length of the answer."""
+    began = time.perf_counter()
+    connection.request("GET", "/metrics")
+    answer = connection.getresponse()
+    body = answer.read()
+    if answer.status != 200:
+        sys.exit(f"/metrics answered {answer.status}")
+    return time.perf_counter() - began, len(body)
+
+
+@contextmanager
+def scraped(address: str) -> Iterator[None]:
+    """Requests `/metrics` every second; does nothing without an address."""
+    stop = threading.Event()
+
+    def run() -> None:
+        connection = http.client.HTTPConnection(address, timeout=60)
+        while not stop.wait(1.0):
+            scrape(connection)
+
+    thread = threading.Thread(target=run)
+    if address:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        if address:
+            thread.join()
+
+
+def share_of_core(pid: int) -> float:
+    before, began = cpu_seconds(pid), time.monotonic()
+    time.sleep(IDLE_SECONDS)
+    return (cpu_seconds(pid) - before) / (time.monotonic() - began)
+
+
+def probe_us(store: Path) -> float:
+    """Returns the median duration of a lookup in µs."""
+    asked = keys(0, PROBED)
+    with rt.Store.open(store) as client:
+        spent = []
+        for _ in range(PROBES):
+            began = time.perf_counter_ns()
+            found = client.probe(scope(), asked)
+            spent.append(time.perf_counter_ns() - began)
+            if found != PROBED:
+                sys.exit(f"only {found} of {PROBED} pages were found")
+    return statistics.median(spent) / 1000
+
+
+def measure(store: Path, pages: int, rounds: int) -> dict[str, Any]:
+    fill(store, pages)
+    with owner(store, "127.0.0.1:0") as (pid, address):
+        connection = http.client.HTTPConnection(address, timeout=60)
+        answers = [scrape(connection) for _ in range(REQUESTS)]
+        connection.close()
+        spent = sorted(seconds * 1000 for seconds, _ in answers)
+        idle = share_of_core(pid)
+        with scraped(address):
+            busy = share_of_core(pid)
+    with_service, without = [], []
+    for _ in range(rounds):
+        for http_address, probes in (("127.0.0.1:0", with_service), (None, without)):
+            with owner(store, http_address) as (_, address), scraped(address):
+                probes.append(probe_us(store))
+    ratios = [ours / plain for ours, plain in zip(with_service, without, strict=True)]
+    return {
+        "pages": pages,
+        "metrics_bytes": answers[-1][1],
+        "metrics_p50_ms": statistics.median(spent),
+        "metrics_p99_ms": spent[len(spent) * 99 // 100],
+        "idle_share": idle,
+        "scraped_share": busy,
+        "probe_us": statistics.median(with_service),
+        "probe_us_without": statistics.median(without),
+        "probe_ratio": statistics.median(ratios),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--pages", type=int, default=1_000_000, help="stored pages of 4 KiB")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of probes")
+    parser.add_argument("--dir", help="directory of the store (default: a temporary directory)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        found = measure(Path(folder) / "kv", options.pages, options.rounds)
+    if options.json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        aim = f"   (aim: at most {AIMS[name]:g})" if name in AIMS else ""
+        print(f"{name:18} {value:.4g}{aim}")
+
+
+if __name__ == "__main__":
+    main()
