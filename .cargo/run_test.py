@@ -5,8 +5,9 @@
 
 `make` has cargo start test binaries through this script (`.cargo/tests.toml`); plain `cargo test`
 does not. The limit is `TEST_SILENCE` seconds, by default 600. A script that ends its binary exits
-with status 124. libtest names a test that has run for a minute, but not with `--quiet`. The script
-therefore drops `--quiet`, and itself leaves out the lines of tests that passed or were ignored.
+with status 124. libtest names a test that has run for a minute, but not with `--quiet`. If
+`--quiet` is given, the script therefore drops it, and itself leaves out the lines of tests that
+passed or were ignored.
 """
 
 import contextlib
@@ -58,7 +59,7 @@ class Output:
 
 
 def descendants(parent: int) -> list[int]:
-    """The process and all processes below it, parents first."""
+    """Returns the ids of the process `parent` and of all its descendants, parents first."""
     found = [parent]
     for process in found:
         for task in Path(f"/proc/{process}/task").glob("*/children"):

@@ -1,6 +1,6 @@
 """Measures the store inside engines, compared with each engine's own storage.
 
-Prints the benchmarks of all engines, or of the named engines, in one table:
+Runs the benchmarks of all engines, or of the named engines, and prints their rows in one table:
 
     python3 benches/engines.py [--json [FILE]] [--dir DIR] [ENGINE...]
 
@@ -96,7 +96,9 @@ def main() -> int:
         help="print the rows as JSON, or write them to FILE",
     )
     parser.add_argument(
-        "--dir", default=str(ROOT / "build"), help="a directory on the disk to measure"
+        "--dir",
+        default=str(ROOT / "build"),
+        help="a directory on the disk to measure (default: build)",
     )
     parser.add_argument(
         "engines",

@@ -7,8 +7,8 @@ its rows to `OUT/gpu.json` when it ends, and is skipped if the file has them: af
 run the same command again. No cell begins once the budget of seconds is spent. The tables are in
 `OUT/gpu.md`.
 
-With `--emulated` the cells run over the emulated device of `make emulated`, in small, to test
-this script: those rates say nothing about GPUs.
+With `--emulated` the cells move fewer bytes, over the emulated device of `make emulated`, to test
+this script: the measured rates say nothing about GPUs.
 """
 
 # ruff: noqa: E402
@@ -81,9 +81,19 @@ def main() -> int:
     parser.add_argument(
         "--budget", type=float, default=480, help="seconds after which no cell begins (default 480)"
     )
-    parser.add_argument("--out", type=Path, default=Path("gpu-report"))
-    parser.add_argument("--dir", type=Path, help="where stores are written (default: a new folder)")
-    parser.add_argument("--emulated", action="store_true")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("gpu-report"),
+        help="folder of the report (default gpu-report)",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="a directory on the disk to measure (default: the system's directory for temporary "
+        "files)",
+    )
+    parser.add_argument("--emulated", action="store_true", help="measure the emulated device")
     args = parser.parse_args()
     if unknown := [cell for cell in args.cells if cell not in CELLS]:
         parser.error(f"unknown cell {unknown[0]}: choose from {', '.join(CELLS)}")

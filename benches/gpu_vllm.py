@@ -14,8 +14,9 @@ Engines:
 
     none           no connector
     offloading     vLLM's `OffloadingConnector`, in host memory
-    tier           this connector with vLLM's copies, and a disk below vLLM's host memory
-    own            this connector with its own copies (`RITORNELLO_DEVICE=own`), to and from a disk
+    tier           `RitornelloConnector` with vLLM's copies, and a disk below vLLM's host memory
+    own            `RitornelloConnector` with its own copies (`RITORNELLO_DEVICE=own`), to and from
+                   a disk
     own-memory     as `own`, with the store in /dev/shm
     own-graphs     as `own`, with CUDA graphs
     NAME-restarted a new process with the store that the engine NAME has filled
@@ -23,14 +24,15 @@ Engines:
 Passes:
 
     cold           computes the prompts
-    repeated       finds the prompts in GPU memory
-    second         after GPU memory was emptied and overwritten with zeros
+    repeated       finds the prompts in GPU memory; of `none` and `own-graphs` only
+    second         sends the prompts again, after GPU memory was overwritten with zeros
     restarted      the first pass of a new process, whose store was dropped from the page cache
 
 An answer is compared with the answer of `none` if the whole prompt was computed, or the whole
 prompt was found: steps of different sizes round differently. The answers of `own-graphs` are
-compared with its own earlier answers, because graphs divide attention differently. All KV blocks of
-a prompt are compared, by digests, with the blocks of `none`. The exit status is 1 if an answer
+compared with its own earlier answers, because graphs divide attention differently, and so are the
+answers of `none`. All full KV blocks of a prompt are compared, by digests, with the blocks of
+`none`. The exit status is 1 if an answer
 differs, if a block differs although its prompt was computed or found whole, or if an engine was not
 measured.
 
@@ -92,8 +94,9 @@ class Baseline:
 
 
 def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows, list[str]]:
-    """Returns the report's rows of an engine, and a line for each difference from `none`. `own`:
-    answers are compared with earlier answers of the same engine instead.
+    """Returns the report's rows of an engine, and a line for each of its answers that differs, or
+    whose blocks differ, from `none`. `own`: answers, but not blocks, are compared with earlier
+    answers of the same engine instead.
     """
     colds = {answer["prompt"]: answer for answer in none if answer["pass"] == "cold"}
     rows, differences = [], []
@@ -132,8 +135,8 @@ def compare(answers: list[Answer], none: list[Answer], own: bool) -> tuple[Rows,
 
 
 def order(names: Sequence[str], measured: Sequence[str]) -> list[str]:
-    """Returns the engines to run: engines of `names` that were not measured, preceded by `none` and
-    by engines that fill the store of a restarted engine.
+    """Returns the engines to run: engines of `names` that were not measured, preceded by `none` if
+    it was not measured, and by engines that fill the store of a restarted engine.
     """
     missing = [name for name in names if name not in measured]
     if missing and "none" not in measured:
@@ -224,8 +227,9 @@ def run_engine(bench: Bench, engine: Engine, report: Report, baseline: Baseline)
 
 def prompts_of(text: str) -> list[tuple[str, int]]:
     """Returns the name and the number of tokens of each prompt. `text`: the lengths in units of
-    1024 tokens, separated by commas. A prompt has one token more than whole blocks: an engine that
-    finds all blocks computes one token, whichever cache has the blocks.
+    1024 tokens, separated by commas, and rounded down to whole blocks. A prompt has one token more
+    than whole blocks: an engine that finds all blocks computes one token, whichever cache has the
+    blocks.
     """
     sizes = [int(float(size) * 1024) // BLOCK * BLOCK + 1 for size in text.split(",")]
     if min(sizes) <= BLOCK:
@@ -234,8 +238,8 @@ def prompts_of(text: str) -> list[tuple[str, int]]:
 
 
 def weights_folder(config: dict[str, Any], folder: Path, memory: Path) -> Path:
-    """Returns a new folder: in `memory` if its free space exceeds four times the size of the
-    weights, otherwise in `folder`.
+    """Returns a new folder: in `memory` if its free space exceeds four times the estimated size of
+    the weights, otherwise in `folder`.
     """
     width = config["hidden_size"]
     layer = width * (config["intermediate_size"] * 3 + width * 3)
@@ -261,15 +265,27 @@ def main() -> int:
         default=600,
         help="seconds after which engines are stopped (default 600)",
     )
-    parser.add_argument("--out", type=Path, default=Path("gpu-vllm-report"))
-    parser.add_argument("--dir", type=Path, help="where stores are written (default: a new folder)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("gpu-vllm-report"),
+        help="folder of the report and of the logs (default gpu-vllm-report)",
+    )
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        help="a directory on the disk to measure (default: the system's directory for temporary "
+        "files)",
+    )
     parser.add_argument(
         "--prompts",
         default="16,16,32",
         help="lengths of the prompts in units of 1024 tokens (default 16,16,32)",
     )
-    parser.add_argument("--layers", type=int, help="layers of the model (default 32)")
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument(
+        "--layers", type=int, help="layers of the model (default 32; with --tiny 2)"
+    )
+    parser.add_argument("--tiny", action="store_true", help="use a model of two small layers")
     args = parser.parse_args()
     deadline = monotonic() + args.budget
     if unknown := [name for name in args.engines if name not in KINDS]:

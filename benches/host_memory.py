@@ -66,8 +66,9 @@ def huge_bytes(memory: mmap.mmap) -> int:
 
 
 def collapse(fd: int, size: int) -> None:
-    """Collapses the file's pages into huge pages, through a separate mapping that begins at a
-    multiple of 2 MiB: the kernel requires this alignment, which vLLM's mapping may lack.
+    """Collapses the file's whole ranges of 2 MiB into huge pages, through a separate mapping that
+    begins at a multiple of 2 MiB: the kernel requires this alignment, which vLLM's mapping may
+    lack. Raises OSError if the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

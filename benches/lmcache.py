@@ -2,11 +2,12 @@
 
     build/env/lmcache/bin/python benches/lmcache.py [--json FILE] [--dir DIR] [--rounds N] [...]
 
-Uses the functions of `lmcache bench l2`: same keys, same memory, same disk. Systems take turns in
-every round, in an order that changes with the round. Every byte that an adapter loads is compared.
+Uses the functions of `lmcache bench l2`. All adapters get the same keys and memory, and write to
+the same disk. They take turns in every round, in an order that changes with the round. Every byte
+that an adapter loads is compared.
 A row: `system`, `memory`, `object_bytes`, `op`, `mb_s` (10^6 bytes per second in the median round;
 null for a lookup), `p50_us` (duration of the median round, or of the median lookup), `cpu_s_gib`
-(seconds of processor time of all threads per GiB in the median round; null for a lookup).
+(processor seconds of all threads per GiB, the median of the rounds; null for a lookup).
 `ritornello, full` is a store that has written its whole capacity before, like a store in use: its
 puts overwrite evicted objects. `disk` is the limit in the same rounds: four threads move the same
 number of bytes in operations of 1 MiB. The threads overwrite and read one file, from and into
@@ -250,8 +251,12 @@ def measure(folder: Path, nbytes: int, count: int, rounds: int) -> list[dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
-    parser.add_argument("--dir", default="build", help="a directory on the disk to measure")
-    parser.add_argument("--rounds", type=int, default=9, help="rounds of each system")
+    parser.add_argument(
+        "--dir", default="build", help="a directory on the disk to measure (default build)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="rounds of each system, after one warm-up (default 9)"
+    )
     parser.add_argument(
         "--object-kib", type=int, help="objects of this size in KiB only: 256 or 8192"
     )

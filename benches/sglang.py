@@ -57,8 +57,8 @@ from ritornello.sglang.identity import Engine  # noqa: E402
 
 BATCH = 128
 EXISTS = 200
-# Shapes of hosts.mha: Qwen2.5-0.5B with pages of 16 tokens, Llama-3.2-1B with pages of 8,
-# Llama-3-8B with pages of 64.
+# Arguments of `mha` in tests/engines/sglang/hosts.py: Qwen2.5-0.5B with pages of 16
+# tokens, Llama-3.2-1B with pages of 8, Llama-3-8B with pages of 64.
 SHAPES: dict[str, dict[str, Any]] = {
     "192 KiB": {"page": 16, "layers": (0, 24), "heads": 2, "head_dim": 64},
     "256 KiB": {"page": 8, "layers": (0, 16), "heads": 8, "head_dim": 64},
@@ -316,12 +316,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="a directory on the disk to measure"
+        "--dir",
+        type=Path,
+        default=ROOT / "build",
+        help="a directory on the disk to measure (default: build)",
     )
     parser.add_argument(
-        "--total", type=bytes_of, default=1 << 30, help="bytes per round (default 1GiB)"
+        "--total",
+        type=bytes_of,
+        default=1 << 30,
+        help="bytes per round, in KiB, MiB or GiB (default 1GiB)",
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each system (default 3)")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     # No engine runs in this process, so this description replaces the description that SGLang

@@ -74,7 +74,10 @@ def main() -> int:
         "--calls", type=int, default=8, help="number of puts and of gets (default: 8)"
     )
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="directory of the disks' files"
+        "--dir",
+        type=Path,
+        default=ROOT / "build",
+        help="directory of the disks' files (default: build)",
     )
     given = parser.parse_args()
     rates = [int(rate) for rate in given.rates.split(",")]

@@ -182,10 +182,16 @@ def measure(name: str, identity: Identity, folder: str, tokens: int) -> list[dic
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--block", type=int, default=64)
-    parser.add_argument("--dir", default=None)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--tokens", type=int, default=16384, help="tokens of a prompt (default 16384)"
+    )
+    parser.add_argument("--block", type=int, default=64, help="tokens of a page (default 64)")
+    parser.add_argument(
+        "--dir",
+        default=None,
+        help="directory of the stores (default: the system's directory for temporary files)",
+    )
     given = parser.parse_args()
     rows = []
     for name, shape in MODELS.items():

@@ -4,7 +4,8 @@
 
 Chunks go from a host tier in memory to the tier's storage and back, and are compared. Systems take
 turns within a round, and a figure is the median of the rounds. `lookup`: time on the scheduler's
-thread for each key (`us_per_key`) and in all (`p50_us`), for requests of 256 stored keys.
+thread for each key (`us_per_key`) and in all (`p50_us`), for requests of at most 256
+stored keys.
 `wall_us`: time until a request has all its answers, if its lookups are repeated without a pause.
 `submit_us`: CPU time of one job on the scheduler's thread; its wall time is longer if threads that
 move bytes use the cores. `disk` is the limit in the same rounds: four threads move the same number
@@ -273,19 +274,30 @@ def lookups_elsewhere(folder: Path, host: Host, rounds: int) -> list[dict[str, A
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--dir", type=Path, default=Path("build/bench"), help="a directory on the disk to measure"
+        "--dir",
+        type=Path,
+        default=Path("build/bench"),
+        help="a directory on the disk to measure (default build/bench)",
     )
-    parser.add_argument("--total", type=int, default=512, help="MiB of chunks in the host tier")
     parser.add_argument(
-        "--chunks", default="262144,2097152,8388608", help="sizes of chunks in bytes"
+        "--total", type=int, default=512, help="MiB of chunks in the host tier (default 512)"
+    )
+    parser.add_argument(
+        "--chunks",
+        default="262144,2097152,8388608",
+        help="sizes of chunks in bytes, separated by commas (default 262144,2097152,8388608)",
     )
     parser.add_argument(
         "--memory",
         default="shm",
-        help="shm, in_place, collapsed or huge; separate several by commas",
+        help="shm, in_place, collapsed or huge; separate several by commas (default shm)",
     )
-    parser.add_argument("--systems", default="ritornello,fs")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--systems",
+        default="ritornello,fs",
+        help="ritornello or fs; separate several by commas (default ritornello,fs)",
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each system (default 5)")
     parser.add_argument(
         "--json",
         nargs="?",

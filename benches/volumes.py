@@ -5,8 +5,9 @@ Makes loop devices with ext4, limits reads and writes of each with a cgroup (v1,
 
     python -m benches.volumes [--volumes 2,4] [--rate 250] [--dir DIR] [--json]
 
-The devices' files are sparse. The files take about 7 GiB in DIR, written at the sum of the rates:
-where the disk is slower than this sum, name a directory in memory, such as /dev/shm.
+The devices' files are sparse. With the default `--total` they take up to about 7 GiB in DIR, and
+are written at the sum of the rates: where the disk is slower than this sum, name a directory in
+memory, such as /dev/shm.
 """
 
 import argparse
@@ -98,14 +99,26 @@ def main() -> int:
     )
     parser.add_argument("--rate", type=int, default=250, help="MB/s of each disk (default: 250)")
     parser.add_argument("--total", default="2GiB", help="bytes per measurement (default: 2GiB)")
-    parser.add_argument("--call-bytes", default="256MiB,2GiB", help="bytes per call, by commas")
+    parser.add_argument(
+        "--call-bytes",
+        default="256MiB,2GiB",
+        help="bytes per call; separate several by commas (default: 256MiB,2GiB)",
+    )
     parser.add_argument(
         "--runs", type=int, default=5, help="rounds; figures are medians (default: 5)"
     )
     parser.add_argument(
-        "--dir", type=Path, default=ROOT / "build", help="directory of the disks' files"
+        "--dir",
+        type=Path,
+        default=ROOT / "build",
+        help="directory of the disks' files (default: build)",
     )
-    parser.add_argument("--ritornello", type=Path, default=ROOT / ".venv/bin/ritornello")
+    parser.add_argument(
+        "--ritornello",
+        type=Path,
+        default=ROOT / ".venv/bin/ritornello",
+        help="the command to run (default: .venv/bin/ritornello)",
+    )
     parser.add_argument(
         "--json", action="store_true", help="print the reports as JSON instead of a table"
     )

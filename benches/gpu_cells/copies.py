@@ -1,5 +1,5 @@
-"""Measures copies between pinned slots and blocks on the device: by each way of this project, and
-by PyTorch and Triton alone.
+"""Measures copies between pinned slots and blocks on the device, by each way of this project, and
+by PyTorch and Triton alone; and how much moves slow down matrix products.
 """
 
 from collections.abc import Callable
@@ -97,7 +97,7 @@ def _moves(
 
 
 def _alternatives(rig: Rig, shape: Shape, memory: Memory, order: list[int]) -> list[Copy]:
-    """Returns scatters by PyTorch and Triton alone, from pinned pages of the same layout."""
+    """Returns scatters by PyTorch and Triton alone, from pinned pages without gaps."""
     host = torch.empty((len(order), shape.layers, shape.piece), dtype=torch.uint8, pin_memory=True)
     index = torch.tensor(order, device=rig.torch_device)
     table = torch.tensor(
@@ -149,7 +149,10 @@ def _copy_pieces(sources: torch.Tensor, targets: torch.Tensor, piece: int) -> No
 
 
 def interference(rig: Rig) -> Rows:
-    """Returns the time of matrix products during moves, as a multiple of their time alone."""
+    """Returns, for each way and direction of moves, the time of a matrix product alone, its time
+    during moves as a multiple of this time, and the rate of the moves. Returns no rows if the
+    device is emulated.
+    """
     if rig.emulated:
         return []
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))

@@ -1,5 +1,6 @@
 """Measures the time to the logits of the first token, with a part of the prompt in a store. The
-model has the shape of Llama-3-8B and random weights.
+model has random weights, and the shape of Llama-3-8B with a vocabulary of 32,000 tokens; on an
+emulated device it has two small layers.
 """
 
 from dataclasses import dataclass

@@ -13,7 +13,9 @@ ROUNDS = 8
 
 
 def machine(rig: Rig) -> Rows:
-    """Returns the device, its driver and memory, pinned memory, and versions of Linux and torch."""
+    """Returns one row: the device, its pinned memory, the number of CPUs, and the versions of Linux
+    and torch; of a GPU also the number of its multiprocessors and the bytes of its memory.
+    """
     row: Row = {
         "device": rig.device.describe(),
         "kernel": platform.release(),

@@ -50,7 +50,9 @@ class Report:
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
     def limits(self) -> dict[str, float]:
-        """Returns the measured rates of the link and of the disk, in bytes per second."""
+        """Returns the measured rates of the link ("to device", "from device", "both") and of the
+        disk ("disk read", "disk write"), in bytes per second.
+        """
         links = {row["direction"]: row["gb_s"] * 1e9 for row in self.cells.get("link", [])}
         disks = {f"disk {row['op']}": row["gb_s"] * 1e9 for row in self.cells.get("disk", [])}
         return links | disks

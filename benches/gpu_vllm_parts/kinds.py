@@ -150,7 +150,7 @@ class Bench:
         }
 
     def _transfer(self, kind: Kind, stored: int) -> dict[str, Any]:
-        """Returns the connector's configuration. `stored`: KV bytes of all prompts."""
+        """Returns the connector's configuration. `stored`: KV bytes of all prompts and warm-ups."""
         store, host = self.store(kind), max(stored * 5 // 4, 64 << 20)
         capacity = f"{max(stored * 5 // 2, 1 << 30) >> 20}MiB"
         extra: dict[str, Any]

@@ -14,7 +14,8 @@ from benches.gpu_vllm_parts.kinds import KINDS, Bench
 
 PARTS = Path(__file__).resolve().parent
 Answer = dict[str, Any]
-# The environment of engines; variables of this process's environment have precedence.
+# The environment of processes; variables of the environment of `benches/gpu_vllm.py` have
+# precedence.
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONUNBUFFERED": "1",
@@ -29,7 +30,8 @@ ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",
-    # Greedy answers need neither FlashInfer nor torch.compile, and engines start sooner without.
+    # Greedy answers need neither FlashInfer's sampler nor torch.compile, and engines start sooner
+    # without them.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "TORCHDYNAMO_DISABLE": "1",
 }
@@ -58,8 +60,8 @@ class Process:
             )
 
     def ended(self) -> bool:
-        """Returns whether the process ended. Raises EngineError if it failed, or the budget is
-        spent.
+        """Returns whether the process ended. Raises EngineError if it failed, or still runs when
+        the budget is spent.
         """
         code = self._process.poll()
         if code:

@@ -6,8 +6,8 @@
 
 Every set-up gets two `vllm serve` processes, empty tiers, and multi-round QA round robin. Exit
 status 0 if all facts held (answers equal the answers of the engine alone, hits come from the tier
-that a set-up tests, no request failed), 1 if a fact did not hold or a set-up failed, 2 if the bench
-did not run to its end.
+that a set-up tests, no request failed), 1 if a fact did not hold or a set-up other than the engine
+alone failed, 2 if the bench did not run to its end.
 """
 
 import argparse
@@ -212,7 +212,7 @@ def main() -> int:
     kind(
         "--short",
         action="store_true",
-        help="check hits and answers only, with a tiny model, in minutes",
+        help="check hits and answers only, with a tiny model",
     )
     kind(
         "--offloading",
@@ -237,7 +237,7 @@ def main() -> int:
     try:
         report = run(given, console)
     except (ServerError, OSError) as error:
-        console.print(f"[bold red]nothing was measured:[/bold red] {error}")
+        console.print(f"[bold red]not measured to the end:[/bold red] {error}")
         return 2
     except KeyboardInterrupt:
         console.print("interrupted: no report was written")

@@ -28,7 +28,8 @@ ANSWER_SECONDS = 300.0
 # Number of prompts that a set-up answers twice, if its answers are compared with the answers of the
 # engine alone.
 CHECKS = 3
-# Seconds between the two requests with a prompt, in which the first engine's pages reach the tiers.
+# Seconds between the answers of the first and of the second engine to the same prompts, in which
+# the pages of the first engine reach the tiers.
 STORED_SECONDS = 4.0
 # Answers by prompt and number of cached tokens: equal prompts with equally many cached tokens must
 # get equal answers.
@@ -229,7 +230,7 @@ class Speed:
 def equal_answer_share(mine: Sequence[Record], reference: Sequence[Record]) -> float | None:
     """Returns the share of answers equal to the reference run's answers, among equal prompts. A
     session's prompts are equal as long as its earlier answers are equal. Answers may differ,
-    because other requests in a batch change rounding.
+    because other requests in a batch change rounding. Returns None if no answers were compared.
     """
     told = {(r.session, r.round): r.answer for r in reference if not r.error}
     equal, compared = 0, 0

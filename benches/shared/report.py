@@ -205,7 +205,9 @@ class Report:
         }
 
     def aims(self) -> list[str]:
-        """Returns a line for each aim of each row: value, limit, and whether it was reached."""
+        """Returns a line for each aim that applies to a row: value, limit, and whether it was
+        reached. Aims apply to set-ups with a rate-limited lowest tier and the gate "auto".
+        """
         told = []
         for row in self.rows():
             if row.setup not in LOWER or row.gate != "auto" or row.tier_rate_x is None:

@@ -68,11 +68,11 @@ enum Command {
     Stat(StatArgs),
     /// Read and verify every page of a store that no process uses
     Fsck(FsckArgs),
-    /// Own a store for other processes until a signal ends the command
+    /// Own stores for other processes, or observe stores, until a signal ends the command
     Serve(ServeArgs),
-    /// Change the capacity of a store while the store is in use
+    /// Change the capacity of a store, also while other processes use the store
     Resize(ResizeArgs),
-    /// List, add or drain directories of a store in use, or restore a lost first directory
+    /// List, add, drain or forget directories of a store, or restore a lost first directory
     Paths(PathsArgs),
     /// Convert the index of a store that no process uses
     ConvertIndex(ConvertArgs),
@@ -104,7 +104,8 @@ pub fn run(args: Vec<String>, python: Option<PathBuf>) -> i32 {
             return if error.use_stderr() { Status::Unusable.code() } else { Status::Fine.code() };
         }
     };
-    // `doctor` logs errors only, because it reports as findings what other commands log as warnings.
+    // `doctor` logs errors only, because it reports as findings what other commands log as
+    // warnings.
     log::start_in_command(match cli.command {
         Command::Doctor(_) => LevelFilter::ERROR,
         Command::Serve(_) => LevelFilter::INFO,

@@ -1,5 +1,5 @@
-//! The `ritornello` command without Python: `--python` names an interpreter for measurements that
-//! need Python.
+//! The `ritornello` command without Python: `bench store --python` names an interpreter for the
+//! measurement that needs Python.
 
 #![forbid(unsafe_code)]
 

@@ -120,7 +120,7 @@ fn store_of_killed_owner_is_read_and_not_changed() {
 }
 
 #[test]
-fn stopped_owner_fails_commands_within_seconds() {
+fn stopped_owner_fails_commands_within_30_seconds() {
     let dir = scratch();
     filled(dir.path());
     let mut served = Served::start(dir.path(), &[]);

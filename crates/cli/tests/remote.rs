@@ -16,7 +16,7 @@ fn parsed(words: &[&str]) -> (i32, Value) {
 }
 
 #[test]
-fn doctor_leaves_remote_directory_unchanged() {
+fn doctor_leaves_no_objects_in_remote() {
     let dir = scratch();
     let (code, answer) = parsed(&["doctor", "--backend", &address(dir.path())]);
     assert_eq!((code, &answer["healthy"]), (0, &Value::Bool(true)), "{answer}");
@@ -51,7 +51,7 @@ fn fsck_repair_removes_damaged_objects() {
 }
 
 #[test]
-fn gc_removes_old_objects_unless_dry_run() {
+fn gc_keeps_to_budget_grace_and_dry_run() {
     let dir = scratch();
     let hex = "0123456789abcdef0123456789abcdef";
     let inside = dir.path().join("ritornello/3").join(hex);
@@ -93,7 +93,7 @@ fn invalid_address_error_shows_valid_forms() {
 }
 
 #[test]
-fn address_options_are_never_printed() {
+fn passwords_in_addresses_are_not_printed() {
     let dir = scratch();
     let at = format!("{}?mode=shared", address(dir.path()));
     let shown = format!("{}?…", address(dir.path()));

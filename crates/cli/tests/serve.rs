@@ -36,7 +36,7 @@ fn client_takes_over_after_serve_ends() {
 }
 
 #[test]
-fn waiting_serve_takes_over_dead_owner() {
+fn waiting_serve_takes_over_closed_and_killed_owner() {
     let dir = scratch();
     let node = open_filled(dir.path());
     let mut first = Served::start(dir.path(), &[]);

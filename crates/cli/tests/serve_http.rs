@@ -107,7 +107,7 @@ fn several_stores_are_owned_by_one_command() {
 }
 
 #[test]
-fn failed_store_ends_the_command_and_closes_the_others() {
+fn failed_store_ends_the_command_and_closes_the_other_store() {
     let (dir, empty) = (scratch(), scratch());
     filled(dir.path());
     let answer = ritornello(&["serve", text(dir.path()), text(empty.path())]);

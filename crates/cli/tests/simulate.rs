@@ -21,7 +21,7 @@ fn written(path: &Path, requests: &[&str]) {
 }
 
 #[test]
-fn rows_have_every_documented_key() {
+fn rows_have_hit_rates_and_writes() {
     let dir = scratch();
     let path = dir.path().join("small.jsonl");
     written(&path, &["[1,2,3]", "[1,2,4]", "[1,2,3]", "[5]"]);
@@ -197,7 +197,7 @@ fn pipeline_compares_each_published_row() {
 }
 
 #[test]
-fn pipeline_explains_invalid_arguments_in_one_line() {
+fn pipeline_explains_invalid_arguments_in_first_line() {
     for (words, says) in [
         (&["--disk-gbs", "0"][..], "a number from 0.001"),
         (&["--tflops", "fast"], "a number from"),

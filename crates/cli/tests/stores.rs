@@ -13,8 +13,8 @@ fn segments(dir: &Path) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).collect()
 }
 
-/// Damages the stored page whose bytes are all `page`: finds the first 4,096 bytes of a segment file
-/// that are all `page`, and changes one of them.
+/// Damages the stored page whose bytes are all `page`: finds the first unit of 4,096 bytes that are
+/// all `page` in a segment file, and changes one of the bytes.
 fn damage(dir: &Path, page: u8) {
     for path in segments(dir) {
         let bytes = std::fs::read(&path).unwrap();
@@ -122,7 +122,7 @@ fn doctor_leaves_empty_directory_empty() {
 }
 
 #[test]
-fn doctor_leaves_store_unchanged() {
+fn doctor_keeps_pages_and_scopes_of_store() {
     let dir = scratch();
     filled(dir.path());
     let answer = ritornello(&["doctor", text(dir.path())]);

@@ -5,10 +5,10 @@ mod common;
 
 use common::{PAGES, keys, open_filled, ritornello, scope, scratch, text};
 
-/// `top` and `stat` must not read the files of an owned store, because the files may be damaged, or
-/// on a disk that hangs.
+/// `top` and `stat` must not need the manifest or the scopes of an owned store, because these files
+/// may be damaged, or on a disk that hangs.
 #[test]
-fn top_of_owned_store_reads_no_file() {
+fn top_and_stat_of_owned_store_need_no_manifest_or_scopes() {
     let (dir, away) = (scratch(), scratch());
     let node = open_filled(dir.path());
     let files = ["MANIFEST", "MANIFEST.copy", "SCOPES"];
@@ -65,7 +65,7 @@ fn top_reports_figures_of_owned_store() {
 }
 
 #[test]
-fn top_leaves_other_directories_unchanged() {
+fn top_leaves_empty_directory_empty() {
     let dir = scratch();
     let answer = ritornello(&["top", text(dir.path())]);
     assert_eq!(answer.code, 2, "{}", answer.out);

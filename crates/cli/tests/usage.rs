@@ -7,7 +7,7 @@ use common::{ritornello, scratch, text};
 use std::process::Command;
 
 #[test]
-fn every_help_has_examples() {
+fn help_has_examples_and_json() {
     for words in [
         &[][..],
         &["stat"],

@@ -9,12 +9,12 @@ pub const VERSION: u8 = 1;
 /// Length of a frame's head: version, number format, two zero bytes, length of the slice (4 bytes).
 pub const HEAD_BYTES: usize = 8;
 
-/// The error for a damaged frame. `what` says what is wrong with the frame.
+/// Returns the error for a damaged frame, a `Miss`. `what` says what is wrong with the frame.
 pub fn damaged(what: &'static str) -> Error {
     Error::miss("an encoded slice is damaged").with("what", what)
 }
 
-/// Writes a frame front to back. Functions return `None` if the output is full.
+/// Writes a frame front to back. Functions return `None` if the rest of the output is too short.
 pub struct FrameWriter<'a> {
     rest: &'a mut [u8],
     written: usize,

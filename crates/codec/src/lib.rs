@@ -159,7 +159,8 @@ pub fn is_supported(codec: u8, encoded: &[u8]) -> bool {
 ///
 /// # Errors
 /// `Miss` if this build does not know the codec or the frame's version, if the frame is damaged, or
-/// if its slice is not as long as `out`; the contents of `out` are then unspecified.
+/// if its slice is not as long as `out`; `Retry` if there is no memory for a Zstandard context. The
+/// contents of `out` are then unspecified.
 pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     decode_with(Kernel::best(), codec, encoded, out)
 }
@@ -167,7 +168,7 @@ pub fn decode(codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
 /// [`decode`] with a given kernel. All kernels return the same result.
 ///
 /// # Errors
-/// `Miss` under the same conditions as in [`decode`].
+/// `Miss` and `Retry` under the same conditions as in [`decode`].
 pub fn decode_with(kernel: Kernel, codec: u8, encoded: &[u8], out: &mut [u8]) -> Result<()> {
     match Codec::from_number(codec) {
         Some(Codec::Raw) if encoded.len() == out.len() => {

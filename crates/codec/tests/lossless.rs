@@ -104,7 +104,7 @@ fn windows_follow_changing_magnitudes() {
 /// Encodes three slices of one block each: a slice whose second half is zero, a slice with two very
 /// different magnitudes, and a slice with a single exponent.
 #[test]
-fn codebooks_adapt_to_the_block() {
+fn blocks_with_uneven_exponents_are_encoded_shorter() {
     let mut random = Random(9);
     let mut halves = numbers(Dtype::Bf16, 4096, &mut random);
     halves.extend([0; 8192]);
@@ -118,7 +118,7 @@ fn codebooks_adapt_to_the_block() {
 }
 
 #[test]
-fn noise_and_odd_lengths_are_stored_raw() {
+fn noise_of_any_length_is_stored_raw() {
     let mut random = Random(10);
     let noise: Vec<u8> = (0..200_001).map(|_| random.next() as u8).collect();
     for codec in LOSSLESS {
@@ -130,7 +130,7 @@ fn noise_and_odd_lengths_are_stored_raw() {
 }
 
 #[test]
-fn noise_block_does_not_affect_others() {
+fn block_of_noise_leaves_other_blocks_encoded() {
     let mut random = Random(11);
     let mut input = numbers(Dtype::Bf16, 3 << 16, &mut random);
     input[1 << 17..1 << 18].fill_with(|| random.next() as u8);

@@ -1,5 +1,5 @@
-//! `int8` and `int4` keep every number within about half a step of its group, and store slices raw
-//! that they cannot encode.
+//! `int8` and `int4` keep every number within half a step of its group, plus rounding errors, and
+//! store slices raw that they cannot encode.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -88,7 +88,7 @@ fn numbers_stay_within_half_a_step() {
 }
 
 #[test]
-fn sizes_match_codes_and_scales() {
+fn frame_sizes_stay_below_bounds() {
     let mut random = Random(2);
     let kind = SliceKind::KeysValues { tokens: 64, channels: 1024, layers: 3 };
     let input = numbers(Dtype::Bf16, 64 * 1024 * 2 * 3, &mut random);

@@ -37,7 +37,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def compiled(nvrtc: ctypes.CDLL, source: bytes) -> str:
-    """Compiles `source` to PTX. If the compiler prints messages, shows them and exits."""
+    """Compiles `source` to PTX. Exits with a message if NVRTC has another version than `VERSION`,
+    fails, or prints messages.
+    """
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc.nvrtcVersion(*(ctypes.byref(part) for part in version))
     found = tuple(part.value for part in version)

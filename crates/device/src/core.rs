@@ -112,7 +112,10 @@ impl Core {
         }
     }
 
-    /// An event that no stream uses.
+    /// Returns an event that no stream uses.
+    ///
+    /// # Errors
+    /// `Retry` if [`EVENTS_MAX`] events are in use; `Fatal` if the driver fails.
     pub(crate) fn event(self: &Arc<Self>) -> Result<Event> {
         let mut events = self.events.lock();
         let raw = match events.free.pop() {

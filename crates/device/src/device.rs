@@ -33,7 +33,8 @@ const MOVE_TIME: Duration = Duration::from_secs(30);
 /// How the ways of a pool are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WayChoice {
-    /// Choose the faster way by a measurement, which takes about 60 ms.
+    /// Choose the faster way by measurements, which take about 30 ms for each direction. Pools with
+    /// pieces of the same length share the measurements.
     Measure,
     /// Choose the copy engines for pieces of 32 KiB and more on average, and a kernel for shorter
     /// pieces.
@@ -189,7 +190,8 @@ impl Device {
     /// Marks the work that is queued on an engine's stream now.
     ///
     /// # Errors
-    /// `Fatal` if the driver fails, or the device is broken.
+    /// `Retry` if too many moves and marks are in use; `Fatal` if the driver fails, or the device
+    /// is broken.
     ///
     /// # Safety
     /// The stream exists.
@@ -202,7 +204,8 @@ impl Device {
     }
 
     /// Measures the ways with pieces of the pool's average length, in memory that is not the
-    /// pool's. Ends the measurements of a direction after [`PROBE_TIME`].
+    /// pool's. Begins no measurement of a direction after [`PROBE_TIME`]. Without kernels, or if
+    /// pieces of this length were measured before, nothing is measured.
     fn measure(&self, pool: &Pool) -> Result<Ways> {
         let mut ways = pool.ways().clone();
         let layout = pool.layout();

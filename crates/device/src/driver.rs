@@ -105,7 +105,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Pins `bytes` bytes of host memory at `base`, and returns their address on the device.
     ///
     /// # Errors
-    /// `Retry` if the driver refuses.
+    /// `Retry` or `Invalid` if the driver refuses, for example because the memory is pinned already;
+    /// `Fatal` if the driver fails otherwise.
     ///
     /// # Safety
     /// The memory stays mapped until it is unpinned.
@@ -123,7 +124,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Allocates `bytes` bytes of device memory.
     ///
     /// # Errors
-    /// `Retry` if the device has too little free memory.
+    /// `Retry` if the device has too little free memory. The emulated device returns `Invalid` for a
+    /// length that no allocation can have.
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
     /// Frees memory of [`Driver::allocate`].
@@ -135,7 +137,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// No work of the device accesses the memory any longer.
     unsafe fn free(&self, address: u64) -> Result<()>;
 
-    /// Checks that the device can access `bytes` bytes at `base`.
+    /// Checks that the device can access `bytes` bytes at `base`. The emulated device checks only
+    /// that the bytes are inside the address space.
     ///
     /// # Errors
     /// `Invalid` if the device cannot access them.
@@ -144,7 +147,7 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Creates a stream.
     ///
     /// # Errors
-    /// `Fatal` if the driver fails.
+    /// `Fatal` if the driver fails; `Retry` if the thread of an emulated stream cannot start.
     fn create_stream(&self, priority: Priority) -> Result<RawStream>;
 
     /// Destroys a stream. Its work still completes.

@@ -175,8 +175,9 @@ impl Layout {
     /// The layout of `blocks` blocks in `spans`.
     ///
     /// # Errors
-    /// `Invalid` if a span is empty, its blocks overlap each other or another span's blocks, it
-    /// does not fit the address space, or a limit is exceeded.
+    /// `Invalid` if there is no span or no block, a span is empty, its blocks overlap each other or
+    /// another span's blocks, spans of different strides alternate, a span does not fit the address
+    /// space, or a limit is exceeded.
     pub fn new(spans: &[Span], blocks: u32) -> Result<Self> {
         if spans.is_empty() || spans.len() > SPANS_MAX || blocks == 0 {
             return Err(Error::invalid("a pool needs 1 to 4,096 spans and at least one block")
@@ -316,7 +317,8 @@ fn check_span(span: &Span, blocks: u32) -> Result<()> {
 /// another.
 ///
 /// Spans of one stride may alternate in memory (K and V of one tensor, or all layers of a block).
-/// Of two spans with different strides, one must end before the other begins.
+/// Of two spans with different strides, one must end before the other begins, even if they would
+/// share no bytes.
 fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by_key(|span| span.base);
@@ -333,7 +335,7 @@ fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
                     && span.base >= end_of_blocks
                     && (blocks == 1 || block_end - first <= stride);
                 if !is_apart {
-                    return Err(Error::invalid("two spans of a pool share bytes")
+                    return Err(Error::invalid("two spans of a pool share bytes, or alternate with different strides")
                         .with("base", span.base)
                         .with("stride", span.stride));
                 }

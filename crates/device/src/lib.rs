@@ -5,11 +5,11 @@
 //!
 //! **Promises.** An event is complete only after all bytes of its move have arrived. A move writes
 //! the bytes of its blocks, or of its slots, and no others. After an error of the driver the device
-//! is broken: moves in flight end with this error, later moves are refused, and memory that the
-//! device may still access is never reused.
+//! is broken: later moves are refused, moves in flight end when the driver reports that their work
+//! has ended or the device has failed, and memory that the device may still access is never reused.
 //!
 //! **Must not know** what pages are, or when a block may be overwritten: the caller orders moves
-//! against the engine's work by fences.
+//! against the engine's work by marks and fences.
 
 mod core;
 mod device;

@@ -86,8 +86,9 @@ impl Device {
     /// not moved are unspecified.
     ///
     /// # Errors
-    /// Returns the errors of [`Device::table`] and [`Device::submit`], and the error of `read` if
-    /// it failed for the first page that was not moved.
+    /// Returns the errors of [`Device::table`], of [`Device::submit`], of `read` and of moves, if the
+    /// error is the reason why the first page that was not moved was not moved; `Fatal` if a thread
+    /// of the load panicked.
     ///
     /// # Safety
     /// From the completion of `after` until this returns, no other code or work accesses the

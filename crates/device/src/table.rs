@@ -1,4 +1,4 @@
-//! Tables: which block belongs to which slot. One table serves all sections of a load.
+//! Tables: which block belongs to which slot. One table serves the moves of all parts of its pages.
 
 use crate::core::{Core, Event};
 use crate::driver::{Copies, Launch};
@@ -17,6 +17,7 @@ pub const TABLE_PAGES_MAX: usize = 8192;
 /// table keeps its memory while its move waits, which may take a step of the engine. If no memory
 /// is free for a table, its moves use the copy engines.
 const TABLE_BYTES: usize = 8 << 20;
+
 /// Memory for tables, allocated once: pinned memory, and device memory of the same length, in which
 /// a table has the same offset. This memory is not shared with slots, so that calls which wait for
 /// slots do not take the memory of tables.

@@ -193,7 +193,7 @@ fn kernels_and_copies_move_pages() {
 }
 
 #[test]
-fn failed_device_reports_the_error_of_every_call() {
+fn calls_of_a_failed_device_return_its_error() {
     let fake = FakeCuda::new("");
     let cuda = fake.open(0).unwrap();
     let stream = cuda.create_stream(Priority::High).unwrap();

@@ -84,7 +84,8 @@ impl Driver for Counted {
     }
 }
 
-/// Runs `child` in a forked child, and returns what it returns, at most 100; 101 if it panics.
+/// Runs `child` in a forked child. Returns the number that `child` returns, at most 100; 101 if
+/// `child` panics.
 fn in_child(child: impl FnOnce() -> usize) -> i32 {
     // SAFETY: the child allocates little and exits with `_exit`.
     let process = unsafe { libc::fork() };

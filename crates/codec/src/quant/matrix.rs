@@ -193,7 +193,8 @@ pub fn decode_values<N: Number>(
     Some(())
 }
 
-/// Returns the smallest and the largest number, as the integers to which [`ordered`] maps them.
+/// Returns the smallest and the largest number, as the integers to which [`ordered`] maps them;
+/// zeros if `numbers` is empty.
 #[inline(always)]
 fn range(numbers: &[[u8; 2]]) -> (i16, i16) {
     let first = numbers.first().map_or(0, |number| ordered(u16_of(number)));

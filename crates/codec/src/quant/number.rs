@@ -10,8 +10,8 @@ pub trait Number {
     /// Converts exactly. The result for a number that is not finite is unspecified.
     fn widen(bits: u16) -> f32;
 
-    /// Rounds to the nearest number, ties to even. Numbers beyond [`Number::LARGEST`] become the
-    /// largest finite number, with their sign.
+    /// Rounds to the nearest number, ties to even; a result that is denormal may be rounded twice.
+    /// Numbers beyond [`Number::LARGEST`] become the largest finite number, with their sign.
     fn narrow(number: f32) -> u16;
 }
 

@@ -3,7 +3,7 @@
 //! for 15 frequent exponents) or windowed (each part of the block has 3-bit codes for seven
 //! neighbouring exponents). A block of float16 has one window. The sign and the mantissa of each
 //! number are stored unchanged. Exponents without a code follow the codes in a list. A block that
-//! would not become shorter is stored raw.
+//! codes would make longer is stored raw.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

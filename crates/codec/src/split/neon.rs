@@ -1,5 +1,5 @@
-//! `split` for bfloat16 with NEON. The kernel uses only intrinsics that Miri supports, so that Miri
-//! can test the kernel on other processors.
+//! `split` for bfloat16 blocks with codebook codes, with NEON. The kernel uses only intrinsics that
+//! Miri supports, so that Miri can test the kernel on other processors.
 
 use super::codebook::{Codebook, ESCAPE, Lookup, exponent};
 use super::{GROUP, scalar};

@@ -1,5 +1,5 @@
-//! `split` for bfloat16, one number at a time: the reference for the other kernels, which use it
-//! for the last, partial group of a block.
+//! `split` for bfloat16 blocks with codebook codes, one number at a time: the reference for the
+//! other kernels, which use it for the last, partial group of a block.
 
 use super::GROUP;
 use super::codebook::{Codebook, ESCAPE, exponent};

@@ -47,8 +47,8 @@ pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) 
     let count = missing.count_ones() as usize;
     let mut at = 0;
     if let Some(few) = room.first_chunk_mut::<BRANCHLESS_ESCAPES>() {
-        // The entries beyond the last escape are not counted: the bytes that are written next
-        // overwrite these entries, or they are beyond the end of the block.
+        // The entries after the last escape are not counted: either the bytes that are written next
+        // overwrite these entries, or these entries are after the end of the encoded block.
         for escape in few {
             *escape = exponents[missing.trailing_zeros() as usize % GROUP];
             missing &= missing.wrapping_sub(1);

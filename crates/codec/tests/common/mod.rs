@@ -16,12 +16,13 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// A number between zero and one.
+    /// A number from zero to below one.
     pub fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u32 << 24) as f32
     }
 
-    /// Approximately normally distributed: the sum of twelve uniform numbers.
+    /// A number with an approximately standard normal distribution: the sum of twelve uniform
+    /// numbers, minus six.
     pub fn normal(&mut self) -> f32 {
         (0..12).map(|_| self.unit()).sum::<f32>() - 6.0
     }

@@ -87,8 +87,8 @@ impl Cuda {
     /// Opens device `ordinal`.
     ///
     /// # Errors
-    /// `Invalid` if the driver is missing, too old or incomplete, the device does not exist, or it
-    /// cannot map host memory.
+    /// `Invalid` if the driver is missing, too old, incomplete or cannot start, the device does not
+    /// exist, or it cannot map host memory; `Fatal` if another call of the driver fails.
     pub fn open(ordinal: u32) -> Result<Self> {
         let names = ["libcuda.so.1", "libcuda.so"].map(PathBuf::from);
         // SAFETY: libraries of these names are CUDA's.

@@ -1,5 +1,5 @@
-//! A device that is emulated by threads, for tests: device memory is memory of this process, a
-//! stream is a thread, and the kernels are compiled for the CPU.
+//! A device that is emulated by threads, for tests and measurements: device memory is memory of
+//! this process, a stream is a thread, and the kernels are compiled for the CPU.
 //!
 //! Tests inject faults through [`Faults`].
 
