@@ -105,8 +105,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Pins `bytes` bytes of host memory at `base`, and returns their address on the device.
     ///
     /// # Errors
-    /// `Retry` or `Invalid` if the driver refuses, for example because the memory is pinned already;
-    /// `Fatal` if the driver fails otherwise.
+    /// `Retry` or `Invalid` if the driver refuses, for example because the memory is pinned
+    /// already; `Fatal` if the driver fails otherwise.
     ///
     /// # Safety
     /// The memory stays mapped until it is unpinned.
@@ -124,8 +124,8 @@ pub trait Driver: Send + Sync + fmt::Debug {
     /// Allocates `bytes` bytes of device memory.
     ///
     /// # Errors
-    /// `Retry` if the device has too little free memory. The emulated device returns `Invalid` for a
-    /// length that no allocation can have.
+    /// `Retry` if the device has too little free memory. The emulated device returns `Invalid` for
+    /// a length that no allocation can have.
     fn allocate(&self, bytes: usize) -> Result<u64>;
 
     /// Frees memory of [`Driver::allocate`].

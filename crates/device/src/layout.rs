@@ -335,9 +335,11 @@ fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
                     && span.base >= end_of_blocks
                     && (blocks == 1 || block_end - first <= stride);
                 if !is_apart {
-                    return Err(Error::invalid("two spans of a pool share bytes, or alternate with different strides")
-                        .with("base", span.base)
-                        .with("stride", span.stride));
+                    return Err(Error::invalid(
+                        "two spans of a pool share bytes, or alternate with different strides",
+                    )
+                    .with("base", span.base)
+                    .with("stride", span.stride));
                 }
                 group = Some((stride, first, last.max(end)));
             }

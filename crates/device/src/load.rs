@@ -86,9 +86,8 @@ impl Device {
     /// not moved are unspecified.
     ///
     /// # Errors
-    /// Returns the errors of [`Device::table`], of [`Device::submit`], of `read` and of moves, if the
-    /// error is the reason why the first page that was not moved was not moved; `Fatal` if a thread
-    /// of the load panicked.
+    /// Returns the error of [`Device::table`], [`Device::submit`], `read` or a move, if this error
+    /// is why the first missing page is missing; `Fatal` if a thread of the load panicked.
     ///
     /// # Safety
     /// From the completion of `after` until this returns, no other code or work accesses the

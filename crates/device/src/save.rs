@@ -18,8 +18,8 @@ use std::time::Instant;
 /// Maximum bytes of a window. Each window is stored by one put, and one put follows the other. The
 /// disk is idle between two puts, so puts are long.
 const WINDOW_BYTES: usize = 128 << 20;
-/// A gather takes slots only if at most 1/2 of the pinned memory, slots of loads included, is in use
-/// after it. The remainder is for loads, because requests wait for loads.
+/// A gather takes slots only if at most 1/2 of the pinned memory, slots of loads included, is in
+/// use afterwards. The remainder is for loads, because requests wait for loads.
 const SHARE: usize = 2;
 /// Minimum number of windows of a save that fit into half of the pinned memory.
 const WINDOWS: usize = 4;
@@ -125,12 +125,12 @@ impl Save {
     }
 
     /// Calls `write` for each window in order, after its gather, until a window is not stored
-    /// whole, or until a gather failed with `Retry`, because the device had no free event. Frees the
-    /// slots of each window that was written.
+    /// whole, or until a gather failed with `Retry`, because the device had no free event. Frees
+    /// the slots of each window that was written.
     ///
     /// # Errors
-    /// `Retry` if a gather has not ended after 30 seconds; otherwise the first error of `write`, or,
-    /// except `Retry`, of a gather.
+    /// `Retry` if a gather has not ended after 30 seconds; otherwise the first error of `write`, or
+    /// of a gather except `Retry`.
     pub fn store(mut self, control: &Control, write: &mut Write<'_>) -> Result<Moved> {
         let mut moved = Moved { pages: 0, bytes: 0, reason: "" };
         while let Some(window) = self.windows.pop_front() {

@@ -1,4 +1,4 @@
-//! The error type of all crates: a kind that selects the caller's reaction, a sentence, and
+//! The error type that all crates share: a kind that selects the caller's reaction, a sentence, and
 //! context.
 
 use std::error::Error as StdError;
@@ -45,7 +45,7 @@ struct Inner {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The result of any operation of Ritornello that can fail.
+/// A result whose error is an [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

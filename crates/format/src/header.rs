@@ -204,7 +204,8 @@ impl RunHeader {
     /// checksum. Interprets only magic, version and length before it has verified the checksum.
     ///
     /// # Errors
-    /// `Miss` if `bytes` do not begin with an intact run header of this version.
+    /// `Miss` if `bytes` do not begin with an intact run header of this version, or if the header
+    /// has unknown features or fields out of range.
     pub fn decode(bytes: &[u8]) -> Result<(Self, u64)> {
         let mut reader = Reader::new(bytes);
         if reader.array()? != RUN_MAGIC {

@@ -29,7 +29,7 @@ pub fn check_keys(keys: &[&[u8]]) -> Result<()> {
 /// Identifies a page in the index: XXH3-128 of the page's key, seeded with the id of its scope.
 ///
 /// The hash does not resist constructed collisions. A collision cannot deliver wrong bytes, because
-/// a read first compares the full key with the run header. A hash is never all zeroes:
+/// a read first compares the full key with the run header. The hash of a page is never all zeroes:
 /// [`PageHash::NONE`] means "no page".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[repr(transparent)]
@@ -62,8 +62,8 @@ impl PageHash {
     }
 }
 
-/// A sequence of page hashes. Hashes are computed on demand, because a probe needs the hashes of
-/// only a few pages.
+/// A sequence of page hashes. [`ScopedKeys`] computes hashes on demand, because a probe needs the
+/// hashes of only a few pages; slices of [`PageHash`] hold them.
 pub trait PageHashes {
     /// Number of pages.
     fn len(&self) -> usize;

@@ -2,8 +2,8 @@
 
 use std::ops::Index;
 
-/// Page keys in order, in one buffer: a list of any length takes two allocations, and a clone
-/// copies two blocks of memory. A put or get of small pages has thousands of keys, and freeing each
+/// Page keys in order, in one buffer: a list of any length has two blocks of memory, which a clone
+/// copies. A put or get of small pages has thousands of keys, and freeing each
 /// key apart is slow once its memory has left the processor's cache.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct KeyList {

@@ -41,7 +41,9 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     } else {
         number.parse().ok().and_then(|value: u64| value.checked_mul(scale))
     };
-    bytes.ok_or_else(|| refused("a size is a number and a unit, such as 200GiB".to_owned()))
+    bytes.ok_or_else(|| {
+        refused("a size is a number below 2^64 bytes with a unit, such as 200GiB".to_owned())
+    })
 }
 
 #[cfg(test)]
@@ -49,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_parse_with_every_unit() {
+    fn sizes_parse_with_and_without_units() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -63,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_sizes_are_refused_with_advice() {
+    fn ambiguous_and_malformed_sizes_are_refused_with_advice() {
         let error = parse_bytes("200G").unwrap_err().to_string();
         assert!(error.contains("200GiB") && error.contains("200GB"), "{error}");
         for text in ["", "GiB", "-1GiB", "1.2.3GiB", "1PiB", "99999999TiB", "1e9", "ten"] {

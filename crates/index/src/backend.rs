@@ -134,7 +134,7 @@ impl fmt::Display for Backend {
 impl FromStr for Backend {
     type Err = Error;
 
-    /// The backend of this name, if it is compiled in.
+    /// The backend of this name; `Invalid` if it is unknown or not compiled in.
     fn from_str(name: &str) -> Result<Self> {
         Self::compiled().find(|backend| backend.name() == name).ok_or_else(|| not_compiled(name))
     }

@@ -40,6 +40,9 @@ pub struct Content {
 }
 
 /// All contents of an index, by generation. Generations must be distinct.
+///
+/// # Panics
+/// If the index's lookups or statistics disagree with [`PrefixIndex::for_each`].
 #[must_use]
 pub fn contents(index: &dyn PrefixIndex) -> BTreeMap<u64, Content> {
     let mut runs = Vec::new();
@@ -155,7 +158,7 @@ pub fn run_all(make: Make<'_>) {
     scenarios::run_names_are_not_reused(make);
     scenarios::long_runs_behave_like_short_runs(make);
     scenarios::sequences_of_any_length_are_found(make);
-    scenarios::sync_makes_data_durable_first(make);
+    scenarios::sync_calls_sync_data_and_returns_its_error(make);
 }
 
 /// Runs the suite for indexes whose records become durable only after the data that they name: the

@@ -1,4 +1,5 @@
-//! Copies an index into another index, between any two backends. Only the names of runs change.
+//! Copies the consistent runs of an index into another index, between any two backends. The copies
+//! of runs have other names.
 
 use crate::{NewRun, PrefixIndex, RunId, RunView, SyncData};
 use ritornello_format::{ErrorKind, PageHash, Result, ScopeSlot};

@@ -238,14 +238,14 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Fatal` if a write or sync failed: the index is then poisoned, and every later sync fails
-    /// too. Errors of `sync_data`: then no record that depends on it is written. In the backend
-    /// `run`, `Retry` if the file system has no room: a later sync writes the records.
+    /// too. Errors of `sync_data`: the backend `run` then writes no record that depends on it. In
+    /// the backend `run`, `Retry` if the file system has no room: a later sync writes the records.
     fn sync_after(&self, sync_data: SyncData<'_>) -> Result<()>;
 
-    /// Reduces the size of the files, if necessary. Does I/O and takes long, but does not delay
-    /// other calls for long: meant for a background thread. If this method is never called, the
-    /// backend `run` does the work in [`PrefixIndex::sync_after`], once the work cannot be
-    /// postponed.
+    /// Reduces the size of the files, if necessary; does nothing in `memory` and `art`. Does I/O
+    /// and takes long, but does not delay other calls for long: meant for a background thread. If
+    /// this method is never called, the backend `run` does the work in
+    /// [`PrefixIndex::sync_after`], once the work cannot be postponed.
     ///
     /// # Errors
     /// Errors of [`PrefixIndex::sync_after`].
@@ -270,7 +270,8 @@ pub trait PrefixIndex: Send + Sync + std::fmt::Debug {
         self.maintain_after(&|| Ok(()))
     }
 
-    /// Whether a run of these pages, with one extent, fits the memory ceiling.
+    /// Whether a run of these pages, with one extent, fits the memory ceiling; true without a
+    /// ceiling.
     fn has_memory_for(&self, pages: &[PageHash]) -> bool {
         let _ = pages;
         true

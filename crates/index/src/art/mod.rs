@@ -49,8 +49,8 @@
 //! * *Writes are not reported.* [`crate::IndexStats::written_bytes`] counts the bytes of each key
 //!   and value once, although Holt writes them to its log and to its frames.
 //! * *Holt uses the host's file system.* Its I/O does not go through the `Medium`.
-//! * *Keys and values are at most 64 KiB.* A run whose place has more than about 5,400 extents is
-//!   refused (`Invalid`).
+//! * *Keys and values are at most 64 KiB.* A run whose place has more than 5,454 extents is refused
+//!   (`Invalid`).
 
 mod index;
 mod key;

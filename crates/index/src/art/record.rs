@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_decode_under_their_own_key_only() {
+    fn record_decodes_under_its_own_key_only() {
         let record = Record {
             scope: ScopeSlot(3),
             chained: true,

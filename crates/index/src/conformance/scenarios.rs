@@ -1,4 +1,4 @@
-//! The scenarios of the suite.
+//! The scenarios of [`super::run_all`].
 
 #![allow(clippy::panic, reason = "a suite panics where a promise is broken")]
 
@@ -455,7 +455,7 @@ pub(super) fn sequences_of_any_length_are_found(make: Make<'_>) {
     assert_eq!((bench.prefix(&one), bench.prefix(&keys)), (1, 0));
 }
 
-pub(super) fn sync_makes_data_durable_first(make: Make<'_>) {
+pub(super) fn sync_calls_sync_data_and_returns_its_error(make: Make<'_>) {
     let bench = Bench::new(make);
     let (first, second) = (pages(1, 3), pages(2, 3));
     bench.insert(true, None, &first);

@@ -23,8 +23,8 @@ const WINDOWS: usize = 16;
 const CONFIRM: usize = 2;
 /// Distance of mixes that counts as a shift, see [`Mix::distance`].
 const SHIFT: f64 = 0.15;
-/// Share of the current cost that a new setting must save: about the relative error of the cost
-/// model. A smaller predicted saving may not be real.
+/// Share of the current cost that a new setting must save. A smaller predicted saving may be an
+/// error of the cost model.
 const GAIN: f64 = 0.1;
 /// Factor by which the tree must grow or shrink before the same mix leads to a new decision.
 const GROWTH: f64 = 2.0;

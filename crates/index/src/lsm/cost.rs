@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn model_matches_replayed_rules() {
+    fn model_is_within_65_percent_of_replayed_rules() {
         for (ratio, runs) in [(2, 1), (4, 1), (12, 1), (4, 2), (8, 2), (4, 3), (8, 4), (12, 11)] {
             let setting = Setting { ratio, runs };
             for flushes in [100, 300] {
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn distance_of_mixes_is_between_zero_and_one() {
+    fn distance_of_mixes_is_one_if_disjoint_and_zero_if_equal() {
         let (writes, reads) = (mix(5.0, 0.0, 0.0, 0.0), mix(0.0, 3.0, 0.0, 0.0));
         assert_eq!(writes.distance(&reads), 1.0);
         assert_eq!(writes.distance(&mix(9.0, 0.0, 0.0, 0.0)), 0.0);

@@ -34,7 +34,7 @@ const GUESSED: f64 = 100_000.0;
 /// Weight, in runs, of the initial assumption that there are as many runs as predicted.
 const RUNS_GUESSED: u32 = 8;
 
-/// See the module.
+/// See the module [`super::meter`].
 #[derive(Debug)]
 pub(super) struct Meter {
     lookups: AtomicU64,
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slope_without_variation_is_mean_time_per_unit() {
+    fn slope_excludes_constant_time_only_if_numbers_vary() {
         let mut slope = Slope::default();
         assert_eq!(slope.get(), None);
         (0..100).for_each(|_| slope.add(4.0, 900.0));

@@ -9,7 +9,7 @@
 //! | `probe` | the two methods that find the longest prefix |
 //! | `write` | changes, as atomic batches |
 //! | `options` | options, at open and while open |
-//! | `cost` | the cost of operations with a setting |
+//! | `cost` | the cost of operations with a setting: a size ratio and a number of runs per level |
 //! | `controller` | selects the setting that suits the operations |
 //! | `meter` | prices, measured in the running index |
 //! | `shape` | maps a setting to RocksDB's options |
