@@ -21,7 +21,8 @@ ROUNDS = 3
 CALLS_MAX = 40_000
 # Number of programs (blocks of threads) of the Triton kernel.
 PROGRAMS = 12
-# Of `interference`: pages of a move, and the moves and matrix products that run concurrently.
+# For `interference`: pages of a move, and numbers of moves and matrix products that run
+# concurrently.
 PAGES, BESIDE, PRODUCTS = 512, 16, 20
 
 

@@ -34,7 +34,7 @@ pub(crate) fn start_in_command(default: LevelFilter) {
 }
 
 /// Starts the log of a process that uses the store as a library: warnings and errors, or the levels
-/// in [`VARIABLE`]. If the process already has a logger, such as that of a command, that logger
+/// in [`VARIABLE`]. If the process already has a logger, such as a command's logger, that logger
 /// stays in use.
 pub fn start_in_library() {
     let lines = tracing_subscriber::fmt::layer()

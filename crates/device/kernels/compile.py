@@ -37,8 +37,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def compiled(nvrtc: ctypes.CDLL, source: bytes) -> str:
-    """Compiles `source` to PTX. Exits with a message if NVRTC has another version than `VERSION`,
-    fails, or prints messages.
+    """Compiles `source` to PTX. Exits with a message if the version of NVRTC is not `VERSION`,
+    or if NVRTC fails or prints messages.
     """
     version = (ctypes.c_int(), ctypes.c_int())
     nvrtc.nvrtcVersion(*(ctypes.byref(part) for part in version))

@@ -37,7 +37,7 @@ pub struct Launch {
     pub spans: u64,
     /// Number of spans to move.
     pub count: u32,
-    /// Number of work units of these spans in one page.
+    /// Number of work units ([`crate::layout::WORK_UNIT`]) of these spans in one page.
     pub units: u32,
     /// Address of the first [`MoveEntry`](crate::layout::MoveEntry).
     pub moves: u64,

@@ -1,4 +1,6 @@
 //! Loads: pages that a reader fills slot by slot, copied to the device while later pages are read.
+//! Consecutive pages pass through slots together, as a window (module `windows`). A lane is a
+//! thread that reads windows and submits their copies.
 
 use crate::core::Event;
 use crate::device::Device;

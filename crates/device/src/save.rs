@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Maximum bytes of a window. Each window is stored by one put, and one put follows the other. The
-/// disk is idle between two puts, so puts are long.
+/// Maximum bytes of a window, the consecutive pages that one put stores. Puts follow one another.
+/// The disk is idle between two puts, so puts are long.
 const WINDOW_BYTES: usize = 128 << 20;
 /// A gather takes slots only if at most 1/2 of the pinned memory, slots of loads included, is in
 /// use afterwards. The remainder is for loads, because requests wait for loads.

@@ -28,7 +28,7 @@ impl Counted {
     }
 }
 
-// The safety conditions of each call are those of the call that it passes on.
+// Each call has the safety conditions of the call of `Emulated` that it makes.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "each call is passed on unchanged")]
 impl Driver for Counted {
     fn describe(&self) -> String {

@@ -1,8 +1,8 @@
 //! The index's checkpoints: images of all runs, which make earlier journal files unnecessary.
 //!
-//! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in the journal. A frame's sequence
-//! number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low 32, so
-//! that a frame of an older checkpoint in the same file is not mistaken for a frame of this
+//! **File.** A [`CheckpointHeader`] (48 bytes), then frames as in [`crate::journal`]. A frame's
+//! sequence number has the checkpoint's id in the high 32 bits and the frame's ordinal in the low
+//! 32, so that a frame of an older checkpoint in the same file is not mistaken for a frame of this
 //! checkpoint. Frames of kind 1 hold runs. Frames of kind 3 hold the retentions of runs in earlier
 //! frames, and the store's clock ([`Retentions`]). The last frame is of kind 2 ([`CheckpointEnd`]).
 //! A checkpoint is valid only if all its frames are intact, and the counts in the last frame equal

@@ -67,7 +67,7 @@ pub struct Frame<'a> {
 pub enum Parsed<'a> {
     /// An intact frame.
     Frame(Frame<'a>),
-    /// The bytes end before the frame does. The whole frame has at least this many bytes.
+    /// The bytes end inside the frame, whose length is at least this number of bytes.
     Short(usize),
     /// Bytes that are not a frame.
     Damaged,

@@ -123,7 +123,7 @@ impl Manifest {
         self.paths(dir).into_iter().filter(|path| !path.as_os_str().is_empty()).collect()
     }
 
-    /// Encodes the file: a whole-file record.
+    /// Encodes the file: a whole-file record (module `whole_file`).
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

@@ -22,7 +22,7 @@ impl VolumeMarker {
     /// Name of the file.
     pub const FILE: &'static str = "VOLUME";
 
-    /// Encodes the file: a whole-file record.
+    /// Encodes the file: a whole-file record (module `whole_file`).
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

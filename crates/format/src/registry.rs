@@ -87,7 +87,7 @@ pub struct StoredRegistry {
 impl ScopeRegistry {
     /// Encodes the head, a whole-file record. Body: [`Scope::IDENTITY`]; next slot; number of
     /// scopes, then slot and description of each; number of settings, then slot and settings of
-    /// each. Descriptions and settings are blobs.
+    /// each. Descriptions and settings are blobs: length `u32`, then bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();

@@ -1,5 +1,5 @@
 //! The reservation log: the space to which client processes may still write. A head, which is a
-//! whole-file record without a body, precedes the records.
+//! whole-file record (module `whole_file`) without a body, precedes the records.
 
 use crate::whole_file::{SEAL_BYTES, seal, unseal};
 use crate::wire::{Reader, Writer};

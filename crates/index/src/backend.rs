@@ -17,8 +17,8 @@ use std::sync::Arc;
 pub enum Backend {
     /// Memory-resident, with a journal and two checkpoints: the default.
     Run,
-    /// Hash maps, which are lost when the index is closed: the backend with which tests compare the
-    /// others.
+    /// Hash maps, which are lost when the index is closed: the backend with which tests compare all
+    /// other backends.
     Memory,
     /// Holt, a persistent adaptive radix tree. Cargo feature `art`.
     Art,

@@ -4,8 +4,9 @@
 use super::GROUP;
 use super::codebook::{Codebook, ESCAPE, exponent};
 
-/// Encodes each number into one byte of `plane` and half a byte of `nibbles`. Returns the number of
-/// exponents written to `escapes`; `None` if `escapes` is too short.
+/// Encodes each number: its mantissa and sign into one byte of `plane`, the code of its exponent
+/// into half a byte of `nibbles`, and an exponent without a code into one byte of `escapes`.
+/// Returns the number of exponents written to `escapes`; `None` if `escapes` is too short.
 pub fn encode(
     book: &Codebook,
     input: &[u8],
@@ -40,7 +41,8 @@ pub fn encode(
     Some(escaped)
 }
 
-/// Decodes what [`encode`] wrote; `None` if the number of escapes does not match.
+/// Decodes what [`encode`] wrote; `None` if `escapes` does not have one byte for each escape among
+/// the codes in `nibbles`.
 pub fn decode(
     exponents: &[u8; 16],
     plane: &[u8],

@@ -15,8 +15,9 @@ const BRANCHLESS_ESCAPES: usize = 4;
 /// The numbers of a group, as bytes.
 pub type Numbers = [u8; 2 * GROUP];
 
-/// Encodes the groups of a strip. `first` is the first exponent of the strip's window. Returns how
-/// many exponents were written to `escapes`; `None` if `escapes` is too short.
+/// Encodes the groups of a strip: mantissas and signs into `planes`, codes of exponents into
+/// `codes`, exponents without a code into `escapes`. `first` is the first exponent of the strip's
+/// window. Returns the number of exponents written to `escapes`; `None` if `escapes` is too short.
 #[inline(always)]
 pub fn encode_strip(
     first: u8,
@@ -40,8 +41,9 @@ pub fn encode_strip(
     Some(escaped)
 }
 
-/// Writes to `room` the exponents of the numbers whose bits are set in `missing`. Returns how many
-/// exponents were written; `None` if `room` is too short.
+/// Writes to `room` the exponents of the numbers whose bits are set in `missing`. Returns the
+/// number of these exponents; `None` if `room` is too short. May also change bytes of `room` after
+/// these exponents.
 #[inline(always)]
 pub fn list_escapes(mut missing: u64, exponents: &[u8; GROUP], room: &mut [u8]) -> Option<usize> {
     let count = missing.count_ones() as usize;

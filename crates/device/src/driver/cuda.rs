@@ -546,7 +546,7 @@ impl Driver for Cuda {
         let function = kernels.functions[launch.kernel.index()];
         let Launch { mut spans, mut count, mut units, mut moves, mut pages, mut arena, .. } =
             *launch;
-        // The order and the types are those of the kernels' parameters in `kv.cu`.
+        // The arguments have the order and the types of the kernels' parameters in `kv.cu`.
         let mut arguments: [*mut c_void; 6] = [
             (&raw mut spans).cast(),
             (&raw mut count).cast(),

@@ -114,7 +114,7 @@ impl Shared {
     }
 }
 
-/// How often an event was recorded, and the number of the latest record whose work is complete.
+/// Number of records of an event, and the number of the latest record whose work is complete.
 #[derive(Debug, Default)]
 struct EventState {
     recorded: u64,

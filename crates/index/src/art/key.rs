@@ -6,7 +6,7 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `p` scope, run, first page | up to [`CHUNK`] page hashes of the run |
+//! | `p` scope, run, first page | a chunk: up to [`CHUNK`] page hashes of the run |
 //! | `h` scope, page hash | run, and the page's number in the run |
 //! | `r` run | the run's record: the commit marker of its pages |
 //! | `c` parent, child | the page of the parent to which the child is attached |

@@ -1,4 +1,4 @@
-//! Reads of the tree.
+//! Reads of the tree. A chunk is the value of one key with up to [`CHUNK`] page hashes of a run.
 
 use super::key::{self, CHUNK};
 use super::record::{self, Record};

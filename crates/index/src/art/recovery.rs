@@ -1,10 +1,11 @@
 //! Opens the index, and verifies it.
 //!
-//! Holt recovers its tree. This module reads the records of runs, and with
-//! [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the assigned run
-//! numbers, every chunk and every link as well. A run is valid if its record and all its chunks are
-//! intact and its parent is valid. Entries that were read and belong to no valid run are removed:
-//! their run was being written or removed when the process died, or it was damaged.
+//! Holt recovers its tree. A chunk is the value of one key with page hashes of a run, a link the
+//! key that attaches a run to its parent (module `key`). This module reads the records of runs, and
+//! with [`ArtOptions::verify`](super::ArtOptions), or if the tree lacks the entry of the assigned
+//! run numbers, every chunk and every link as well. A run is valid if its record and all its chunks
+//! are intact and its parent is valid. Entries that were read and belong to no valid run are
+//! removed: their run was being written or removed when the process died, or it was damaged.
 
 use super::key;
 use super::record::{self, Record};
@@ -142,7 +143,11 @@ impl ArtIndex {
             let mut batch = Batch::default();
             self.put_sum(&mut batch, 0, 0);
             self.apply(&batch)?;
-            tracing::warn!(dir = %self.dir.display(), ?recovered, "the index was incomplete; opened with the records that could be recovered");
+            tracing::warn!(
+                dir = %self.dir.display(),
+                ?recovered,
+                "the index was incomplete; opened with the records that could be recovered"
+            );
         }
         Ok(self)
     }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 /// Maximum age of a snapshot of the sizes of the files.
 const SNAPSHOT_MAX_AGE: Duration = Duration::from_millis(50);
 
+/// The files of the database: their bytes, the bytes of tables among them, and their number.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Files {
     pub(super) bytes: u64,

@@ -122,7 +122,8 @@ impl PrefixIndex for LsmIndex {
     fn drop_scope(&self, scope: ScopeSlot) -> Vec<Removed> {
         let mut removed = Vec::new();
         // Release the writer's lock after each batch, so that inserts make progress. Runs inserted
-        // meanwhile have names after `last`, and are removed only as descendants of removed runs.
+        // between batches have names after `last`, and are removed only as descendants of removed
+        // runs.
         let last = self.writer.lock().counts.last;
         let mut next = RunId(0);
         loop {
