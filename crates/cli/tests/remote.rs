@@ -93,7 +93,7 @@ fn invalid_address_error_shows_valid_forms() {
 }
 
 #[test]
-fn passwords_in_addresses_are_not_printed() {
+fn options_and_secrets_of_addresses_are_not_printed() {
     let dir = scratch();
     let at = format!("{}?mode=shared", address(dir.path()));
     let shown = format!("{}?…", address(dir.path()));

@@ -317,8 +317,8 @@ fn check_span(span: &Span, blocks: u32) -> Result<()> {
 /// another.
 ///
 /// Spans of one stride may alternate in memory (K and V of one tensor, or all layers of a block).
-/// Of two spans with different strides, one must end before the other begins: they are refused if
-/// they alternate without sharing bytes, too.
+/// Of two spans with different strides, one must end before the other begins: spans that alternate
+/// are refused even if they share no bytes.
 fn check_overlaps(spans: &[Span], blocks: u32) -> Result<()> {
     let mut sorted: Vec<&Span> = spans.iter().collect();
     sorted.sort_by_key(|span| span.base);

@@ -88,8 +88,10 @@ impl Device {
     /// not moved are unspecified.
     ///
     /// # Errors
-    /// Returns the error of [`Device::table`], [`Device::submit`], `read` or a move, if this error
-    /// is why the first missing page is missing; `Fatal` if a thread of the load panicked.
+    /// `Invalid` if a block does not exist or occurs twice; `Fatal` if the device cannot be used, or
+    /// a thread of the load panicked; otherwise the error of [`Device::table`],
+    /// [`Device::submit`], `read` or a move, if this error is why the first missing page is
+    /// missing.
     ///
     /// # Safety
     /// From the completion of `after` until this returns, no other code or work accesses the

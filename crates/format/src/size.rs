@@ -42,7 +42,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
         number.parse().ok().and_then(|value: u64| value.checked_mul(scale))
     };
     bytes.ok_or_else(|| {
-        refused("a size is a number below 2^64 bytes with a unit, such as 200GiB".to_owned())
+        refused("a size is a number with a unit, such as 200GiB, below 2^64 bytes".to_owned())
     })
 }
 

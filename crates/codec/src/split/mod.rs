@@ -2,8 +2,8 @@
 //! different exponents, while their mantissas are noise. A block of bfloat16 is coded (4-bit codes
 //! for 15 frequent exponents) or windowed (each part of the block has 3-bit codes for seven
 //! neighbouring exponents). A block of float16 has one window. The sign and the mantissa of each
-//! number are stored unchanged. Exponents without a code follow the codes in a list. A block that
-//! codes would make longer is stored raw.
+//! number are stored unchanged. Exponents without a code follow the codes in a list. A block is
+//! stored raw if codes would make it longer, or would cover too few of its numbers.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
