@@ -230,7 +230,8 @@ def main() -> int:
         "--setups",
         nargs="+",
         metavar="NAME",
-        help='measure only set-ups whose title contains NAME, such as "host + disk"',
+        help="measure only the engine alone, and set-ups whose title contains NAME, such as "
+        '"host + disk"',
     )
     given = parser.parse_args()
     console = wide_console(COLUMNS)

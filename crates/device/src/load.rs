@@ -88,8 +88,8 @@ impl Device {
     /// not moved are unspecified.
     ///
     /// # Errors
-    /// `Invalid` if a block does not exist or occurs twice; `Fatal` if the device cannot be used, or
-    /// a thread of the load panicked; otherwise the error of [`Device::table`],
+    /// `Invalid` if a block does not exist or occurs twice; `Fatal` if the device cannot be used,
+    /// or a thread of the load panicked; otherwise the error of [`Device::table`],
     /// [`Device::submit`], `read` or a move, if this error is why the first missing page is
     /// missing.
     ///
