@@ -82,7 +82,7 @@ enum Command {
     Doctor(DoctorArgs),
     /// Measure the store against the limits of this machine
     Bench(BenchArgs),
-    /// Load a small store for a long time, kill and restart it, and check every byte
+    /// Load a small store while it is killed, restarted and changed, and check every byte read
     Soak(SoakArgs),
     /// Replay request traces through eviction policies, or model prefill after a loaded prefix
     Simulate(SimulateArgs),

@@ -50,7 +50,8 @@ fn rows_have_hit_rates_and_writes() {
         assert!((1.0..1.05).contains(&amplification), "{row}");
         assert!(row["writes_per_unique"].as_f64().unwrap() > 0.0);
     }
-    // The policy writes 3, 1, 1 and 1 blocks for the four requests, which have 5 unique blocks.
+    // LRU with room for 3 blocks writes 3, 1, 1 and 1 blocks for the four requests, which have 5
+    // unique blocks.
     assert_eq!(rows[0]["writes_per_unique"], 1.2);
 }
 

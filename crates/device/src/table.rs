@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Maximum pages of a table.
 pub const TABLE_PAGES_MAX: usize = 8192;
-/// Bytes for tables, on the device and in pinned memory: enough for a thousand windows of loads. A
-/// table keeps its memory while its move waits, which may take a step of the engine. If no memory
-/// is free for a table, its moves use the copy engines.
+/// Bytes for tables, on the device and in pinned memory: enough for up to 2,048 tables of at most
+/// 512 pages each. A table keeps its memory while its move waits, which may take a step of the
+/// engine. If no memory is free for a table, its moves use the copy engines.
 const TABLE_BYTES: usize = 8 << 20;
 
 /// Memory for tables, allocated once: pinned memory, and device memory of the same length, in which
