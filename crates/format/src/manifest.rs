@@ -79,14 +79,15 @@ impl VolumeRecord {
 pub struct Manifest {
     /// Drawn at random when the store was created. Ties segments to their store.
     pub uuid: [u8; 16],
-    /// Number of owners so far; zero while the store is being created or restored.
+    /// Number of openings by an owner so far; zero while the store is being created or restored.
     pub owner_epoch: u32,
     /// Upper 32 bits of the last owner's run generations. Every owner increments this number at
     /// open, and again before the lower 32 bits run out, so that no generation is used twice.
     pub generations: u32,
-    /// The last owner closed the store, and all changes were durable then. If the last owner ended
-    /// otherwise, reads of the store's files may return bytes that are in the page cache and never
-    /// reach the disk, and writes of that owner may still be in flight.
+    /// The store is new, or the last owner closed the store when all changes were durable, no
+    /// volume or segment was absent, and no write of this owner or of a dead process was in flight.
+    /// If false, reads of the store's files may return bytes that are in the page cache and never
+    /// reach the disk, and writes of earlier processes may still be in flight.
     pub clean: bool,
     /// Length of a segment file in bytes.
     pub segment_bytes: u64,
