@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = 64 << 10;
-/// Number of concurrent gets, puts or reads of a test: more than the threads that work on tickets,
-/// and more than the I/O threads of one volume.
+/// Number of concurrent gets, puts or reads of a test: more than the threads that work on tickets
+/// while no volume stalls, and more than the I/O threads of one volume.
 const STALLED_GETS: usize = 24;
 const SHORT: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(60);
@@ -90,10 +90,10 @@ fn stalled_volume_holds_up_only_gets_that_need_it() {
     open.close();
 }
 
-/// The pages of a chained sequence are on both volumes. A load of the sequence returns the pages
+/// The pages of a chained sequence are on both volumes. A get of the sequence returns the pages
 /// before the first page on the stalled volume.
 #[test]
-fn stalled_volume_shortens_a_chained_load() {
+fn stalled_volume_shortens_a_chained_get() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let (schedule, open) = two_volumes(dir.path());
     let (scope, keys) = (Arc::new(chained(PAGE)), sequence(1, 12));

@@ -19,7 +19,7 @@ const KIB: u64 = 1 << 10;
 /// Minimum and maximum length of a page that is not encoded, in percent of its raw length.
 const RAW: (u64, u64) = (100, 100);
 const TURNOVERS: u64 = 4;
-/// Number of times that pages of each kind are used after each put.
+/// Number of times that pages of each kind are used after each put, from the second set on.
 const USES_PER_PUT: u64 = 8;
 
 /// Sequences of the same shape.
@@ -106,7 +106,8 @@ impl Steady {
         self.catalog.touch(kind.scope, &refs(&Self::keys(kind, set, number))).unwrap();
     }
 
-    /// Uses some pages in the middle of sequences of the previous set.
+    /// Uses up to 16 consecutive pages at a pseudorandom position, in each of [`USES_PER_PUT`]
+    /// sequences of each kind in the previous set. Does nothing for the first set.
     fn use_middle_pages(&self, set: u64, number: u64) {
         for kind in self.kinds.iter().filter(|_| set > 0) {
             for at in 0..USES_PER_PUT {
@@ -119,8 +120,9 @@ impl Steady {
         }
     }
 
-    /// Fills the store, and replaces its contents `TURNOVERS` times. After each set was put, uses
-    /// all its sequences once more, and the first sequence of one of the six latest sets.
+    /// Fills the store, and replaces its contents `TURNOVERS` times. After the sequences of a kind
+    /// in a set were put, uses each of them once. After the set, uses the first sequence of each
+    /// kind in one of the six latest sets.
     fn age(&mut self) -> SpaceHealth {
         let mut set = 0;
         while self.put < self.capacity * (TURNOVERS + 1) {

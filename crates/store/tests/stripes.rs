@@ -43,7 +43,8 @@ fn one_put_uses_every_volume_equally() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
     for scope in [chained(PAGE), unchained(PAGE)] {
-        // The put of 64 MiB is larger than the bytes that one call keeps in flight.
+        // The put of 64 MiB is larger than the 32 MiB that one call keeps in flight
+        // (`SegmentsConfig::IN_FLIGHT_BYTES`).
         let keys = sequence(1, 32);
         assert_eq!(put(&open.store, &scope, &keys, None).pages, 32);
         let (bytes, runs) = placed(&open, &scope, &keys);
@@ -76,8 +77,9 @@ fn one_long_page_uses_every_volume_equally() {
     open.close();
 }
 
-/// Puts twice into a new store on two volumes, of 256 and 32 MiB/s: the first put uses both equally
-/// and measures them. Returns the bytes of the second put on each volume.
+/// Puts twice into a new store on two volumes, of 256 and 32 MiB/s: the first put uses both about
+/// equally, and the store measures their speeds. Returns the bytes of the second put on each
+/// volume.
 fn second_put_on_unequal_volumes() -> (u64, u64) {
     const SLOW: u64 = 32 * MIB;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
@@ -88,8 +90,8 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
     let options = options(&dir.path().join("home"), 1024);
     let options = Options { paths: paths.to_vec(), segment_bytes, ..options };
     let open = open_on(Arc::new(medium), &options).unwrap();
-    // The speed of a volume is measured once 128 MiB were written to it. This put writes 144 MiB to
-    // each volume.
+    // The speed of a volume is measured once 128 MiB were written to it. This put writes about 144
+    // MiB to each volume.
     let first = Item::new("first", 1, 8 * MIB, true, 36);
     assert_eq!(first.put(&open.store).unwrap().pages, 36);
     assert_even(&placed(&open, &first.scope, &first.keys).0[..2], 17 * MIB);
@@ -100,8 +102,8 @@ fn second_put_on_unequal_volumes() -> (u64, u64) {
     (bytes[0], bytes[1])
 }
 
-/// A busy machine may slow the faster volume down, so the puts are repeated. Volumes whose speeds
-/// the owner does not know get equal shares each time.
+/// A busy machine may slow the faster volume down, so the puts are tried up to three times. If the
+/// owner did not use the measured speeds, both volumes would get equal shares each time.
 #[test]
 fn faster_volume_gets_more_of_the_next_put() {
     let has_larger_share = |_| {
@@ -125,7 +127,7 @@ fn one_volume_has_runs_of_64_mib() {
 }
 
 #[test]
-fn full_store_keeps_pages_on_every_volume() {
+fn full_store_spreads_sequences_over_volumes() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let open = open_on(Arc::new(Host), &four_volumes(dir.path(), 512)).unwrap();
     let scope = chained(PAGE);
@@ -142,7 +144,7 @@ fn full_store_keeps_pages_on_every_volume() {
     let most = |keys: &Vec<Vec<u8>>| *placed(&open, &scope, keys).0.iter().max().unwrap() / MIB;
     let most: u64 = whole.iter().map(most).sum();
     let limit = 16 * whole.len() as u64;
-    assert!(most <= limit, "the fullest volumes hold {most} MiB, more than half");
+    assert!(most <= limit, "the fullest volumes hold {most} MiB: more than half of the sequences");
     open.close();
 }
 

@@ -42,7 +42,7 @@ fn copies_follow_changes_and_a_drain_removes_them() {
     change(CapacityChange::AddVolume("/c".to_owned()));
     change(CapacityChange::DrainVolume("/a".to_owned()));
     assert_eq!(disk.list(Path::new("/a")).unwrap(), [""; 0]);
-    // Leave a copy, as a kill during the removal does.
+    // Leave the file of a copy, as a kill during the removal may.
     let access = Access { write: true, create: true, direct: false };
     disk.open(Path::new("/a/VOLUME.manifest"), access).unwrap();
     change(CapacityChange::AddVolume("/a".to_owned()));
@@ -55,8 +55,8 @@ fn copies_follow_changes_and_a_drain_removes_them() {
     assert!(!names.iter().any(|name| VOLUME_COPIES.iter().any(|copy| name == copy)), "{names:?}");
 }
 
-/// One volume stalls whenever a copy is written to it: puts, registrations and flushes continue,
-/// and the other volume gets its copies.
+/// One volume stalls when the copy of the scopes is written to it: puts, gets, registrations of
+/// scopes, flushes and the close of the store succeed, and the other volume gets its copies.
 #[test]
 fn stalled_copy_delays_no_call() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();

@@ -281,9 +281,10 @@ fn is_degraded(open: &Open) -> bool {
     !open.store.stats().unwrap().catalog.absent_space.reasons.is_empty()
 }
 
-/// A creation that was refused for its options can be repeated with different options.
+/// A store whose creation failed, because one of its directories could not be made, can be created
+/// with other directories.
 #[test]
-fn refused_creation_can_be_repeated_with_other_paths() {
+fn failed_creation_can_be_repeated_with_other_paths() {
     let disk = SimDisk::new(64 * MIB);
     let schedule = Schedule::new();
     let faulty = Arc::new(Faulty::new(Arc::new(disk.clone()), schedule.clone()));
@@ -294,9 +295,9 @@ fn refused_creation_can_be_repeated_with_other_paths() {
     assert!(again.is_ok(), "{}", again.unwrap_err());
 }
 
-/// Statistics and a change of the capacity work while a segment cannot be opened.
+/// Statistics and an increase of the capacity work while a segment cannot be opened.
 #[test]
-fn stats_and_resize_work_while_a_segment_is_absent() {
+fn stats_and_growth_work_while_a_segment_is_absent() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     let schedule = Schedule::new();
@@ -310,7 +311,7 @@ fn stats_and_resize_work_while_a_segment_is_absent() {
 }
 
 #[test]
-fn shrinking_with_an_absent_volume_keeps_pages() {
+fn shrinking_with_an_absent_volume_keeps_some_pages() {
     let disk = SimDisk::new(64 * MIB);
     fill_with(&disk, &two_volumes());
     disk.unmount(Path::new("/b")).unwrap();
@@ -333,9 +334,10 @@ fn shrinking_with_an_absent_volume_keeps_pages() {
     assert!(after > 0, "all pages of the present volume were evicted");
 }
 
-/// A volume is unmounted while the store is open: the store creates no segment in its mount point.
+/// A volume is unmounted while the store is open: all pages that are flushed afterwards are found
+/// once the volume is mounted again, so none of them is below the mount point.
 #[test]
-fn nothing_is_created_in_a_mount_point_while_open() {
+fn pages_flushed_after_an_unmount_are_found() {
     let disk = SimDisk::new(64 * MIB);
     let open = open_on(Arc::new(disk.clone()), &two_volumes()).unwrap();
     put(&open.store, &chained(65_536), &sequence(0, 8), None);

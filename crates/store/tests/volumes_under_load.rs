@@ -20,7 +20,7 @@ use std::time::Duration;
 /// multiple of 4 KiB.
 const LONG: u64 = 16 * MIB + 5_001;
 const THREADS: usize = 4;
-/// Number of calls that complete before a change begins, and again after the change has ended.
+/// Minimum number of calls that complete before a change begins, and again after it has ended.
 const CALLS: usize = 24;
 
 /// Items of short and long pages, chained and unchained: `short` items of each kind of short pages,
@@ -243,8 +243,8 @@ fn volume_that_fails_writes_returns() {
         for op in [Op::Write, Op::SyncData] {
             schedule.add(Rule::always(MediumFault::Io).on(op).at("/b/"));
         }
-        // An opening tests each volume with a file. The test writes nothing to a simulated file, so
-        // the open of the file must fail as well.
+        // An opening tests each volume with a file. This self-test writes nothing to a simulated
+        // file, so the open of the file must fail as well.
         schedule.add(Rule::always(MediumFault::Io).on(Op::Open).at("/b/.selftest"));
         assert_eq!(open.store.flush().unwrap_err().kind(), ErrorKind::Retry);
         assert_hits(&open.store, &kept);
@@ -304,7 +304,7 @@ fn tiny_volume_refuses_no_put_beside_a_large_volume() {
 }
 
 /// Threads put short and long pages into a new store at the same time: no put finds the store full,
-/// and all volumes grow equally.
+/// and the volumes differ by at most one segment.
 #[test]
 fn concurrent_puts_grow_all_volumes() {
     let disk = SimDisk::new(512 * MIB);

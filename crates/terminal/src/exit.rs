@@ -16,7 +16,7 @@ pub enum Status {
     /// The command line or an argument is invalid, the store cannot be opened for another reason,
     /// or a remote refused a call.
     Unusable,
-    /// The command began its work and failed.
+    /// The command failed during its work, or a remote did not answer.
     Failed,
 }
 

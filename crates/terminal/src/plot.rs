@@ -63,7 +63,7 @@ pub enum Scale {
 /// A pair of axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Panel {
-    /// Title above the panel, with the unit.
+    /// Title above the panel, with the unit of the vertical axis.
     pub title: String,
     /// Label below the horizontal axis.
     pub across: String,
@@ -193,7 +193,7 @@ fn colour(at: usize) -> RGBColor {
     COLOURS[at % COLOURS.len()]
 }
 
-/// Returns the minimum and the maximum.
+/// Returns the minimum and the maximum; `None` without values.
 fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     values.fold(None, |extent, value| {
         let (low, high) = extent.unwrap_or((value, value));
@@ -201,7 +201,8 @@ fn extent(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
     })
 }
 
-/// Formats 5000000 as 5M.
+/// Formats a number with at most two decimals; from 10,000 in thousands (`12.35k`), from 1,000,000
+/// in millions (`2.5M`).
 fn short(value: f64) -> String {
     let (scaled, unit) = match value {
         1e6.. => (value / 1e6, "M"),

@@ -4,7 +4,7 @@ use comfy_table::{ContentArrangement, Table, TableComponent, presets};
 use serde::Serialize;
 use std::io::Write;
 
-/// Writes lines to standard output. Ignores errors, such as a closed pipe.
+/// Writes `text` and a newline to standard output. Ignores errors, such as a closed pipe.
 pub fn print_stdout(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = writeln!(out, "{text}").and_then(|()| out.flush());
@@ -15,7 +15,7 @@ pub fn print_stderr(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// Writes `value` to standard output, as one JSON object over several lines.
+/// Writes `value` to standard output, as indented JSON.
 pub fn json(value: &impl Serialize) {
     match serde_json::to_string_pretty(value) {
         Ok(text) => print_stdout(&text),

@@ -10,7 +10,7 @@ pub fn bar(what: &str) -> ProgressBar {
     styled("{msg} {wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}", what, 0)
 }
 
-/// Returns a bar over a number of steps, whose message names the current step.
+/// Returns a bar over a number of steps. The caller sets its message to the current step.
 #[must_use]
 pub fn steps(count: u64) -> ProgressBar {
     let bar = styled("{spinner} {pos}/{len} {wide_msg} {elapsed}", "", count);

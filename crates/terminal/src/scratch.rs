@@ -1,4 +1,5 @@
-//! Temporary directories, removed at the end, on failure, and on Ctrl-C.
+//! Temporary directories, removed at the end, on failure, and on SIGINT (Ctrl-C), SIGTERM and
+//! SIGHUP.
 
 use crate::exit::Failure;
 use parking_lot::Mutex;
@@ -23,7 +24,7 @@ impl Scratch {
     /// Creates a directory in `dir`, with `what` in its name, accessible to this user only.
     ///
     /// # Errors
-    /// If `dir` cannot be written to.
+    /// If the directory cannot be created.
     pub fn new(dir: &Path, what: &str) -> Result<Self, Failure> {
         GUARD.call_once(watch_signals);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -68,8 +69,8 @@ fn remove(path: &Path) {
     }
 }
 
-/// Starts a thread that removes the directories on SIGINT, SIGTERM and SIGHUP, and then ends the
-/// process.
+/// Starts a thread that removes all temporary directories on SIGINT, SIGTERM and SIGHUP, and then
+/// ends the process.
 fn watch_signals() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else { return };
     let watcher = std::thread::Builder::new().name("ritornello-signals".to_owned());

@@ -243,7 +243,8 @@ impl Gate {
             let tier = span.tier as usize;
             pages += span.pages;
             loads[tier] += span.pages as f64 * bytes;
-            // Tiers are read in parallel, so the slowest read determines the time.
+            // The estimate assumes that tiers are read in parallel: the slowest read determines the
+            // time.
             let load = (0..4)
                 .filter(|&tier| loads[tier] > 0.0)
                 .map(|tier| self.tiers[tier].seconds(loads[tier], query.queued[tier] as f64, now))
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn rate_cap_applies_immediately_and_permanently() {
+    fn rate_cap_applies_without_loads_and_after_recovery() {
         let mut gate = Gate::default();
         gate.record_prefill(0, 2_000, Duration::from_millis(200));
         gate.set_cap(Tier::Disk, 100_000_000);

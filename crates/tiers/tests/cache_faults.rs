@@ -31,7 +31,7 @@ fn filled(prompt: &[Vec<u8>]) -> Arc<FaultyRemote> {
 }
 
 #[test]
-fn hanging_remote_delays_no_call() {
+fn calls_end_while_the_remote_hangs() {
     let (theirs, ours) = (keys(1, 0, 40), keys(2, 0, 40));
     let remote = filled(&theirs);
     let dir = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn unmounted_remote_costs_hits_and_is_counted() {
 }
 
 #[test]
-fn prefetch_stops_at_first_missing_page() {
+fn prefetch_delivers_pages_before_a_truncated_object() {
     // The remote reads this prompt in more than one batch of objects.
     let prompt = keys(1, 0, 700);
     let remote = filled(&prompt);

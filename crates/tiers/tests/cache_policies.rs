@@ -234,7 +234,7 @@ fn writes_of_unchained_pages_are_not_merged() {
 }
 
 #[test]
-fn growing_prompt_is_written_in_few_objects() {
+fn growing_prompt_is_found_on_the_remote() {
     let (dir, remote_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let cache = open(&[&host(&dir, 64), &remote(remote_dir.path())]);
     let prompt = keys(1, 0, 60);

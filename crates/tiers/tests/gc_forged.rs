@@ -35,7 +35,7 @@ fn hex(hash: PageHash) -> String {
 }
 
 #[test]
-fn gc_of_circular_headers_takes_linear_time() {
+fn gc_of_20000_circular_headers_ends_within_10_s() {
     let (backend, scope) = (MemoryBackend::default(), ScopeId([5; 16]));
     for number in 0..20_000_u32 {
         let key = number.to_le_bytes().repeat(8);

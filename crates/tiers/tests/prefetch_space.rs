@@ -152,7 +152,7 @@ fn prefetched_pages_stay_until_looked_up() {
 }
 
 #[test]
-fn cancelled_prefetch_frees_its_space() {
+fn cancelling_a_complete_prefetch_frees_its_space() {
     let left = prefetched_pages_left(|cache, scope, prompt| {
         assert!(
             !cache.cancel(scope, prompt).unwrap(),

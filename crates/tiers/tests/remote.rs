@@ -481,7 +481,7 @@ proptest! {
         log in 0..8_u32,
         reads in prop::collection::vec((0..150_usize, 0..150_usize), 1..6),
     ) {
-        // A page of 9 MiB fills an object. An object holds 128 pages of 40 to 280 bytes.
+        // A page of 9 MiB is an object alone. An object holds up to 128 pages of 40 to 280 bytes.
         let bytes = if log == 0 { 9 << 20 } else { 40 * log as usize };
         let puts: Vec<_> = if log == 0 {
             puts.into_iter().map(|(n, fork, pages)| (n, fork % 3, pages % 3 + 1)).take(2).collect()

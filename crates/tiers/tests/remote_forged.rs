@@ -45,7 +45,8 @@ impl TestRemote {
         Self { backend: Arc::default(), zstd: None }
     }
 
-    /// Returns the tier of a process with this key file; without a key file if `ids` is empty.
+    /// Returns the tier of a process that has the keys of [`ring`]`(ids)`; without keys if `ids` is
+    /// empty.
     fn tier(&self, ids: &str) -> RemoteTier {
         let keys = (!ids.is_empty()).then(|| ring(ids));
         let options = RemoteOptions { zstd: self.zstd, keys };
@@ -134,7 +135,7 @@ impl ParsedObject {
     }
 }
 
-/// Replaces page 5 of the object `name`.
+/// Replaces page 5 of the object `name`, and corrects all checksums.
 fn forge(remote: &TestRemote, name: &str) {
     let mut parsed = ParsedObject::new(remote.value(name));
     parsed.replace(5, &[66; PAGE]);
@@ -151,7 +152,7 @@ fn forged_page_is_delivered_without_a_key() {
     assert_eq!(with_prompt(&SCOPE, read).unwrap(), 1);
     assert_eq!(
         out, [66; PAGE],
-        "a reader without a key must accept the forged page, as documented"
+        "a reader without a key verifies only checksums, so it must accept the forged page"
     );
 }
 

@@ -1,10 +1,12 @@
 //! `cargo run --release -p ritornello-volume --example throughput -- [DIR [MIB [PAGE_KIB
 //! [IN_FLIGHT_MIB [SKEW]]]]]`
 //!
-//! DIR is the directory for the segment files, MIB the total length of the pages in MiB, PAGE_KIB
-//! the length of a page in KiB, and IN_FLIGHT_MIB the length in MiB of the operations that one call
-//! keeps in flight. SKEW is the number of unused bytes after each page in memory. The environment
-//! variable `IO` selects the I/O mode: `pool` or `buffered`; otherwise the store chooses.
+//! DIR is the directory for the segment files (default `/var/tmp/ritornello-throughput`), MIB the
+//! total length of the pages in MiB (default 1024), PAGE_KIB the length of a page in KiB (default
+//! 8192), and IN_FLIGHT_MIB the length in MiB of the operations that one call keeps in flight
+//! (default 32). SKEW is the number of unused bytes after each page in memory (default 0). The
+//! environment variable `IO` selects the I/O mode: `pool` or `buffered`; with any other value, or
+//! without it, the store chooses.
 //!
 //! Prints the rates of writing and reading runs, and the ratio of each to the rate of plain
 //! operations on one file of the same disk (`baseline`), measured in the same process.

@@ -183,7 +183,7 @@ impl Limit {
     /// measured.
     ///
     /// # Errors
-    /// `Retry` if the file system fails.
+    /// `Retry` if the file system fails; `Invalid` if the new file cannot be opened for direct I/O.
     pub fn write_fresh(&mut self) -> Result<Rate> {
         self.medium.remove(&self.path)?;
         self.file = preallocate(self.medium.as_ref(), &self.path, self.bytes)?;
@@ -207,8 +207,9 @@ impl Limit {
         Rate::of(self.bytes, || self.pass(false, self.bytes, self.read_shape))
     }
 
-    /// Copies one half of the buffer to the other half on one thread, repeatedly. The copied bytes
-    /// total about the length of the file.
+    /// Copies one half of the buffer (16 MiB) to the other half on one thread, repeatedly. The
+    /// copied bytes total the length of the file, rounded down to a multiple of 16 MiB, but at
+    /// least 16 MiB.
     pub fn memcpy(&mut self) -> Rate {
         let half = BUFFER_BYTES / 2;
         let rounds = (self.bytes / half as u64).max(1);

@@ -135,7 +135,7 @@ pub unsafe trait PageTarget: Send + Sync {
     /// Number of pages.
     fn len(&self) -> usize;
     /// Appends the fragments of page `page`, in order. Appends no fragment if page `page` does not
-    /// exist, or if its memory was handed out and may be in use.
+    /// exist. [`BorrowedPagesMut`] also appends none for a page that it has handed out before.
     fn fragments(&self, page: usize, out: &mut Vec<FragmentMut>);
     /// Whether the number of pages is zero.
     fn is_empty(&self) -> bool {

@@ -60,7 +60,8 @@ impl Staging {
     /// An arena of at least `bytes`, rounded up to whole huge pages.
     ///
     /// # Errors
-    /// `Retry` if the address space cannot be reserved; `Invalid` if `bytes` exceeds it.
+    /// `Retry` if the address space cannot be reserved, or cannot be kept from forked children;
+    /// `Invalid` if `bytes` exceeds the address space.
     pub fn new(bytes: usize) -> Result<Arc<Self>> {
         let arena = Arena::new(bytes)?;
         let free = BTreeMap::from([(0, arena.len())]);

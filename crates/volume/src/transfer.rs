@@ -170,7 +170,7 @@ pub enum MissReason {
 }
 
 impl MissReason {
-    /// All reasons, in the order of counter tables.
+    /// All reasons, in the order of their declaration.
     pub const ALL: [Self; 13] = [
         Self::Place,
         Self::Header,

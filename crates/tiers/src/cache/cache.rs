@@ -27,9 +27,10 @@ use std::time::{Duration, Instant};
 
 /// Default limit of the bytes that may wait to be written to one tier.
 const WRITE_QUEUE_BYTES: u64 = 512 << 20;
-/// Maximum time that `flush` and `close` wait for background work. After `CLOSE_TIMEOUT`, `close`
-/// abandons threads that hang in a backend.
+/// Maximum time that [`Cache::flush`] waits for queued writes.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum time that [`Cache::close`] waits for background work. After this time it abandons
+/// threads that hang in a backend.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Settings of a cache.

@@ -1,5 +1,5 @@
 //! The contents and the state of the local tiers: calls that move no pages. Lists of scopes and
-//! keys come from the lowest local tier, because this tier keeps pages longest.
+//! keys come from the lowest local tier, because this tier is usually the largest.
 
 use super::cache::Cache;
 use super::local_tier::LocalTier;
@@ -8,10 +8,10 @@ use ritornello_node::Role;
 use ritornello_store::{KeyListing, ScopeListing, StorePolicy};
 
 impl Cache {
-    /// Returns the policy of the lowest local tier, because this tier keeps pages longest.
+    /// Returns the policy of the lowest local tier.
     ///
     /// # Errors
-    /// `Closed` in a forked child, and once the cache is closed.
+    /// `Closed`.
     pub fn policy(&self) -> Result<StorePolicy> {
         self.check()?;
         Ok(self.tiers.lowest().node.policy().clone())

@@ -25,7 +25,8 @@ pub(super) struct Lookups {
     pub(super) prefetcher: Arc<Prefetcher>,
     pub(super) policy: PrefetchPolicy,
     /// Pages of the lookups that got a final answer, and pages among them that were found on no
-    /// tier. A page that is only on the remote counts as missed if the remote was not queried.
+    /// tier. A page that is only on the remote counts as missed unless a prefetch of the prompt has
+    /// ended and found the page.
     pub(super) probed: Counter,
     pub(super) missed: Counter,
 }

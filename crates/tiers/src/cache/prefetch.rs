@@ -28,7 +28,8 @@ pub(super) struct Prefetch {
     pub(super) missing: Vec<usize>,
     pub(super) since: Instant,
     stage: Mutex<Stage>,
-    /// The gate's estimate of the duration of the fetch.
+    /// The gate's estimate of the time to load the pages worth having, local and remote; zero
+    /// before the gate's decision.
     expected: Mutex<Duration>,
     /// Leases that keep fetched pages on the first tier, each for at most 30 seconds.
     kept: Mutex<Vec<LeaseNumber>>,

@@ -3,8 +3,8 @@
 //! A load usually follows a lookup. While the engine schedules the request, pages found on disk are
 //! promoted by a job of the first tier's write queue, under that queue's limits. No caller waits
 //! for a promotion, since the pages can be loaded from disk as well. When the cache starts to load
-//! pages, it cancels promotion jobs that end with the same page: the load itself stores the pages
-//! in the first tier, so a promotion would read them a second time.
+//! pages, it cancels promotion jobs that end with the last of these pages: the load itself stores
+//! the pages in the first tier, so a promotion would read them a second time.
 
 use super::pending_put::PendingPut;
 use super::prompt::PromptPages;

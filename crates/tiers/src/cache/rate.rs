@@ -1,6 +1,7 @@
 //! Limits the bytes per second that move to and from a tier: a transfer reserves the next free
-//! period and waits until the period has passed. Background work reserves short periods, so that a
-//! load can start between two of them.
+//! period. Reads, fetches and background copies wait until their period has passed; puts, and the
+//! storing of fetched pages, do not wait. Background copies reserve short periods, so that a load
+//! can start between two of them.
 
 use parking_lot::Mutex;
 use ritornello_volume::transfer::Control;
@@ -36,7 +37,8 @@ impl RateLimiter {
         self.bytes_per_second.map_or(u64::MAX, |rate| (duration.as_secs_f64() * rate as f64) as u64)
     }
 
-    /// Reserves the time that `bytes` take. Returns the reserved time; `None` without a limit.
+    /// Reserves the time that `bytes` take. Returns the reserved time; `None` without a limit, or
+    /// if the time is too long to be represented.
     pub(super) fn reserve(&self, bytes: u64) -> Option<Range<Instant>> {
         let duration = Duration::try_from_secs_f64(bytes as f64 / self.bytes_per_second? as f64);
         let mut reserved_until = self.reserved_until.lock();

@@ -150,7 +150,9 @@ pub struct CacheStats {
     pub tiers: Vec<TierStats>,
     /// Pages of the lookups that got a final answer.
     pub probed_pages: u64,
-    /// Pages among [`probed_pages`](Self::probed_pages) that no tier had.
+    /// Pages among [`probed_pages`](Self::probed_pages) that were found on no tier. A page that is
+    /// only on the remote counts as missed unless a prefetch of the prompt has ended and found the
+    /// page.
     pub missed_pages: u64,
     /// Prefetches from the remote.
     pub prefetch: PrefetchStats,
@@ -205,7 +207,7 @@ pub struct CallStats {
     /// Attempts that were retries.
     pub retries: u64,
     /// Calls that ended with an error or timed out. A panic of the backend is not counted, unless
-    /// the caller began to wait for the call only after its deadline.
+    /// the caller notices it only after the deadline of the call.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
@@ -237,7 +239,7 @@ pub struct PrefetchStats {
     pub started: u64,
     /// Prefetches that fetched all pages worth fetching.
     pub completed: u64,
-    /// Prefetches cancelled on request.
+    /// Prefetches cancelled on request, or while they ran when the cache was closed.
     pub cancelled: u64,
     /// Prefetches without a page worth fetching, or without space on the first tier.
     pub not_worthwhile: u64,
@@ -262,8 +264,8 @@ pub struct GateStats {
     pub all: u64,
     /// Lookups for which the gate chose to load a leading part of the found pages.
     pub some: u64,
-    /// Lookups for which the gate chose to load no page: computing was faster, or the lookup
-    /// forbade loads.
+    /// Lookups for which the gate chose to load no page: loading would have saved at most 5 % of
+    /// the time to compute, or the lookup forbade loads.
     pub none: u64,
     /// Loads whose time was reported.
     pub judged: u64,

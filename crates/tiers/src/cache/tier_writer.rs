@@ -34,7 +34,7 @@ const COPY_BYTES: u64 = 8 << 20;
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The writer of one tier. Pages that it cannot queue or write are counted as dropped or lost,
-/// except the pages of cancelled jobs.
+/// except the pages of cancelled jobs, and of jobs that still wait when the queue is closed.
 #[derive(Debug)]
 pub(super) struct TierWriter {
     pub(super) to: Tier,
@@ -242,8 +242,8 @@ impl TierWriter {
         limits.max().unwrap_or(WRITE_TIMEOUT)
     }
 
-    /// Copies pages to `buffer`: from the tiers that `copy_for` reads, or from the spilled pages.
-    /// Returns the number of leading pages copied.
+    /// Copies pages to `buffer`: from the local tiers above this tier (for a promotion, from those
+    /// below it), or from the spilled pages. Returns the number of leading pages copied.
     fn gather(
         &self,
         job: &WriteJob,

@@ -65,7 +65,7 @@ pub fn check_backend(backend: &Arc<dyn Backend>, prefix: &str, timeout: Duration
     let outcome =
         run_with_timeout(timeout, move || clean_up(prefixed.as_ref())).and_then(|outcome| outcome);
     checks.push(Check {
-        what: "the inventory lists exactly the written objects",
+        what: "the inventory has as many pages as were written",
         failure: outcome.err(),
     });
     checks

@@ -34,8 +34,8 @@ pub struct RemoteCalls {
     pub calls: u64,
     /// Attempts that were retries.
     pub retries: u64,
-    /// Calls that ended with an error or timed out. A panic of the backend is not counted, unless the
-    /// caller began to wait for the call only after its deadline.
+    /// Calls that ended with an error or timed out. A panic of the backend is not counted, unless
+    /// the caller notices it only after the deadline of the call.
     pub failures: u64,
     /// Failed calls that timed out.
     pub late: u64,
@@ -94,7 +94,7 @@ impl CallExecutor {
     /// the deadline.
     ///
     /// # Errors
-    /// `Retry` if no call may be made now.
+    /// `Retry` if the circuit breaker is open, or all threads are busy and the queue is full.
     pub(super) fn start<T: Send + 'static>(
         &self,
         deadline: Instant,

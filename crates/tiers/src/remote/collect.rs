@@ -4,8 +4,8 @@
 //! A lookup starts at the beginning of a prompt, so an object is removed after the objects that
 //! continue it: for its age, the last write of the object or of any object that continues it
 //! counts. Orphans, objects whose preceding object was removed or never written, are removed first.
-//! The header of an object names the page before the object; headers are read only if objects have
-//! to be removed.
+//! The header of an object names the page before the object; headers are read only if an object
+//! exceeds the age limit, or all objects together exceed the budget.
 //!
 //! **Concurrent readers and writers.** Objects are removed whole. If a reader found an object that
 //! is then removed, the read is a miss, and the request is computed. A writer that found the

@@ -33,7 +33,7 @@ impl BackendFault {
         [Self::Unavailable, Self::Refused, Self::Hangs, Self::Short, Self::Flipped, Self::Gone];
 }
 
-/// A backend with injected faults, and counts of its calls.
+/// A backend with injected faults, and counts of the calls of `exists` and `set`.
 #[derive(Debug)]
 pub struct FaultyBackend {
     inner: Arc<dyn Backend>,
@@ -64,7 +64,7 @@ impl FaultyBackend {
         self.changed.notify_all();
     }
 
-    /// Number of existence queries.
+    /// Number of calls of `exists`; a batch counts each name.
     pub fn exists_calls(&self) -> u64 {
         self.exists_calls.load(Relaxed)
     }

@@ -177,9 +177,11 @@ impl ObjectFinder {
     }
 
     /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
-    /// must write, because they are not [`readable`](Self::readable). If no object is missing, this
-    /// is the empty range at the end of the prompt. `from` must be the start of an object. Checks
-    /// the objects in order, because `find` may skip over a missing object.
+    /// must write, because they are not [`readable`](Self::readable). Further such objects may
+    /// follow the range directly, because it covers at most [`NAMES_PER_QUERY`] objects. If no
+    /// object is missing, this is the empty range at the end of the prompt. `from` must be the
+    /// start of an object. Checks the objects in order, because `find` may skip over a missing
+    /// object.
     pub(super) fn missing(
         &self,
         prompt: &Prompt<'_>,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 /// How pages are written to a remote, and which objects are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Compresses each page with Zstandard at this level, from 1 to 19. Reading accepts any
-    /// compression.
+    /// Writes each page compressed with Zstandard at this level, from 1 to 19, if this makes it
+    /// shorter; `None` writes pages uncompressed. Reads accept both.
     pub zstd: Option<i32>,
     /// Seals written objects, and accepts only objects sealed with one of these keys.
     pub keys: Option<Arc<KeyRing>>,

@@ -1,6 +1,6 @@
 //! The objects that hold a prompt's pages, and their names.
 //!
-//! Pages are packed by their position in the prompt, so all writers make the same objects. A
+//! Pages are packed by their position in the prompt, so all writers put the same pages together. A
 //! *group* is a power of two of consecutive pages, at most [`PAGES_MAX`] and as many as fit into an
 //! object of [`OBJECT_BYTES`]; each full group is one object. The remaining pages are packed in
 //! halves of a group, quarters and so on, largest first. When a prompt grows and a group becomes

@@ -266,10 +266,10 @@ impl RemoteTier {
     }
 
     /// Returns the first range of consecutive pages, at or after `from`, whose objects a writer
-    /// must write, because they are missing, or this process could not read or verify them. If
-    /// there is no such object, this is the empty range at the end of the prompt. `from` must be
-    /// the start of an object. Checks the objects in order, whereas a probe may skip over a missing
-    /// object.
+    /// must write, because they are missing, or this process could not read or verify them. Further
+    /// such objects may follow the range directly. If there is no such object, this is the empty
+    /// range at the end of the prompt. `from` must be the start of an object. Checks the objects in
+    /// order, whereas a probe may skip over a missing object.
     ///
     /// # Errors
     /// `Invalid` for an invalid key; `Retry` if the remote does not answer by `deadline`; the

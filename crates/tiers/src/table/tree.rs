@@ -198,8 +198,8 @@ impl Tree {
         });
     }
 
-    /// Evicts up to `most` pages, least recently used first. With `now`, also evicts a node that a
-    /// walk used since the node was queued.
+    /// Evicts up to `most` pages at the end of the least recently used node that `tier` can evict.
+    /// With `now`, also evicts pages of a node that a walk used since the node was queued.
     pub(super) fn evict(&mut self, tier: Tier, most: usize, now: bool) -> EvictionStep {
         for _ in 0..RELIST_BATCH {
             let Some((listed, id)) = self.eviction_queues[tier as usize].oldest() else {

@@ -65,7 +65,8 @@ pub fn remote(dir: &Path) -> String {
     format!("file://{}", dir.display())
 }
 
-/// Opens the remotes that tests use.
+/// Opens the remote in the directory of a `file://` address, or for any other address a new remote
+/// in memory.
 pub fn open_remote(address: &str) -> Result<RemoteTier> {
     Ok(RemoteTier::new(match address.strip_prefix("file://") {
         Some(dir) => Arc::new(DirectoryBackend::new(Path::new(dir), "test")),

@@ -1,6 +1,6 @@
 //! The engine of blocking calls: a pool of threads that call `preadv` and `pwritev`. This engine is
 //! used where `io_uring` is forbidden, where a killed process's `io_uring` writes cannot be waited
-//! for, for I/O through the page cache, and on request.
+//! for, for files without descriptors, for I/O through the page cache, and on request.
 
 use super::{IoEngine, Op, OpQueue, Work, drive};
 use crate::{ForkSafeLock, Job, ThreadPool};

@@ -47,7 +47,8 @@ impl IoMode {
 }
 
 /// The I/O mode chosen when the segments were opened, and the results of the self-test from which
-/// it was chosen. Logged as one line.
+/// it was chosen. Logged when the segments are opened: `warnings` and `distrust` as warnings, the
+/// other fields in one line.
 #[derive(Clone, Debug)]
 pub struct IoReport {
     /// The I/O mode in use.

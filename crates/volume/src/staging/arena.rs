@@ -75,7 +75,8 @@ impl Arena {
         Ok(arena)
     }
 
-    /// An arena in pages of the huge-page pool; `None` if the pool has too few free pages.
+    /// An arena in pages of the huge-page pool; `None` if the pool has too few free pages, or the
+    /// pages cannot be touched without a risk of SIGBUS.
     fn reserved(len: usize) -> Option<Self> {
         let mapping = map(len, MapFlags::PRIVATE | MapFlags::HUGETLB).ok()?;
         let arena = Self {

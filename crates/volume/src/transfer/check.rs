@@ -151,8 +151,9 @@ pub(super) struct Expected<'e, 'a> {
     pub(super) stored: Range<u64>,
     /// Memory of the whole page.
     pub(super) target: &'e PageMemory,
-    /// Leading bytes of the page that arrived in an earlier call. These bytes are not written
-    /// again, because the caller may be using them.
+    /// Number of leading bytes of the page that an earlier read delivered to the same target
+    /// ([`Sections::arrived`](super::Sections::arrived)); zero without sections. This read does not
+    /// write to them, because the caller may be using them.
     pub(super) arrived_bytes: u64,
 }
 

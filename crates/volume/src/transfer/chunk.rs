@@ -96,9 +96,10 @@ impl RunLayout {
         })
     }
 
-    /// Cuts bytes `range` of the run at `place` into chunks of about `self.op` bytes and appends
-    /// them to `chunks`. A chunk is inside one extent. If pages are at most `self.op` long, each
-    /// chunk ends at a page border, at the end of its extent, or at the end of `range`.
+    /// Cuts bytes `range` of the run at `place` into chunks of at most `self.op` bytes, the header
+    /// not counted, and appends them to `chunks`. A chunk is inside one extent. If pages are at
+    /// most `self.op` long, each chunk ends at a page border, at the end of its extent, or at the
+    /// end of `range`.
     pub(super) fn cut(&self, place: &Place, range: Range<u64>, chunks: &mut Vec<Chunk>) {
         let mut base = 0;
         for extent in &place.extents {

@@ -27,11 +27,12 @@ impl Segments {
     /// ignored. The copy is durable only after [`Segments::sync`].
     ///
     /// # Errors
-    /// `Miss` if the header or a live page fails verification, if the disk refuses to read the
-    /// header (`EIO`), or if a live page cannot be read for any reason but a stalled volume. `Retry`
-    /// if the header cannot be read for another reason, a volume has stalled, a write failed (see
-    /// [`failed_volume`](super::failed_volume)), no memory was free, or `control` stopped the call.
-    /// `Invalid` if the two places do not match each other, `live` or the segments.
+    /// `Miss` if `from` is inconsistent or outside the segments, if the header or a live page fails
+    /// verification, if the disk refuses to read the header (`EIO`), or if a live page cannot be
+    /// read for any reason but a stalled volume. `Retry` if the header cannot be read for another
+    /// reason, a volume has stalled, a write failed (see [`failed_volume`](super::failed_volume)),
+    /// no memory was free, or `control` stopped the call. `Invalid` if `to` does not match `from`,
+    /// `live` or the segments, or if `from` or its header has fewer pages than `live`.
     pub fn copy_run(
         &self,
         from: &Place,

@@ -100,7 +100,7 @@ impl Sections {
 /// Counts the parts of pages in one call, and records the sections that have arrived.
 pub(super) struct Arrivals<'a> {
     sections: &'a Sections,
-    /// Leading bytes of each page that arrived in an earlier call.
+    /// Number of leading bytes of each page that earlier reads delivered to the same target.
     pub(super) arrived_bytes: u64,
     /// For each section, the number of parts that are not complete.
     pending: Vec<usize>,

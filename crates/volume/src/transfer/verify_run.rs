@@ -72,8 +72,8 @@ impl Segments {
     /// Reads a whole run and verifies every page that the place holds, without decoding.
     ///
     /// # Errors
-    /// `Miss` if the header is not the header that the place names, or does not match the place;
-    /// `Retry` if the header cannot be read now.
+    /// `Miss` if the place is inconsistent, or if the header is not the header that the place names
+    /// or does not match the place; `Retry` if the header cannot be read now.
     pub fn verify_run(&self, place: &Place, control: &Control) -> Result<VerifiedRun> {
         let header = self.read_header(place)?;
         let body = place.units().saturating_sub(u64::from(place.header_units));
@@ -120,8 +120,8 @@ impl Segments {
     /// multiples of 4 KiB.
     ///
     /// # Errors
-    /// [`StalledVolume`] if the segment's volume has stalled: nothing was read. Errors of the file
-    /// system.
+    /// [`StalledVolume`] if the segment's volume has stalled: nothing was read. An error if the
+    /// segments were opened before a fork. Errors of the file system.
     pub(super) fn fetch(&self, segment: SegmentId, offset: u64, to: &mut [u8]) -> io::Result<()> {
         if self.is_inherited() {
             return Err(io::Error::other("these segments were opened before a fork"));

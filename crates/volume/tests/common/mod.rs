@@ -30,7 +30,8 @@ pub fn mapped_rig() -> Option<Rig> {
     (rig.segments.report().mode == IoMode::Mapped).then_some(rig)
 }
 
-/// Segments whose files have no descriptors, on a real disk.
+/// Segments on the disk of the target directory, whose files have no file descriptors: bytes move
+/// by `read_at` and `write_at` of the medium, not by `preadv`, `pwritev` or `io_uring`.
 pub fn calls_rig() -> Rig {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let medium = Throttled::new(Arc::new(Host), &[dir.path().into()], u64::MAX);
@@ -61,7 +62,8 @@ pub fn open(medium: Arc<dyn Medium>, dir: PathBuf, io: IoChoice) -> Segments {
     Segments::open(medium, config).unwrap()
 }
 
-/// Makes segments for every I/O mode that works on this machine.
+/// Makes segments for every I/O mode that works on this machine, except `Simulated`, and segments
+/// whose files have no file descriptors ([`calls_rig`]).
 pub fn rigs() -> Vec<Rig> {
     let mut all = vec![rig(IoChoice::Pool), rig(IoChoice::Buffered), calls_rig()];
     let auto = rig(IoChoice::Auto);
